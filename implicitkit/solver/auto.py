@@ -75,11 +75,7 @@ _MATRIX_FREE = (
     _stage("df_sane", max_steps=500),
 )
 #: Between the two: a dense Jacobian where products cost more, or have failed.
-_EITHER = (
-    Stage(FrugalNewton(), max_steps=100),
-    *_DENSE_NEWTON[1:5],
-    *_MATRIX_FREE[1:],
-)
+_EITHER = (Stage(FrugalNewton(), max_steps=100), *_DENSE_NEWTON[1:5], *_MATRIX_FREE[1:])
 #: Newton's method above the size where a dense Jacobian is the first choice, for Jacobians that are sparse.
 _SPARSE_NEWTON = (
     Stage(FrugalNewton(), max_steps=100, sparse=True),

@@ -296,13 +296,7 @@ def least_squares(
     :class:`LeastSquares` says what they mean.
     """
     problem = LeastSquares(
-        residuals,
-        bounds=bounds,
-        loss=loss,
-        f_scale=f_scale,
-        x_scale=x_scale,
-        manifold=manifold,
-        **_structure(options),
+        residuals, bounds=bounds, loss=loss, f_scale=f_scale, x_scale=x_scale, manifold=manifold, **_structure(options)
     )
     return _plain_solve(problem, z0, args, **options)
 

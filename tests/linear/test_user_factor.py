@@ -43,10 +43,7 @@ class Counted:
         return self.wrong * self.lu.solve(b, trans)
 
 
-FORMS = {
-    "object": lambda c: c,
-    "pair": lambda c: (lambda b: c.solve(b, "N"), lambda b: c.solve(b, "T")),
-}
+FORMS = {"object": lambda c: c, "pair": lambda c: (lambda b: c.solve(b, "N"), lambda b: c.solve(b, "T"))}
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -35,11 +35,7 @@ MUTANTS = [
         ("        return answer is True\n", "        return bool(answer)\n"),
         ("    return bool(answer)\n", "    return answer is True\n"),
     ),
-    *mutants(
-        "implicitkit/problem/crossing.py",
-        ANSWERS,
-        ("if not g.is_floating_point():", "if False:"),
-    ),
+    *mutants("implicitkit/problem/crossing.py", ANSWERS, ("if not g.is_floating_point():", "if False:")),
     *mutants(
         "implicitkit/foundation/compat.py",
         "tests/core/test_tuples_of_tensors.py",
@@ -133,10 +129,7 @@ MUTANTS = [
             "return _solved(request, True, z, -b, theta), None",
             TRANSFORMS,
         ),
-        (
-            "w = _solved(request, not transposed, z, g, theta)",
-            "w = _solved(request, transposed, z, g, theta)",
-        ),
+        ("w = _solved(request, not transposed, z, g, theta)", "w = _solved(request, transposed, z, g, theta)"),
         (
             "point = compat.unwrap_dead_wrappers(ctx.saved_tensors)",
             "point = ctx.saved_tensors",
@@ -160,10 +153,7 @@ MUTANTS = [
             "return autodiff.jvp(residual, (y,), (x,))",
             TRANSFORMS,
         ),
-        (
-            "        A = A.T if transposed else A\n        with torch.no_grad():",
-            "        with torch.no_grad():",
-        ),
+        ("        A = A.T if transposed else A\n        with torch.no_grad():", "        with torch.no_grad():"),
         (
             "return graph.pulled(out, wanted, -u, retain_graph=False)",
             "return graph.pulled(out, wanted, u, retain_graph=False)",
@@ -273,11 +263,7 @@ MUTANTS = [
             "return DampedSeries(steps=self.steps, damping=1.0)",
         ),
     ),
-    *mutants(
-        "implicitkit/rule/unroll.py",
-        RULES,
-        ("z = request.unroll(steps)", "z = request.unroll(steps + 1)"),
-    ),
+    *mutants("implicitkit/rule/unroll.py", RULES, ("z = request.unroll(steps)", "z = request.unroll(steps + 1)")),
     *mutants(
         "implicitkit/lifting/reach.py",
         CAPTURE,
@@ -300,10 +286,7 @@ MUTANTS = [
             "slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 1.0)",
             "slope = z[:, :n] - self.proximal(kernel, z[:, :n] + slope, 1.0)",
         ),
-        (
-            "natural = lesser(multipliers, -values, kappa)",
-            "natural = lesser(multipliers, values, kappa)",
-        ),
+        ("natural = lesser(multipliers, -values, kappa)", "natural = lesser(multipliers, values, kappa)"),
         (
             "return torch.cat([slope, torch.where(self.sides(z), natural, values)], 1)",
             "return torch.cat([slope, torch.where(self.sides(z), values, natural)], 1)",

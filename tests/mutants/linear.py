@@ -681,10 +681,7 @@ MUTANTS = [
         ("return (columns, rows) if transpose else (rows, columns)", "return rows, columns"),
         ("            x = x / after\n", "            x = x * after\n"),
         ("keep = s > rcond * s[..., :1]", "keep = s > 1e-1 * s[..., :1]"),
-        (
-            "return (smallest >= threshold * largest) & usable,",
-            "return usable,",
-        ),
+        ("return (smallest >= threshold * largest) & usable,", "return usable,"),
         (
             "x = torch.linalg.lu_solve(self.lu, self.pivots, rhs, adjoint=transpose)",
             "x = torch.linalg.lu_solve(self.lu, self.pivots, rhs)",
@@ -700,11 +697,7 @@ MUTANTS = [
             "converged = converged & (answer.converged | True)",
             "tests/composition/test_blocks.py -k 'singular'",
         ),
-        (
-            "square = square + answer.residual_norm.to(square.dtype).square()",
-            "square = square",
-            f"{SELDOM} -k blocks",
-        ),
+        ("square = square + answer.residual_norm.to(square.dtype).square()", "square = square", f"{SELDOM} -k blocks"),
     ),
     *mutants(
         "implicitkit/linear/iterative/preconditioned.py",

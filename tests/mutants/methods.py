@@ -93,11 +93,7 @@ MUTANTS = [
         "tests/solver/test_conformance.py -k a_far_sample",
         ("_FAR = 1e3", "_FAR = 0.0"),
     ),
-    *mutants(
-        "implicitkit/solver/evaluations.py",
-        ROTATIONS,
-        ('if here and "vector" in point:', "if False:"),
-    ),
+    *mutants("implicitkit/solver/evaluations.py", ROTATIONS, ('if here and "vector" in point:', "if False:")),
     *mutants(
         "implicitkit/solver/auto.py",
         FEW + " -k robust",
@@ -275,11 +271,7 @@ MUTANTS = [
             "return stage",
             "tests/solver/test_relay.py -k granted",
         ),
-        (
-            "replace(method, inner_steps=products)",
-            "method",
-            "tests/solver/test_relay.py -k granted",
-        ),
+        ("replace(method, inner_steps=products)", "method", "tests/solver/test_relay.py -k granted"),
         ("total.message = _LEFT_OUT", "pass", "tests/solver/test_relay.py -k granted"),
     ),
     *mutants(
@@ -304,10 +296,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/auto.py",
         "tests/linear/test_frugal.py -k above_1024",
-        (
-            "    Stage(FrugalNewton(), max_steps=100),\n    *_DENSE_NEWTON[1:5],",
-            '    _stage("newton_krylov", max_steps=100),\n    *_DENSE_NEWTON[1:5],',
-        ),
+        ("_EITHER = (Stage(FrugalNewton(), max_steps=100)", '_EITHER = (_stage("newton_krylov", max_steps=100)'),
     ),
     *mutants(
         "implicitkit/solver/auto.py",
@@ -435,10 +424,7 @@ MUTANTS = [
         ),
         ("found = found & (trial != z).any(1)", "found = found", "tests/solver/test_slopes_at_rest.py"),
         ("found = (new_slope >= curvature * slope) & ~long", "found = ~long"),
-        (
-            "by_slopes = -0.5 * ((g + g_new) * moved).sum(1)",
-            "by_slopes = 0.5 * ((g + g_new) * moved).sum(1)",
-        ),
+        ("by_slopes = -0.5 * ((g + g_new) * moved).sum(1)", "by_slopes = 0.5 * ((g + g_new) * moved).sum(1)"),
         (
             "lost = lost | (open_ & (difference.abs() <= noise) & (slope <= EXPECTED * noise))",
             "pass",
@@ -824,9 +810,7 @@ MUTANTS = [
         ("_SURE = 1e-8", "_SURE = 1e8"),
     ),
     *mutants(
-        "implicitkit/linear/auto.py",
-        "tests/solver/test_large_least_squares.py -k let_go",
-        ("A.known.let_go()", "pass"),
+        "implicitkit/linear/auto.py", "tests/solver/test_large_least_squares.py -k let_go", ("A.known.let_go()", "pass")
     ),
     *mutants(
         "implicitkit/rule/request.py",
@@ -836,10 +820,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/step_program.py",
         "tests/problem/test_constrained.py -k 'closed_forms or standard or sqp'",
-        (
-            "torch.cat([bounds[1] - z, z - bounds[0]], 1)",
-            "torch.cat([bounds[1] - z, bounds[0] - z], 1)",
-        ),
+        ("torch.cat([bounds[1] - z, z - bounds[0]], 1)", "torch.cat([bounds[1] - z, bounds[0] - z], 1)"),
         (
             "self.A, self.b = at.jacobian[:, ~sided], -at.constraints[:, ~sided]",
             "self.A, self.b = at.jacobian[:, ~sided], at.constraints[:, ~sided]",
@@ -886,15 +867,9 @@ MUTANTS = [
         ("noisy = (change > allowed) &", "noisy = (change >= 0) &"),
     ),
     *mutants(
-        "implicitkit/solver/polyalgorithm.py",
-        f"{REFUSED} -k 'noise'",
-        ("if refuse_noise(f, total):", "if False:"),
+        "implicitkit/solver/polyalgorithm.py", f"{REFUSED} -k 'noise'", ("if refuse_noise(f, total):", "if False:")
     ),
-    *mutants(
-        "implicitkit/solver/finding.py",
-        f"{REFUSED} -k 'noise'",
-        ("if refuse_noise(f, outcome):", "if False:"),
-    ),
+    *mutants("implicitkit/solver/finding.py", f"{REFUSED} -k 'noise'", ("if refuse_noise(f, outcome):", "if False:")),
     *mutants(
         "implicitkit/solver/constrained/convexity.py",
         f"{SCALES} -k best",

@@ -35,9 +35,7 @@ MUTANTS = [
         (" and m.momentum != 0 for", " for"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/forgive.py",
-        USES + " -k does_not_see",
-        (", watched=True, **options)", ", **options)"),
+        "plugins/implicitkit_deq/forgive.py", USES + " -k does_not_see", (", watched=True, **options)", ", **options)")
     ),
     *mutants(
         "implicitkit/rule/request.py",
@@ -369,9 +367,7 @@ MUTANTS = [
         ("t.to(dtype, copy=True) for t in self._general", "t.to(dtype) for t in self._general"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/visit.py",
-        USES + " -k in_place",
-        ("t.clone() if isinstance(t, Tensor) else t", "t"),
+        "plugins/implicitkit_deq/visit.py", USES + " -k in_place", ("t.clone() if isinstance(t, Tensor) else t", "t")
     ),
     *mutants(
         "plugins/implicitkit_deq/inputs.py",

@@ -11,11 +11,7 @@ SMALL = "tests/problem/test_objectives_in_small_units.py"
 NATURAL = "tests/problem/test_natural_maps.py -k 'same_map or bounded_fits or (bounds and below)'"
 
 MUTANTS = [
-    *mutants(
-        "implicitkit/problem/constrained.py",
-        NATURAL,
-        ("if self.has_natural:", "if False:"),
-    ),
+    *mutants("implicitkit/problem/constrained.py", NATURAL, ("if self.has_natural:", "if False:")),
     *mutants(
         "implicitkit/problem/constrained.py",
         f"{SMALL} -k a_slope",
@@ -27,11 +23,7 @@ MUTANTS = [
             f"{SMALL} -k l1",
         ),
     ),
-    *mutants(
-        "implicitkit/lifting/untouched.py",
-        f"{SMALL} -k modules_count",
-        ("b.copy_(copy)", "pass"),
-    ),
+    *mutants("implicitkit/lifting/untouched.py", f"{SMALL} -k modules_count", ("b.copy_(copy)", "pass")),
     *mutants(
         "implicitkit/problem/cost.py",
         f"{SMALL} -k a_slope",
@@ -52,11 +44,7 @@ MUTANTS = [
         ("eps ** -0.25", "0.0"),
         ("torch.log2(c).round()", "torch.log2(c)"),
     ),
-    *mutants(
-        "implicitkit/solver/user_solver.py",
-        f"{SMALL} -k others",
-        ("*args[hidden:]", "*args"),
-    ),
+    *mutants("implicitkit/solver/user_solver.py", f"{SMALL} -k others", ("*args[hidden:]", "*args")),
     *mutants(
         "implicitkit/problem/natural.py",
         "tests/problem/test_natural_maps.py -k subclass",

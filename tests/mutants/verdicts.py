@@ -162,11 +162,7 @@ MUTANTS = [
         ("(missing | (slope.abs() <= atol)).all(1)", "(missing | (slope.abs() >= 0)).all(1)"),
         ("(missing.cumsum(1) == k) if k else missing", "(missing.cumsum(1) == k) if False else missing"),
     ),
-    *mutants(
-        "implicitkit/solver/driver.py",
-        KINKS,
-        ("if self.step and self.f.kind.minimisation:", "if False:"),
-    ),
+    *mutants("implicitkit/solver/driver.py", KINKS, ("if self.step and self.f.kind.minimisation:", "if False:")),
     *mutants(
         "implicitkit/solver/verdict/scales.py",
         "tests/mutants/test_survivors_verdicts.py -k unit_in_the_last_place",
@@ -210,9 +206,7 @@ MUTANTS = [
         ("_OUT = (1.1, 2.0, 16.0, 256.0, 4096.0)", "_OUT = (1.1,)"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
-        LIMITS,
-        ("~near | has_a_limit(f, *fit, z, open_ & near)", "~near"),
+        "implicitkit/solver/verdict/probing.py", LIMITS, ("~near | has_a_limit(f, *fit, z, open_ & near)", "~near")
     ),
     *mutants(
         "implicitkit/solver/finding.py",
@@ -512,14 +506,8 @@ MUTANTS = [
         "implicitkit/solver/verdict/probing.py",
         ROUNDED,
         ("which = which & ~plateau", "pass"),
-        (
-            "scale = torch.where(still & ~grows(f, z, F, still, seen), 0, scale)\n    sound",
-            "scale = scale\n    sound",
-        ),
-        (
-            "scale = torch.where(still & ~grows(f, z, F, still), 0, scale)\n    suspect",
-            "scale = scale\n    suspect",
-        ),
+        ("scale = torch.where(still & ~grows(f, z, F, still, seen), 0, scale)\n    sound", "scale = scale\n    sound"),
+        ("scale = torch.where(still & ~grows(f, z, F, still), 0, scale)\n    suspect", "scale = scale\n    suspect"),
     ),
     *mutants(
         "implicitkit/solver/verdict/scales.py",
@@ -572,11 +560,7 @@ MUTANTS = [
         "implicitkit/solver/verdict/underflow.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or plateaus'",
         ("edge <= _TINY * torch.finfo(z.dtype).eps * size", "edge >= 0"),
-        (
-            "flat = flat & ~_has_derivative(f, z, flat)",
-            "pass",
-            "tests/solver/test_convergence.py -k with_a_derivative",
-        ),
+        ("flat = flat & ~_has_derivative(f, z, flat)", "pass", "tests/solver/test_convergence.py -k with_a_derivative"),
     ),
     *mutants(
         "implicitkit/solver/verdict/judging.py",
@@ -760,9 +744,7 @@ MUTANTS = [
         ("self.runs + 1, 0)\n        self.far", "self.runs + 1, self.runs + 1)\n        self.far"),
     ),
     *mutants(
-        "implicitkit/solver/minimise/quasi_newton.py",
-        STRANGERS + " -k noise",
-        ("_PATIENCE = 3", "_PATIENCE = 3000"),
+        "implicitkit/solver/minimise/quasi_newton.py", STRANGERS + " -k noise", ("_PATIENCE = 3", "_PATIENCE = 3000")
     ),
     *mutants(
         "implicitkit/solver/outside.py",

@@ -26,11 +26,7 @@ TABLE: dict[str, tuple[Callable[..., Tensor], Term, tuple[int, ...]]] = {
     "l1": (ik.prox.l1(WEIGHT), lambda x: WEIGHT * x.abs().sum(), (6,)),
     "l2": (ik.prox.l2(WEIGHT), lambda x: WEIGHT * x.norm(), (6,)),
     "ridge": (ik.prox.ridge(WEIGHT), lambda x: 0.5 * WEIGHT * x.square().sum(), (6,)),
-    "elastic_net": (
-        ik.prox.elastic_net(WEIGHT, 0.7),
-        lambda x: WEIGHT * x.abs().sum() + 0.35 * x.square().sum(),
-        (6,),
-    ),
+    "elastic_net": (ik.prox.elastic_net(WEIGHT, 0.7), lambda x: WEIGHT * x.abs().sum() + 0.35 * x.square().sum(), (6,)),
     "nonnegative": (
         ik.prox.nonnegative(WEIGHT),
         lambda x: WEIGHT * x.sum() + torch.where((x < -1e-12).any(), torch.inf, 0.0),
@@ -47,11 +43,7 @@ TABLE: dict[str, tuple[Callable[..., Tensor], Term, tuple[int, ...]]] = {
         lambda x: WEIGHT * (x[:2].norm() + x[2:5].norm() + x[5:].norm()),
         (6,),
     ),
-    "group_lasso equal": (
-        ik.prox.group_lasso(3, WEIGHT),
-        lambda x: WEIGHT * (x[:3].norm() + x[3:].norm()),
-        (6,),
-    ),
+    "group_lasso equal": (ik.prox.group_lasso(3, WEIGHT), lambda x: WEIGHT * (x[:3].norm() + x[3:].norm()), (6,)),
     "nuclear": (ik.prox.nuclear(WEIGHT), lambda x: WEIGHT * torch.linalg.svdvals(x).sum(), (3, 4)),
 }
 
@@ -89,10 +81,7 @@ def test_batches_and_derivatives(name: str) -> None:
 def test_moreau() -> None:
     """``v = prox_f(v) + prox_f*(v)``; the conjugate of ``w |.|_1`` is the indicator of the l-infinity ball of radius w."""
     v = _points(4, 5, 6)
-    pairs = [
-        (ik.prox.l1(WEIGHT), ik.project.linf_ball(WEIGHT)),
-        (ik.prox.l2(WEIGHT), ik.project.l2_ball(WEIGHT)),
-    ]
+    pairs = [(ik.prox.l1(WEIGHT), ik.project.linf_ball(WEIGHT)), (ik.prox.l2(WEIGHT), ik.project.l2_ball(WEIGHT))]
     for prox, ball in pairs:
         torch.testing.assert_close(prox(v) + ball(v), v)
 

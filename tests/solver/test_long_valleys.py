@@ -13,8 +13,7 @@ def chained_rosenbrock(x):
 
 
 @pytest.mark.parametrize(
-    "n, most",
-    [(50, 600), (100, 900), (200, 1800), pytest.param(2000, 18000, marks=pytest.mark.slow)],
+    "n, most", [(50, 600), (100, 900), (200, 1800), pytest.param(2000, 18000, marks=pytest.mark.slow)]
 )
 def test_chained_rosenbrock(n, most):
     """From -1.2 everywhere each unknown in turn comes out of its bend; scipy's L-BFGS-B takes 328, 615, 1203 and 11572

@@ -145,10 +145,7 @@ INVERSES: dict[str, Question] = {
     "jacrev": lambda A, b: (square(torch.func.jacrev(A.preconditioner.solve)(at(A))), inverse_of(A)),
     "jacfwd": lambda A, b: (square(torch.func.jacfwd(A.preconditioner.solve)(at(A))), inverse_of(A)),
     "transposed": lambda A, b: (square(torch.func.jacrev(A.preconditioner.T.solve)(at(A))), inverse_of(A).T),
-    "hessian": lambda A, b: (
-        square(torch.func.hessian(by_inverse(A))(at(A))),
-        inverse_of(A).T @ inverse_of(A),
-    ),
+    "hessian": lambda A, b: (square(torch.func.hessian(by_inverse(A))(at(A))), inverse_of(A).T @ inverse_of(A)),
     "reverse_twice": lambda A, b: (
         square(torch.func.jacrev(torch.func.jacrev(by_inverse(A)))(at(A))),
         inverse_of(A).T @ inverse_of(A),
