@@ -49,13 +49,13 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/foundation/structured.py",
-        "tests/linear/test_side_by_side.py",
+        "tests/linear/test_prices_of_products.py",
         ('_CHUNK if like.device.type == "cpu" else _CHUNK_ELSEWHERE', "_CHUNK_ELSEWHERE"),
         ("t.split(some) for t in", "t.split(self.rows) for t in"),
     ),
     *mutants(
         "implicitkit/foundation/autodiff.py",
-        "tests/linear/test_side_by_side.py",
+        "tests/linear/test_prices_of_products.py",
         ("batch, -1)) for e in eye.split(some)]", "batch, -1)) for e in eye.split(rows)]"),
         ("e) for e in eye.split(some)]", "e) for e in eye.split(count)]"),
     ),
@@ -194,7 +194,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/linear/factors/arrowhead.py",
-        "tests/linear/test_arrowhead.py",
+        "tests/linear/test_lifted_factors.py",
         ("(C / d) @ C.T - S", "(C / d) @ C.T + S"),
         ("int((d < 0).sum()) + len(C)", "len(C)"),
         ("if not np.abs(d).min() >= _SMALL:", "if False:"),
@@ -589,7 +589,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/linear/factors/entries.py",
-        "tests/linear/test_operators_of_entries.py",
+        "tests/linear/test_squares.py",
         ("blocks() if into is rows else blocks().T", "blocks()"),
         ("x.index_select(1, out)", "x.index_select(1, into)"),
         ("terms.to(x.dtype)", "terms"),
@@ -716,7 +716,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/linear/factors/complex_pairs.py",
-        "tests/linear/test_complex_pairs.py",
+        "tests/linear/test_block_triangular.py",
         ("np.abs(left - right).max(initial=0.0), ", ""),
         (", np.abs(up + low).max(initial=0.0)", ", 0.0"),
         ("0.5j * (low - up)", "0.5j * (up - low)"),
@@ -728,7 +728,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/linear/factors/sparse_factors.py",
-        "tests/linear/test_complex_pairs.py",
+        "tests/linear/test_block_triangular.py",
         ("        if entries is None:\n            return None\n        halved", "        halved"),
         ("return self._complex(i) or ", "return "),
     ),
@@ -769,7 +769,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/sparsity/known.py",
-        "tests/solver/test_low_rank_programs.py -k numbers",
+        "tests/solver/test_low_rank_parts.py -k numbers",
         ("min(_MORE_SCALARS, int((_NUMBERS / z.shape[1]) ** 0.5))", "0"),
         ("min(_MORE_SCALARS, int((_NUMBERS / z.shape[1]) ** 0.5))", "_MORE_SCALARS"),
     ),

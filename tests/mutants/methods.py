@@ -20,7 +20,7 @@ REFUSED = "tests/solver/test_refusals_are_bounded.py"
 CUSPS = "tests/problem/test_multipliers_by_rounding.py"
 SCALES = "tests/solver/test_badly_scaled_programs.py"
 FEW = "tests/solver/test_few_unknowns.py"
-LOW_RANK = "tests/solver/test_low_rank_programs.py"
+LOW_RANK = "tests/solver/test_low_rank_parts.py"
 PARTS = "tests/solver/test_parts_differentiate.py"
 ROTATIONS = "tests/peers/test_peer_theseus_pypose.py -k 'mean_of_rotations'"
 
@@ -125,7 +125,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/whole_batch.py",
-        "tests/solver/test_whole_batch.py",
+        "tests/solver/test_stops_and_limits.py",
         (
             "self.values[name].index_copy_(0, self.index, value)",
             "self.values[name].index_copy_(0, self.index.flip(0), value)",
@@ -180,7 +180,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/fixed_point/anderson.py",
-        "tests/solver/test_swift_contractions.py",
+        "tests/solver/test_unseen_steps.py",
         ("fast = f.norm <= _SWIFT**2 * path", "fast = f.norm <= 9 * path"),
         ("fast = f.norm <= _SWIFT**2 * path", "fast = f.norm <= 0 * path"),
         ("swift = swift[0] & (f.norm <= _SWIFT**2 * swift[1])", "swift = swift[0]"),
@@ -227,7 +227,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/lifting/work.py",
-        "tests/solver/test_dear_at_second_sight.py",
+        "tests/solver/test_cheap_maps.py",
         ("self.known = self.known and not (long or foreign)", "pass"),
         ("not (long or foreign)", "not long"),
         ("not (long or foreign)", "not foreign"),
@@ -237,7 +237,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/foundation/autodiff.py",
-        "tests/solver/test_dear_at_second_sight.py -k own",
+        "tests/solver/test_cheap_maps.py -k own",
         ("len(seen) + (unknown - 1) * own", "len(seen)"),
         ("isinstance(node, _OWN) or (name.startswith(_MORE)", "(name.startswith(_MORE)"),
         ("isinstance(node, _OWN) or (name.startswith(_MORE) and", "isinstance(node, _OWN) or (False and"),
@@ -422,7 +422,7 @@ MUTANTS = [
             "found = decrease(f, z, value, g, trial) >= 1e6 * t * slope",
             MINIMA + " -k armijo",
         ),
-        ("found = found & (trial != z).any(1)", "found = found", "tests/solver/test_slopes_at_rest.py"),
+        ("found = found & (trial != z).any(1)", "found = found", "tests/solver/test_settled.py"),
         ("found = (new_slope >= curvature * slope) & ~long", "found = ~long"),
         ("by_slopes = -0.5 * ((g + g_new) * moved).sum(1)", "by_slopes = 0.5 * ((g + g_new) * moved).sum(1)"),
         (
@@ -765,13 +765,13 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/steps/factored.py",
-        "tests/solver/test_points_once.py",
+        "tests/solver/test_stops_and_limits.py",
         ("            f.exchange(here)\n", ""),
         ("going = going & (length < last)", "pass"),
     ),
     *mutants(
         "implicitkit/solver/fits.py",
-        "tests/solver/test_bounded_fits_once.py",
+        "tests/solver/test_bounded_least_squares.py",
         ("known.z is z or (known.z.shape == z.shape and torch.equal(known.z, z))", "known.z is z"),
         ("            known.let_go()\n", "            pass\n"),
         ("[*self._points, found][-_KEPT:]", "[found]"),
@@ -780,7 +780,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/problem/bounded_least_squares.py",
-        "tests/solver/test_bounded_fits_once.py",
+        "tests/solver/test_bounded_least_squares.py",
         ("return not (self.costed or self.constraints)", "return False"),
     ),
     *mutants(
@@ -801,7 +801,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/steps/trials.py",
-        "tests/solver/test_points_once.py",
+        "tests/solver/test_stops_and_limits.py",
         ("trial if bool(accept.all()) else torch", "torch"),
     ),
     *mutants(
@@ -899,7 +899,7 @@ MUTANTS = [
             "tests/solver/test_sparse_programs.py -k reach_of",
         ),
         ("_HEAVIEST = 1e6", "_HEAVIEST = 1.0", f"{SCALES} -k best"),
-        ("(uphill := ~good & dense", "(uphill := False & dense", "tests/solver/test_steps_uphill.py"),
+        ("(uphill := ~good & dense", "(uphill := False & dense", "tests/solver/test_second_order.py"),
     ),
     *mutants(
         "implicitkit/solver/constrained/filter_interior_point.py",
@@ -917,7 +917,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/constrained/limits.py",
-        "tests/solver/test_interior_limits.py",
+        "tests/solver/test_interior_points.py",
         ("return Limits(without(limits.lower, -torch.inf), without(limits.upper, torch.inf))", "return limits"),
         ("self.lower - self._more(self.lower)", "self.lower"),
         (".minimum(_SHARE * (self.upper - self.lower))", ""),

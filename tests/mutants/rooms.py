@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/constrained/units_apart.py",
-        "tests/problem/test_units_under_sets.py",
+        "tests/problem/test_objectives_in_small_units.py",
         ("fall.amax(0) >", "fall.amin(0) >"),
         ("torch.maximum(value.abs(), fall.abs().amax(0))", "value.abs()"),
         ("[(1 - _SHARES[0]) * z, (1 + _SHARES[0]) * z]", "[]"),
@@ -97,7 +97,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/foundation/written.py",
-        "tests/derivatives/test_parametrized.py",
+        "tests/derivatives/test_modules_later.py",
         ("with compat.own_parametrizations():", "if True:"),
     ),
     *mutants(

@@ -12,7 +12,7 @@ SCALAR = "tests/solver/test_scalar_solvers.py"
 ATTRACTING = "tests/solver/test_attracting.py"
 STARTS = "tests/solver/test_starts_without_slope.py"
 DOMAIN = "tests/solver/test_outside_the_domain.py"
-VALLEYS = "tests/solver/test_long_valleys.py -m 'not slow'"
+VALLEYS = "tests/solver/test_minima_by_strangers.py -m 'not slow'"
 
 MUTANTS = [
     *mutants(
@@ -106,15 +106,15 @@ MUTANTS = [
         "implicitkit/solver/verdict/minima.py",
         VALLEYS,
         ("return self.unbounded | (self.endless >= _PATIENCE)", "return self.unbounded"),
-        ("min(_FALLEN, _STEADY / self.looks)", "_FALLEN", "tests/solver/test_long_valleys.py -m slow"),
+        ("min(_FALLEN, _STEADY / self.looks)", "_FALLEN", "tests/solver/test_minima_by_strangers.py -m slow"),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/attracting.py",
-        "tests/solver/test_slow_repellers.py",
+        "tests/solver/test_attracting.py",
         (
             "alike(there, far * said)",
             "alike(moved(far * way), far * said)",
-            "tests/solver/test_slow_repellers.py -k away",
+            "tests/solver/test_attracting.py -k away",
         ),
         ("far = sign * length * 8.0**j", "far = sign * length"),
         ("_MOST = 64  #", "_MOST = 10  #"),
@@ -199,7 +199,7 @@ MUTANTS = [
         (
             "rests = (z_next == z).all(1) & (g == 0).all(1)",
             "rests = torch.zeros_like(f.active)",
-            "tests/solver/test_slopes_at_rest.py",
+            "tests/solver/test_settled.py",
         ),
     ),
     *mutants(

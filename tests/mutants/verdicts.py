@@ -12,7 +12,7 @@ ROUNDED = (
     "-k 'rounding_alone or other_reasons or rounded_to_zero or jump_across'"
 )
 BESIDE = "tests/solver/test_convergence.py -k 'points_far_out_that_were_claimed and brusselator'"
-LIMITS = "tests/solver/test_limiting_fits.py"
+LIMITS = "tests/solver/test_fits_at_rest.py"
 FAR = "tests/solver/test_convergence.py -k 'far_out'"
 CLIMBED = "tests/solver/test_convergence.py -k has_climbed_to"
 UNITS = "tests/solver/test_units.py -k 'composition or exponential or single'"
@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/verdict/underflow.py",
-        "tests/solver/test_overflows.py",
+        "tests/solver/test_nothing_ran_away.py",
         ("self.count += int(torch.isinf(t).count_nonzero())", "pass"),
         (
             "(mine & (_infinities(f, torch.where(mine.unsqueeze(1), z, point)) > before))",
@@ -89,7 +89,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/verdict/strides.py",
-        "tests/solver/test_strides.py -k vanishes",
+        "tests/solver/test_nothing_ran_away.py -k vanishes",
         ("_LEAP, _OF_A_LEAP = 0.1, 0.5", "_LEAP, _OF_A_LEAP = 0.1, 0.02"),
         ("_FAR, _HARDLY = 1e-3, 0.02", "_FAR, _HARDLY = 0.1, 0.02"),
         ("<= least * step)", "<= 1e-9 * size)"),
@@ -101,12 +101,12 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/verdict/probing.py",
-        "tests/solver/test_strides.py -k hands_on",
+        "tests/solver/test_nothing_ran_away.py -k hands_on",
         ("rounded = rounded + 2 * eps * point.abs() / rows if f.kind.iteration else rounded", "pass"),
     ),
     *mutants(
         "implicitkit/solver/driver.py",
-        "tests/solver/test_strides.py -k vanishes",
+        "tests/solver/test_nothing_ran_away.py -k vanishes",
         ("doubted = f.doubted if self.judge.relative_to_state else None", "doubted = None"),
     ),
     *mutants(
@@ -473,7 +473,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/verdict/judging.py",
-        "tests/solver/test_strides.py",
+        "tests/solver/test_nothing_ran_away.py",
         ("return not self.relative_to_state or self.rtol <=", "return True or self.rtol <="),
     ),
     *mutants(
@@ -526,14 +526,14 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/verdict/inflection.py",
-        "tests/solver/test_inflections_in_company.py",
+        "tests/solver/test_minima_in_kinks.py",
         ("if z.shape[1] > 1 and (z.shape[1] > steps or bool(small.any())):", "if False:"),
         ("(z.shape[1] > steps or bool(small.any()))", "bool(small.any())"),
         ("(z.shape[1] > steps or bool(small.any()))", "z.shape[1] > steps"),
     ),
     *mutants(
         "implicitkit/solver/verdict/minima.py",
-        "tests/solver/test_inflections_in_company.py -k lanczos",
+        "tests/solver/test_minima_in_kinks.py -k lanczos",
         ("unsqueeze(1).expand_as(spent)[spent]", "unsqueeze(1).expand_as(spent)[spent] * 0"),
     ),
     *mutants(
@@ -748,7 +748,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/outside.py",
-        "tests/solver/test_solves_inside_at_trials.py",
+        "tests/solver/test_failing_trials.py",
         (
             "isinstance(error, (torch.linalg.LinAlgError, ConvergenceError)) or",
             "isinstance(error, torch.linalg.LinAlgError) or",

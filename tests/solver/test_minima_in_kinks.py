@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.solver.verdict.minima import lanczos
 
 F64 = torch.float64
 _AT = torch.tensor([1.0, 2.0, 3.0], dtype=F64)
@@ -64,3 +65,73 @@ def test_a_search_that_ends_in_a_kink_has_left_no_domain(solver: str, dtype: tor
     start = torch.tensor([1.0, 0.5], dtype=dtype)
     found = ik.argmin(lambda z: torch.sqrt(z * z).sum(), start, solver=solver, on_failure="ignore", max_steps=200)
     assert ik.Status(int(found.status)).name in ("STALLED", "MAX_STEPS")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Inflections of one unknown, ``x^3``, beside others that have a minimum: a few products with the Hessian must show it.
+def _bowl(n: int) -> Tensor:
+    return torch.logspace(0, 2, n, dtype=F64)
+
+
+INFLECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "one curvature": lambda x: x[0] ** 3 + (x[1:] ** 2).sum(),
+    "many": lambda x: x[0] ** 3 + (_bowl(len(x))[1:] * x[1:] ** 2).sum(),
+    "of fifth order": lambda x: x[0] ** 5 + (_bowl(len(x))[1:] * x[1:] ** 2).sum(),
+    "two of them": lambda x: (x[:2] ** 3).sum() + (_bowl(len(x))[2:] * x[2:] ** 2).sum(),
+}
+MINIMA: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "of fourth order": (lambda x: x[0] ** 4 + (_bowl(len(x))[1:] * x[1:] ** 2).sum(), 0.0),
+    "badly conditioned": (lambda x: (10.0 ** torch.linspace(-6, 0, len(x), dtype=F64) * (x - 0.3) ** 2).sum(), 0.3),
+    "flat on both sides": (lambda x: torch.log(torch.cosh(_bowl(len(x)) * x)).sum(), 0.0),
+}
+
+
+@pytest.mark.parametrize("n", [3, 5, 10, 300])
+@pytest.mark.parametrize("name", INFLECTIONS)
+def test_no_inflection_is_called_a_minimum(name: str, n: int) -> None:
+    with pytest.raises(ik.ConvergenceError, match=r"without bound|saddle"):
+        ik.argmin(INFLECTIONS[name], torch.ones(n, dtype=F64), max_steps=40)
+
+
+@pytest.mark.parametrize("n", [3, 5, 10, 300])
+@pytest.mark.parametrize("name", MINIMA)
+def test_flat_minima_are_minima(name: str, n: int) -> None:
+    f, end = MINIMA[name]
+    found = ik.argmin(f, torch.full((n,), 0.5, dtype=F64))
+    assert float((found.value - end).abs().max()) < 0.05, found
+
+
+@pytest.mark.parametrize("values", [(2.0,), (2.0, 1e-5), (2.0, -1.0), (3.0, 2.0, 1.0)])
+def test_fewer_eigenvalues_than_lanczos_steps(values: tuple[float, ...]) -> None:
+    """An exhausted space has no further Ritz value, zero say, that hides the least of those there are."""
+    diagonal = torch.tensor(values, dtype=F64).repeat(4)
+    lowest, direction, largest = lanczos(lambda q: q * diagonal, torch.zeros(1, len(diagonal), dtype=F64), 6)
+    torch.testing.assert_close(lowest, torch.tensor([min(values)], dtype=F64), rtol=1e-7, atol=1e-12)
+    torch.testing.assert_close(largest, torch.tensor([max(values)], dtype=F64))
+    assert abs(float(torch.linalg.vector_norm(direction)) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("n", [1, 2, 40])
+@pytest.mark.parametrize("solver", ["auto", "newton_cg", "lbfgs", "bfgs"])
+def test_an_objective_may_refuse_points_beside_its_minimum(solver: str, n: int) -> None:
+    """A third of ``|z|`` away it raises, and between ``1e-4`` to one side and to the other it is asked for the curvature."""
+
+    def objective(z: Tensor) -> Tensor:
+        if bool(((z < 0.77) | (z > 0.84)).any()):
+            raise ValueError("outside of the domain")
+        return (0.5 * (z - 1).square() + 0.1 * z**3).sum()
+
+    found = ik.argmin(objective, torch.full((n,), 0.79, dtype=F64), solver=solver)
+    end = (-1 + 2.2**0.5) / 0.6
+    torch.testing.assert_close(found.value, torch.full((n,), end, dtype=F64))
+
+
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_a_saddle_is_left_where_points_further_off_are_refused(n: int) -> None:
+    def objective(z: Tensor) -> Tensor:
+        if bool((z.abs() > 0.2).any()):
+            raise ValueError("outside of the domain")
+        return (z**2).sum() - 3 * z[-1] ** 2
+
+    with pytest.raises(ValueError, match="outside of the domain"):  # on the way down from there
+        ik.argmin(objective, torch.zeros(n, dtype=F64), solver="newton_cg")
