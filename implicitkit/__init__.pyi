@@ -55,8 +55,8 @@ from implicitkit.solver.base import Solver as Solver
 from implicitkit.solver.catalogue import register_solver as register_solver
 from implicitkit.solver.catalogue import solvers as solvers
 from implicitkit.solver.constrained.augmented_lagrangian import AugmentedLagrangian as AugmentedLagrangian
-from implicitkit.solver.constrained.block_coordinate_descent import BlockCoordinateDescent as BlockCoordinateDescent
-from implicitkit.solver.constrained.mirror_descent import MirrorDescent as MirrorDescent
+from implicitkit.solver.constrained.proximal_gradient import BlockCoordinateDescent as BlockCoordinateDescent
+from implicitkit.solver.constrained.proximal_gradient import MirrorDescent as MirrorDescent
 from implicitkit.solver.constrained.proximal_gradient import ProximalGradient as ProximalGradient
 from implicitkit.solver.constrained.sqp import SQP as SQP
 from implicitkit.solver.fixed_point.aitken import Aitken as Aitken
@@ -68,13 +68,13 @@ from implicitkit.solver.least_squares.dogleg import Dogleg as Dogleg
 from implicitkit.solver.least_squares.gauss_newton import GaussNewton as GaussNewton
 from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt as LevenbergMarquardt
 from implicitkit.solver.method import Method as Method
-from implicitkit.solver.minimise.bfgs import BFGS as BFGS
 from implicitkit.solver.minimise.golden_section import GoldenSection as GoldenSection
 from implicitkit.solver.minimise.gradient_descent import GradientDescent as GradientDescent
-from implicitkit.solver.minimise.lbfgs import LBFGS as LBFGS
 from implicitkit.solver.minimise.nelder_mead import NelderMead as NelderMead
 from implicitkit.solver.minimise.newton_cg import NewtonCG as NewtonCG
 from implicitkit.solver.minimise.nonlinear_cg import NonlinearCG as NonlinearCG
+from implicitkit.solver.minimise.quasi_newton import BFGS as BFGS
+from implicitkit.solver.minimise.quasi_newton import LBFGS as LBFGS
 from implicitkit.solver.minimise.torch_optim import TorchOptim as TorchOptim
 from implicitkit.solver.root.bisection import Bisection as Bisection
 from implicitkit.solver.root.bisection import Chandrupatla as Chandrupatla

@@ -26,7 +26,6 @@ from implicitkit.solver.method import Method
 
 __all__ = ["BlockOutcome", "BlockReport", "Blocks"]
 
-
 _MODES = ("sequential", "concurrent")
 _SWEEPS = Anderson(memory=10, period=1)
 

@@ -13,8 +13,7 @@ from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.augmented_lagrangian import AugmentedLagrangian
 from implicitkit.solver.constrained.model import SPARSE
-from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
-from implicitkit.solver.constrained.projected_newton import ProjectedNewton
+from implicitkit.solver.constrained.projected import ProjectedLevenbergMarquardt, ProjectedNewton
 from implicitkit.solver.constrained.sqp import SQP
 from implicitkit.solver.fixed_point.attracting import PATH, PATH_STEPS, Attracting
 from implicitkit.solver.fixed_point.frugal import FrugalAnderson

@@ -4,22 +4,19 @@
 
 from implicitkit.solver.constrained import (
     augmented_lagrangian,
-    block_coordinate_descent,
     filter_interior_point,
-    mirror_descent,
     proximal_gradient,
     sqp,
 )
 from implicitkit.solver.fixed_point import aitken, anderson, continuation, picard, relay
 from implicitkit.solver.least_squares import dogleg, gauss_newton, levenberg_marquardt
 from implicitkit.solver.minimise import (
-    bfgs,
     golden_section,
     gradient_descent,
-    lbfgs,
     nelder_mead,
     newton_cg,
     nonlinear_cg,
+    quasi_newton,
     torch_optim,
 )
 from implicitkit.solver.qp import builtin, external

@@ -32,7 +32,6 @@ from implicitkit_cvxpy.program import ConeProgram
 
 __all__ = ["finish"]
 
-
 _SOLVED = 1e-7  # |F| relative to the data
 _ENOUGH = 1e-11  # no further step for dense quadratic programs, whose derivative does not depend on the last digits
 _ROUNDING = 1e-14

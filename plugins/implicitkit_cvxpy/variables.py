@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from implicitkit_cvxpy.assembly import Assembly
+from implicitkit_cvxpy.assembly import Assembly, SparseAssembly
 from implicitkit_cvxpy.compat import CanonicalProgram
-from implicitkit_cvxpy.sparse_assembly import SparseAssembly
 
 __all__ = ["Variables"]
 

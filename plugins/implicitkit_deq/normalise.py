@@ -19,7 +19,6 @@ from implicitkit.extend import options
 
 __all__ = ["WeightBound", "bound_weights", "free_weights", "weight_norm"]
 
-
 _MODULE = options.instance("an nn.Module", nn.Module)
 _WEIGHTS = options.optional(options.instance("parameters, as in [layer.weight]", list, tuple, Iterator))
 

@@ -35,7 +35,7 @@ MUTANTS = [
         ("        return answer is True\n", "        return bool(answer)\n"),
         ("    return bool(answer)\n", "    return answer is True\n"),
     ),
-    *mutants("implicitkit/problem/crossing.py", ANSWERS, ("if not g.is_floating_point():", "if False:")),
+    *mutants("implicitkit/problem/integration.py", ANSWERS, ("if not g.is_floating_point():", "if False:")),
     *mutants(
         "implicitkit/foundation/compat.py",
         "tests/core/test_keys_in_any_order.py",
@@ -303,7 +303,7 @@ MUTANTS = [
         ("> UNEVEN * float(sizes.min())", "> torch.inf"),
     ),
     *mutants(
-        "implicitkit/problem/qp_relaxed.py",
+        "implicitkit/problem/complementarity.py",
         "tests/problem/test_qp.py -k promise",
         (
             'lam = lam + plus(ends["lower"] - v, kappa)',

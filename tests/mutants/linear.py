@@ -700,7 +700,7 @@ MUTANTS = [
         ("square = square + answer.residual_norm.to(square.dtype).square()", "square = square", f"{SELDOM} -k blocks"),
     ),
     *mutants(
-        "implicitkit/linear/iterative/preconditioned.py",
+        "implicitkit/linear/iterative/preconditioners.py",
         "tests/linear/test_preconditioners.py -k 'itself or saves or refused'",
         ("if A.preconditioner is None and self.preconditioner is not None:", "if False:"),
         ('if name != "ilu" or "symmetric" not in self.needs)', "if name)"),

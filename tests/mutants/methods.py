@@ -45,7 +45,7 @@ MUTANTS = [
         ("torch.where(which.unsqueeze(1), inside, z0)", "inside"),
     ),
     *mutants(
-        "implicitkit/solver/constrained/projected_newton.py",
+        "implicitkit/solver/constrained/projected.py",
         "tests/solver/test_bounded_minima.py",
         ("below, above = down, up", "break"),
         ("down = (below & (mu < 0)) |", "down = below |"),
@@ -466,7 +466,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/minimise/lbfgs.py",
+        "implicitkit/solver/minimise/quasi_newton.py",
         MINIMA + " -k 'lbfgs'",
         ('+ torch.bmm(scaled, memory["YY"])', '- torch.bmm(scaled, memory["YY"])'),
         ("inverse[:, k], inverse[:, :, k] = 0, 0  # the oldest goes", "inverse[:, :, k] = 0", MODELS + " -k lbfgs"),
@@ -800,7 +800,7 @@ MUTANTS = [
         ("np.where(held, -slope, 0.0)", "np.where(held, slope, 0.0)"),
     ),
     *mutants(
-        "implicitkit/solver/steps/trials.py",
+        "implicitkit/solver/steps/region.py",
         "tests/solver/test_stops_and_limits.py",
         ("trial if bool(accept.all()) else torch", "torch"),
     ),

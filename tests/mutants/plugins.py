@@ -130,7 +130,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "plugins/implicitkit_cvxpy/sparse_kkt.py",
+        "plugins/implicitkit_cvxpy/kkt.py",
         SPARSE + " -k 'those_of_the_dense_form'",
         ("(n + row[plain], column[plain], -D * A[:, plain]),", "(n + row[plain], column[plain], D * A[:, plain]),"),
         ("pieces.append((own[0].flatten(), own[1].flatten(), -block.flatten(1)))", "pass"),
@@ -141,7 +141,7 @@ MUTANTS = [
         ("return a.index_select(1, at.at_row) * b", "return -a.index_select(1, at.at_row) * b"),
     ),
     *mutants(
-        "plugins/implicitkit_cvxpy/sparse_assembly.py",
+        "plugins/implicitkit_cvxpy/assembly.py",
         SPARSE + " -k 'transforms'",
         ("return n + m >= _LARGE and", "return False and"),
     ),

@@ -39,7 +39,7 @@ MUTANTS = [
         ("or compat.batches_in_front(followed)[1] or", "or"),
     ),
     *mutants(
-        "implicitkit/problem/crossing.py",
+        "implicitkit/problem/integration.py",
         "tests/problem/test_initial_value.py -k another_dtype",
         ("low = low + width * first.to(low.dtype)", "low = low + width * first"),
     ),

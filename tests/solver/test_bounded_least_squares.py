@@ -131,7 +131,7 @@ def test_many_unknowns(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_of_residuals() -> None:
-    from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
+    from implicitkit.solver.constrained.projected import ProjectedLevenbergMarquardt
 
     with pytest.raises(ik.CapabilityError, match="least squares within bounds"):
         ik.argmin(lambda z: z.square().sum(), torch.ones(2), bounds=(0.5, 2), solver=ProjectedLevenbergMarquardt())
