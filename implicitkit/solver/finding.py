@@ -14,7 +14,7 @@ from torch import Tensor
 
 from implicitkit.problem.qualification import balances_by_rounding
 from implicitkit.solution import Status
-from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_other_units
 from implicitkit.solver.evaluations import Evaluations
@@ -142,8 +142,7 @@ def _look_back(f: Evaluations, outcome: Outcome) -> None:
     for share in _WAY:
         lower = probe.value(share * z) < least  # false for NaN
         outcome.status = torch.where(still & lower, int(Status.SADDLE), outcome.status)
-    f.evaluations += probe.evaluations
-    f.sample_evaluations += probe.sample_evaluations
+    account(f, probe)
 
 
 def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Outcome) -> None:

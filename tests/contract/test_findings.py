@@ -48,7 +48,7 @@ FINDINGS: dict[str, dict[str, str]] = {
         "core/test_machinery": "unrolled_steps_are_reported_as_they_are a_callback_cannot_write_into_the_iterate"
     },
     "second derivatives of sets and proximal maps, in every order of modes": {
-        "problem/test_set_derivatives": "second_derivatives third_derivatives_agree_in_every_mode "
+        "problem/test_prox": "second_derivatives third_derivatives_agree_in_every_mode "
         "every_public_name_has_a_row",
         "contract/test_forward_guard": "every_jvp_goes_through_the_guard the_check_sees_what_is_wrong",
     },
@@ -56,7 +56,7 @@ FINDINGS: dict[str, dict[str, str]] = {
         "derivatives/test_closed_forms": "complex_mixed_derivatives many_complex_cotangents_at_once complex_gradcheck"
     },
     "an eigenvector's free phase": {
-        "derivatives/test_eigenpairs": "the_phase_is_free_and_what_does_not_depend_on_it_has_its_derivative "
+        "derivatives/test_gauges": "the_phase_is_free_and_what_does_not_depend_on_it_has_its_derivative "
         "factors_of_a_singular_matrix_are_refused_or_right"
     },
     "a write into the state behind autograd's back": {

@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/lifting/watch.py",
-        "tests/derivatives/test_control_flow_of_torch.py -k cond",
+        "tests/derivatives/test_as_torch_does_it.py -k cond",
         ("if torch.compiler.is_dynamo_compiling() or _asks_only(func):", "if _asks_only(func):"),
     ),
     *mutants(
@@ -181,7 +181,7 @@ MUTANTS = [
         (
             "return t.expand(batch, *t.shape) if dim is None else t.movedim(dim, 0)",
             "return t.expand(batch, *t.shape) if dim is None else t",
-            "tests/mutants/test_survivors_later.py -k starts",
+            "tests/mutants/test_survivors.py -k starts",
         ),
         (
             "flat = _front(z0, z_dim, batch).reshape(-1, request.system.size)",
@@ -339,7 +339,7 @@ MUTANTS = [
         (
             'P = 0.5 * (part["P"] + part["P"].mT) if "P" in part else q.new_zeros(batch, n, n)\n        G, h = [], []',
             'P = part["P"] if "P" in part else q.new_zeros(batch, n, n)\n        G, h = [], []',
-            "tests/mutants/test_survivors_models.py -k as_data",
+            "tests/mutants/test_survivors_linear.py -k as_data",
         ),
     ),
     *mutants(
@@ -348,10 +348,10 @@ MUTANTS = [
         (
             "put(at.at_column, at.at_row, 0.5 * part",
             "put(at.at_row, at.at_column, 0.5 * part",
-            "tests/mutants/test_survivors_models.py -k sparse",
+            "tests/mutants/test_survivors_linear.py -k sparse",
         ),
         ("-D.index_select(1, at.at_row) * part", "-part"),
-        ("D = D + plus_slope(part", "D = D - plus_slope(part", "tests/mutants/test_survivors_models.py -k sparse"),
+        ("D = D + plus_slope(part", "D = D - plus_slope(part", "tests/mutants/test_survivors_linear.py -k sparse"),
         ("put(diagonal, diagonal, 1 - D)", "put(diagonal, diagonal, D)"),
     ),
     *mutants(
@@ -364,7 +364,7 @@ MUTANTS = [
         (
             '"lower": lambda: self.below * w_l,',
             '"lower": lambda: -self.below * w_l,',
-            "tests/mutants/test_survivors_models.py -k blocks",
+            "tests/mutants/test_survivors_linear.py -k blocks",
         ),
         ("z.unsqueeze(1), alpha=-1),", "z.unsqueeze(1), alpha=1),", QP),
         (
@@ -448,7 +448,7 @@ MUTANTS = [
         (
             "return sign * A.mv(full)[i].cpu().double().numpy() + shift * v.reshape(-1)",
             "return A.mv(full)[i].cpu().double().numpy() + shift * v.reshape(-1)",
-            "tests/mutants/test_survivors_steps.py",
+            "tests/mutants/test_survivors_methods.py",
         ),
     ),
     *mutants(
@@ -503,7 +503,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/lifting/lifted.py",
-        "tests/derivatives/test_checkpoints_inside.py",
+        "tests/derivatives/test_modes.py",
         ("with inside(), Recomputing(inside):", "with inside():"),
         ("if not self.live or self._recomputes():", "if not self.live:"),
         ("by_name or fresh or self._recomputes()):", "by_name or fresh):"),
@@ -511,7 +511,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/lifting/recomputing.py",
-        "tests/derivatives/test_checkpoints_inside.py",
+        "tests/derivatives/test_modes.py",
         ("        faithful(lifted.compiled or lifted.as_torch),\n", ""),
         ("        swapped(slots, tensors, len(lifted.slots), lifted.compiled),\n", ""),
         ("        Substitute(dict(zip(map(id, lifted.captured), captured, strict=True))),\n", ""),

@@ -573,7 +573,7 @@ MUTANTS = [
         (
             "best, best_norm, u = torch.zeros_like(b), start, 0 - b",
             "best, best_norm, u = torch.zeros_like(b), start, 0 + b",
-            "tests/mutants/test_survivors_later.py -k series",
+            "tests/mutants/test_survivors.py -k series",
         ),
         ("    u = 0 - damping * b\n", "    u = 0 - b\n"),
         ("u = u + damping * (A.mv(u) - b)", "u = u + (A.mv(u) - b)"),
@@ -584,7 +584,7 @@ MUTANTS = [
         (
             'converged = best_norm <= aim\n        reason = ""',
             'converged = best_norm <= 1e9 * aim\n        reason = ""',
-            "tests/mutants/test_survivors_models.py -k series",
+            "tests/mutants/test_survivors_linear.py -k series",
         ),
     ),
     *mutants(
@@ -654,7 +654,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/fixed_point/frugal.py",
-        "tests/solver/test_slow_sweeps.py",
+        "tests/solver/test_sparse_methods.py",
         ("(best < before) & (left > price)", "(best < before) & (left <= price)"),
     ),
     *mutants(
@@ -775,7 +775,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/linear/factors/sparse_factors.py",
-        "tests/linear/test_definite.py",
+        "tests/linear/test_saddle_points.py",
         ("definite_factors(whole) if is_symmetric(whole) else None", "definite_factors(whole)"),
         ("ordering.indefinite = factors is None", "pass"),
         ("self.size < _SUPERNODES or not", "not"),

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from .row import mutants
 
-STEPS = "tests/mutants/test_survivors_steps.py"
+STEPS = "tests/mutants/test_survivors_methods.py"
 FIXED = "tests/solver/test_fixed_point_solvers.py"
 ROOTS = "tests/solver/test_root_solvers.py tests/mutants/test_survivors.py"
 SCALAR = "tests/solver/test_scalar_solvers.py"
-CANCEL = "tests/solver/test_cancellation.py"
+CANCEL = "tests/solver/test_minima_in_kinks.py"
 FITS = "tests/solver/test_certified_fits.py"
 MINIMA = "tests/solver/test_argmin_solvers.py"
 CONSTRAINED = "tests/problem/test_constrained.py -k 'closed_forms'"
 
-LATER = "tests/mutants/test_survivors_later.py"
-MODELS = "tests/mutants/test_survivors_models.py"
+LATER = "tests/mutants/test_survivors.py"
+MODELS = "tests/mutants/test_survivors_linear.py"
 
 REFUSED = "tests/solver/test_refusals_are_bounded.py"
-CUSPS = "tests/problem/test_multipliers_by_rounding.py"
+CUSPS = "tests/problem/test_no_solution.py"
 SCALES = "tests/solver/test_badly_scaled_programs.py"
 FEW = "tests/solver/test_few_unknowns.py"
 LOW_RANK = "tests/solver/test_low_rank_parts.py"
@@ -27,7 +27,7 @@ ROTATIONS = "tests/peers/test_peer_theseus_pypose.py -k 'mean_of_rotations'"
 MUTANTS = [
     *mutants(
         "implicitkit/solver/root/idle_unknowns.py",
-        "tests/solver/test_idle_unknowns.py",
+        "tests/solver/test_starts_without_slope.py",
         ("moved = torch.where(idle & ~found,", "moved = torch.where(idle & found,"),
         ("_MOVES = (1.0, -1.0, 10.0, -10.0, 100.0, -100.0)", "_MOVES = (-1.0, -10.0, -100.0)"),
         ("& torch.isfinite(pull) & (pull != 0)", "& (pull == 0)"),
@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/auto.py",
-        "tests/solver/test_idle_unknowns.py -k Wardrop",
+        "tests/solver/test_starts_without_slope.py -k Wardrop",
         ("    Stage(Awakened(TrustRegion()), max_steps=200, scale=None),\n", ""),
     ),
     *mutants(
@@ -342,22 +342,22 @@ MUTANTS = [
         (
             "self.cauchy_length = (length / steepest.square()).nan_to_num(torch.inf)",
             "self.cauchy_length = (length * steepest.square()).nan_to_num(torch.inf)",
-            "tests/mutants/test_survivors_steps.py -k dogleg",
+            "tests/mutants/test_survivors_methods.py -k dogleg",
         ),
         (
             "step = lam + (length - target) / (target * slope)",
             "step = lam - (length - target) / (target * slope)",
-            "tests/mutants/test_survivors_models.py -k minimiser",
+            "tests/mutants/test_survivors_linear.py -k minimiser",
         ),
         (
             "slope = (q.square() / shifted).sum(1) / length.square()",
             "slope = q.square().sum(1) / length.square()",
-            "tests/mutants/test_survivors_models.py -k minimiser",
+            "tests/mutants/test_survivors_linear.py -k minimiser",
         ),
         (
             "rho = torch.where(predicted > 0, actual / predicted, -1).nan_to_num(-1, -1, -1)",
             "rho = torch.ones_like(actual)",
-            "tests/mutants/test_survivors_models.py -k uphill",
+            "tests/mutants/test_survivors_linear.py -k uphill",
         ),
     ),
     *mutants(
@@ -514,12 +514,12 @@ MUTANTS = [
         (
             "inside = (curvature > 0) & (torch.linalg.vector_norm(ahead, dim=1) < radius)",
             "inside = torch.linalg.vector_norm(ahead, dim=1) < radius",
-            "tests/mutants/test_survivors_models.py -k steihaug",
+            "tests/mutants/test_survivors_linear.py -k steihaug",
         ),
         (
             "return p, -0.5 * ((g + r) * p).sum(1)",
             "return p, -(g * p).sum(1)",
-            "tests/mutants/test_survivors_models.py -k steihaug",
+            "tests/mutants/test_survivors_linear.py -k steihaug",
         ),
         (
             "d = torch.addcmul(-r, (new / rr).unsqueeze(1), d)",
@@ -533,7 +533,7 @@ MUTANTS = [
         (
             "new = 0.5 * (1 + (1 + 4 * a.square()).sqrt())",
             "new = a",
-            "tests/mutants/test_survivors_models.py -k nesterov",
+            "tests/mutants/test_survivors_linear.py -k nesterov",
         ),
         (
             "return z.add(g, alpha=-self.step_size), state",
@@ -557,7 +557,7 @@ MUTANTS = [
         (
             "0.5 * (q * (self.s * b + mu.unsqueeze(1) * q)).sum(1)",
             "0.5 * (q * (self.s * b - mu.unsqueeze(1) * q)).sum(1)",
-            "tests/mutants/test_survivors_models.py -k levenberg",
+            "tests/mutants/test_survivors_linear.py -k levenberg",
         ),
         ("return -_times(self.Vh.mT, q) / self.D", "return -_times(self.Vh.mT, q)"),
         (
@@ -891,7 +891,7 @@ MUTANTS = [
         (
             "curved_by = multipliers if known is None else",
             "curved_by = 0 * multipliers if True else",
-            "tests/mutants/test_survivors_models.py -k sqp",
+            "tests/mutants/test_survivors_linear.py -k sqp",
         ),
         (
             "reach = 10 * (1 + largest_moduli(z)) / largest_moduli(d)",
@@ -1027,7 +1027,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/linear/conditions/sparse_saddle.py",
-        "tests/linear/test_hard_saddles.py",
+        "tests/linear/test_dependent_conditions.py",
         ("regularised < min(_rounding(lu), _STRONGEST)", "regularised < 0"),
         ("regularised *= _STRONGER", "break"),
         ("if hard and not self.hard and self._pivoted is not None:", "if False:"),
@@ -1062,7 +1062,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/steps/robust_model.py",
-        "tests/solver/test_robust_fits.py",
+        "tests/solver/test_fits_at_rest.py",
         ("torch.where(ratio > _KEPT, share / _TIMES, share)", "share"),
         ("~at_once | (ratio < _POOR)", "~at_once"),
         ("~at_once | (ratio < _POOR)", "ratio < _POOR"),
@@ -1071,7 +1071,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/problem/robust.py",
-        "tests/solver/test_robust_fits.py -k 'curvature or model'",
+        "tests/solver/test_fits_at_rest.py -k 'curvature or model'",
         ("share * (2 * q / (q + 1))", "share * (q / (q + 1))"),
         ("torch.maximum(1 / u, share * u) * 2 / (u + 1)", "share * u * 2 / (u + 1)"),
         ("torch.maximum(1 - torch.expm1(q), share * torch.exp(q))", "1 - torch.expm1(q)"),
@@ -1081,7 +1081,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/steps/normal_equations.py",
-        "tests/solver/test_robust_fits.py -k outliers",
+        "tests/solver/test_fits_at_rest.py -k outliers",
         ("ready.with_rows(entries, array(weights))", "ready.with_rows(entries, 0 * array(weights))"),
     ),
     *mutants(

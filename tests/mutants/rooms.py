@@ -66,7 +66,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/foundation/failing_matrices.py",
-        "tests/solver/test_failing_matrices.py",
+        "tests/solver/test_failing_trials.py",
         ("identity, A), *rest", "A, A), *rest"),
         ("(1 if vectors else 2)", "2"),
         ("        if not any(bool(torch.isfinite(t.detach()).any()) for t in leaves):\n            raise\n", ""),
@@ -87,7 +87,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/problem/auxiliary.py",
-        "tests/solver/test_failing_matrices.py",
+        "tests/solver/test_failing_trials.py",
         ("with failing_as_nan() if failing else", "with contextlib.nullcontext() if failing else"),
     ),
     *mutants(

@@ -11,13 +11,13 @@ PROJECT = "tests/problem/test_project.py"
 SCALAR = "tests/solver/test_scalar_solvers.py"
 ATTRACTING = "tests/solver/test_attracting.py"
 STARTS = "tests/solver/test_starts_without_slope.py"
-DOMAIN = "tests/solver/test_outside_the_domain.py"
+DOMAIN = "tests/solver/test_failing_trials.py"
 VALLEYS = "tests/solver/test_minima_by_strangers.py -m 'not slow'"
 
 MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/multipliers.py",
-        "tests/core/test_programs_by_others.py",
+        "tests/core/test_layer_calls.py",
         ("torch.where(model.one_sided, at.constraints / (size * length), 0)", "0 * at.constraints"),
         ("J = at.jacobian / size.unsqueeze(2)", "J, size = at.jacobian, torch.ones_like(size)"),
         ("b = -torch.cat([gap, weight * lam], 1)", "b = torch.cat([gap, weight * lam], 1)"),
@@ -30,7 +30,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/user_solver.py",
-        "tests/core/test_programs_by_others.py",
+        "tests/core/test_layer_calls.py",
         ("z = with_multipliers(f, z)", "z = torch.cat([z, 0 * z0[:, layout.size :]], 1)"),
     ),
     *mutants(
@@ -218,7 +218,7 @@ MUTANTS = [
         (
             "merit = torch.where(left < 0, torch.linalg.vector_norm(f(z), dim=1), merit)",
             "pass",
-            "tests/mutants/test_survivors_steps.py",
+            "tests/mutants/test_survivors_methods.py",
         ),
     ),
     *mutants(
@@ -229,7 +229,7 @@ MUTANTS = [
         (
             "lost = lost | (open_ & (rise.abs() <= noise) & (by_slopes.abs() <= EXPECTED * noise))",
             "pass",
-            "tests/solver/test_cancellation.py -k golden",
+            "tests/solver/test_minima_in_kinks.py -k golden",
         ),
         ('"b": torch.where(lower, torch.where(left, m, b), torch.where(left, b, x)),', '"b": b,'),
     ),

@@ -6,7 +6,7 @@ from .row import mutants
 
 PROJECT = "tests/problem/test_project.py"
 PROX = "tests/problem/test_prox.py"
-DERIVATIVES = "tests/problem/test_set_derivatives.py"
+DERIVATIVES = "tests/problem/test_prox.py"
 SMALL = "tests/problem/test_objectives_in_small_units.py"
 NATURAL = "tests/problem/test_natural_maps.py -k 'same_map or bounded_fits or (bounds and below)'"
 
@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/problem/cost.py",
-        "tests/problem/test_unit_of_an_objective.py",
+        "tests/problem/test_natural_maps.py",
         ("_SEEN = 1e3", "_SEEN = 1.0"),
         ("_SEEN = 1e3", "_SEEN = 1e6"),
         ("_MOST**0.3", "_MOST"),
@@ -139,7 +139,7 @@ MUTANTS = [
         (
             "self.centre + self.shrink(v - self.centre, radius)",
             "self.shrink(v - self.centre, radius)",
-            "tests/mutants/test_survivors_models.py -k origin",
+            "tests/mutants/test_survivors_linear.py -k origin",
         ),
     ),
     *mutants(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .row import mutants
 
-CANCEL = "tests/solver/test_cancellation.py"
+CANCEL = "tests/solver/test_minima_in_kinks.py"
 JUMPS = "tests/mutants/test_survivors_verdicts.py -k jump"
 FITS = "tests/mutants/test_survivors_verdicts.py -k fit"
 ROUNDED = (
@@ -17,7 +17,7 @@ FAR = "tests/solver/test_convergence.py -k 'far_out'"
 CLIMBED = "tests/solver/test_convergence.py -k has_climbed_to"
 UNITS = "tests/solver/test_units.py -k 'composition or exponential or single'"
 UNITS_OF_MAPS = "tests/solver/test_units.py -k 'cosine'"
-FEWER = "tests/core/test_rows_left.py"
+FEWER = "tests/core/test_states_of_their_own.py"
 SECOND = "tests/solver/test_second_order.py"
 STAYED = "tests/solver/test_nothing_ran_away.py"
 KINKS = "tests/solver/test_minima_in_kinks.py"
@@ -576,14 +576,14 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/verdict/scales.py",
-        "tests/solver/test_small_units.py",
+        "tests/solver/test_units.py",
         (
             "yield from directions(z, share=_SHARE, most=_FEW, began=began)",
             "yield from directions(z, most=_FEW)",
-            "tests/solver/test_small_units.py -k trillion",
+            "tests/solver/test_units.py -k trillion",
         ),
-        ("<= _ROUGH * near)", "<= 8 * near)", "tests/solver/test_small_units.py -k 'kinks and root'"),
-        ("_left(_Smooth(f), z,", "_left(f, z,", "tests/solver/test_small_units.py -k 'box or violates'"),
+        ("<= _ROUGH * near)", "<= 8 * near)", "tests/solver/test_units.py -k 'kinks and root'"),
+        ("_left(_Smooth(f), z,", "_left(f, z,", "tests/solver/test_units.py -k 'box or violates'"),
     ),
     *mutants(
         "implicitkit/solver/verdict/probing.py",
@@ -593,7 +593,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/root/pseudo_transient.py",
-        "tests/mutants/test_survivors_later.py -k 'pseudo_time'",
+        "tests/mutants/test_survivors.py -k 'pseudo_time'",
         ("torch.where(speeding > 0, -1.0, 1.0)", "torch.where(speeding > 0, 1.0, -1.0)"),
         (
             "return -torch.ones_like(speeding)",

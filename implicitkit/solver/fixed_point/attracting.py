@@ -14,7 +14,7 @@ from torch import Tensor
 
 from implicitkit.foundation.options import at_least, check_options, part
 from implicitkit.solution import Status
-from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.fixed_point.picard import Picard
@@ -106,8 +106,7 @@ def _iterate(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, whi
     part = Evaluations(system, theta, "fixed_point")
     found = PATH.run(part, start, replace(later, max_steps=left, start_norm=size))
     outcome.trace = outcome.trace + found.trace[1:]
-    f.evaluations += found.evaluations
-    f.sample_evaluations += found.sample_evaluations
+    account(f, found)
     mine, shown = which.index_select(0, samples), outcome.shown + found.shown
     outcome.steps = outcome.steps.index_add(0, samples[mine], found.steps[mine])
     outcome.shown = shown
@@ -219,7 +218,7 @@ def stretches(f: Evaluations, z: Tensor, which: Tensor, direction: Tensor) -> tu
         grows, open_ = grows | now, open_ & ~now & ~(settled & (k >= _PRODUCTS))
         if not bool(open_.any()):
             break
-    _account(f, probe)
+    account(f, probe)
     found = torch.zeros_like(which).index_copy(0, samples, grows)
     return which & found, torch.zeros_like(direction).index_copy(0, samples, final.to(direction))
 
@@ -267,10 +266,5 @@ def leads_away(f: Evaluations, z0: Tensor, z: Tensor, which: Tensor, v: Tensor) 
                 leaves = torch.linalg.vector_norm(there - far * way, dim=1)
                 least = (1 - _AFFINE) * torch.linalg.vector_norm(far * (said - way), dim=1)
                 found = found & alike(there, far * said) & (leaves >= least)
-    _account(f, probe)
+    account(f, probe)
     return which & torch.zeros_like(which).index_copy(0, samples, found)
-
-
-def _account(f: Evaluations, probe: Evaluations) -> None:
-    f.evaluations += probe.evaluations
-    f.sample_evaluations += probe.sample_evaluations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from implicitkit.solver.base import account
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.probing import DENSE
 from implicitkit.solver.verdict.scales import in_working_precision
@@ -29,8 +30,7 @@ def said_of_flow(f: Evaluations, z: Tensor, which: Tensor) -> str:
         J = f.kind.flow * in_working_precision(probe.linearize(z).dense())
     except Exception:  # the function is not to be differentiated, and no derivative was asked for
         return ""
-    f.evaluations += probe.evaluations
-    f.sample_evaluations += probe.sample_evaluations
+    account(f, probe)
     usable = which & torch.isfinite(J).flatten(1).all(1)
     J = torch.where(usable[:, None, None], J, 0)
     growth = torch.linalg.eigvals(J).real.amax(1)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.solution import Status
-from implicitkit.solver.base import Options
+from implicitkit.solver.base import Options, account
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.steps.factored import is_noise
@@ -195,8 +195,7 @@ class Judge:
             return torch.zeros_like(which)
         probe = Evaluations(self.f.system, self.f.theta, "root")
         found = which & (probe.residual(z).abs() > _HIDDEN * self.rtol * self._rows).any(1)
-        self.f.evaluations += probe.evaluations
-        self.f.sample_evaluations += probe.sample_evaluations
+        account(self.f, probe)
         return found
 
     def _floor(self) -> float | Tensor:
@@ -386,8 +385,7 @@ class Judge:
         probe = Evaluations(system, theta, "root")
         probe.know(z, F)
         answer = question(probe, z, chosen, *more)
-        f.evaluations += probe.evaluations
-        f.sample_evaluations += probe.sample_evaluations
+        account(f, probe)
         if len(samples) == len(which):
             return answer
         return answer.new_zeros(len(which), *answer.shape[1:]).index_copy(0, samples, answer)
