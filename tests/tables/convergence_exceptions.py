@@ -48,7 +48,6 @@ _BY_ROUNDING: _Rows = {
     "a Jacobian that is singular to half the digits: refused, since it could be a way to infinity": (
         ("channel_flow40", "float32", "auto", (1e4,)),
         *(("channel_flow40", "float32", solver, (1e6,)) for solver in ("newton", "chord")),
-        ("countercurrent50", "float32", "newton_krylov", (1e-4,)),
     ),
     "from 1e-6 beside a solution at zero, where F is rounding of terms that do not vanish with it, and less is asked": (
         *(("exponential20", "float64", solver, (1e-6,)) for solver in ("pseudo_transient", "newton_krylov")),
