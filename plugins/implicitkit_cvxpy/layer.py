@@ -13,19 +13,19 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit import extend
-from implicitkit_cvxpy.assembly import Assembly, SparseAssembly, is_sparse
+from implicitkit_cvxpy.assembly import Assembly, SparseAssembly, Variables, is_sparse
 from implicitkit_cvxpy.backends import Backend, Data, Status, resolve, takes_dense
 from implicitkit_cvxpy.checks import check_problem
 from implicitkit_cvxpy.compat import CanonicalProgram, canonicalise
 from implicitkit_cvxpy.cones import DualCone
 from implicitkit_cvxpy.custom import CustomMethod
+from implicitkit_cvxpy.failures import explain, program_error
 from implicitkit_cvxpy.finish import finish
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.parameters import Parameters
 from implicitkit_cvxpy.program import ConeProgram
-from implicitkit_cvxpy.report import ConeSolution, explain, program_error
+from implicitkit_cvxpy.report import ConeSolution
 from implicitkit_cvxpy.shortcut import Call, shortcut
-from implicitkit_cvxpy.variables import Variables
 
 __all__ = ["ConvexLayer"]
 

@@ -48,8 +48,7 @@ FINDINGS: dict[str, dict[str, str]] = {
         "core/test_machinery": "unrolled_steps_are_reported_as_they_are a_callback_cannot_write_into_the_iterate"
     },
     "second derivatives of sets and proximal maps, in every order of modes": {
-        "problem/test_prox": "second_derivatives third_derivatives_agree_in_every_mode "
-        "every_public_name_has_a_row",
+        "problem/test_prox": "second_derivatives third_derivatives_agree_in_every_mode every_public_name_has_a_row",
         "contract/test_forward_guard": "every_jvp_goes_through_the_guard the_check_sees_what_is_wrong",
     },
     "complex unknowns: mixed derivatives, and many cotangents at once": {

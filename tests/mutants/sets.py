@@ -23,7 +23,7 @@ MUTANTS = [
             f"{SMALL} -k l1",
         ),
     ),
-    *mutants("implicitkit/lifting/untouched.py", f"{SMALL} -k modules_count", ("b.copy_(copy)", "pass")),
+    *mutants("implicitkit/lifting/reach.py", f"{SMALL} -k modules_count", ("b.copy_(copy)", "pass")),
     *mutants(
         "implicitkit/problem/cost.py",
         f"{SMALL} -k a_slope",

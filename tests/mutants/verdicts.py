@@ -110,7 +110,7 @@ MUTANTS = [
         ("doubted = f.doubted if self.judge.relative_to_state else None", "doubted = None"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/at_rest.py",
+        "implicitkit/solver/finding.py",
         "tests/problem/test_steady_state.py -k 'flow_leaves or spiral'",
         ("growth > torch.finfo(z.dtype).eps ** 0.5 *", "growth > -1e9 *"),
         ("torch.linalg.eigvals(J).real.amax(1)", "torch.linalg.eigvals(J).real.amin(1)"),
