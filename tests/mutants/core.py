@@ -24,11 +24,6 @@ MUTANTS = [
         ("            _each(Tensor.detach, lifted(z, plain))", "            lifted(z, plain)"),
     ),
     *mutants(
-        "implicitkit/lifting/watch.py",
-        "tests/derivatives/test_as_torch_does_it.py -k cond",
-        ("if torch.compiler.is_dynamo_compiling() or _asks_only(func):", "if _asks_only(func):"),
-    ),
-    *mutants(
         "implicitkit/solver/settings.py",
         ANSWERS,
         ("if math.prod(answer.shape) != 1:", "if False:"),
@@ -49,11 +44,6 @@ MUTANTS = [
         ("if any(not torch.equal(", "if any(torch.equal("),
         ("[compat.physical(t) for", "[t for"),
         ("for name, t, before in held if version(t) != before)", "for name, t, before in held if False)"),
-    ),
-    *mutants(
-        "implicitkit/lifting/reach.py",
-        "tests/core/test_states_of_their_own.py",
-        ("                todo.append((x, depth + 1))\n", "                pass\n"),
     ),
     *mutants(
         "implicitkit/solution.py",
@@ -97,6 +87,12 @@ MUTANTS = [
         (""" "linspace",""", ""),
         ("self.numbers = self.numbers or bool(given)", "pass"),
         ("self.outside = self.outside or any(", "self.outside = False and any("),
+        (
+            "if torch.compiler.is_dynamo_compiling() or _asks_only(func):",
+            "if _asks_only(func):",
+            "tests/derivatives/test_as_torch_does_it.py -k cond",
+        ),
+        ("            *_UNDERIVED,\n", "", "tests/derivatives/test_functions_of_torch.py -k 'bessel or airy'"),
     ),
     *mutants(
         "implicitkit/lifting/lifted.py",
@@ -110,6 +106,7 @@ MUTANTS = [
         "tests/derivatives/test_trust.py -k unrolling_from",
         ("if steps == 0 and request.on_failure", "if steps < 0 and request.on_failure"),
         ("return (torch.is_grad_enabled() or compat.has_forward_level()) and any", "return any"),
+        ("z = request.unroll(steps)", "z = request.unroll(steps + 1)", RULES),
     ),
     *mutants(
         "implicitkit/rule/primitive.py",
@@ -223,6 +220,11 @@ MUTANTS = [
             "return torch.cat(parts[:1] * len(parts)).transpose(0, 1)",
             "tests/mutants/test_survivors.py -k jacobian",
         ),
+        (
+            "                w = torch.ones_like(out",
+            "                w = torch.zeros_like(out",
+            "tests/derivatives/test_functions_of_torch.py -k finite",
+        ),
     ),
     *mutants(
         "implicitkit/foundation/operators.py",
@@ -263,7 +265,6 @@ MUTANTS = [
             "return DampedSeries(steps=self.steps, damping=1.0)",
         ),
     ),
-    *mutants("implicitkit/rule/unroll.py", RULES, ("z = request.unroll(steps)", "z = request.unroll(steps + 1)")),
     *mutants(
         "implicitkit/lifting/reach.py",
         CAPTURE,
@@ -273,6 +274,11 @@ MUTANTS = [
         ("if isinstance(v, (nn.Module, types.FunctionType, functools.partial)):", "if isinstance(v, nn.Module):"),
         ("        for cell in x.__closure__ or ():", "        for cell in ():"),
         ("        for v in x.values():", "        for v in ():"),
+        (
+            "                todo.append((x, depth + 1))\n",
+            "                pass\n",
+            "tests/core/test_states_of_their_own.py",
+        ),
     ),
     *mutants(
         "implicitkit/problem/constrained.py",
@@ -315,11 +321,6 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/problem/quadratic_program.py",
-        "tests/problem/test_qp.py -k promise",
-        ("KAPPA * self.cost if", "KAPPA if"),
-    ),
-    *mutants(
-        "implicitkit/problem/quadratic_program.py",
         QP,
         (
             "            lam = -lam\n",
@@ -341,6 +342,7 @@ MUTANTS = [
             'P = part["P"] if "P" in part else q.new_zeros(batch, n, n)\n        G, h = [], []',
             "tests/mutants/test_survivors_linear.py -k as_data",
         ),
+        ("KAPPA * self.cost if", "KAPPA if", "tests/problem/test_qp.py -k promise"),
     ),
     *mutants(
         "implicitkit/problem/sparse_conditions.py",
@@ -490,16 +492,6 @@ MUTANTS = [
         ("if isinstance(values, Tensor) and compat.tracked(values):", "if False:"),
         ("    if running_mean is not None:  # which it moves", "    if False:"),
         ("keepdim=True) + eps).rsqrt()\n    y = y if", "keepdim=True)).rsqrt()\n    y = y if"),
-    ),
-    *mutants(
-        "implicitkit/foundation/autodiff.py",
-        "tests/derivatives/test_functions_of_torch.py -k finite",
-        ("                w = torch.ones_like(out", "                w = torch.zeros_like(out"),
-    ),
-    *mutants(
-        "implicitkit/lifting/watch.py",
-        "tests/derivatives/test_functions_of_torch.py -k 'bessel or airy'",
-        ("            *_UNDERIVED,\n", ""),
     ),
     *mutants(
         "implicitkit/lifting/lifted.py",

@@ -43,21 +43,10 @@ MUTANTS = [
         ("return self.mv(v) + v", "return self.mv(v)"),
     ),
     *mutants(
-        "implicitkit/foundation/autodiff.py",
-        "tests/linear/test_steps_of_the_series.py",
-        ("return lambda v: product(v) - v", "return product"),
-    ),
-    *mutants(
         "implicitkit/foundation/structured.py",
         "tests/linear/test_prices_of_products.py",
         ('_CHUNK if like.device.type == "cpu" else _CHUNK_ELSEWHERE', "_CHUNK_ELSEWHERE"),
         ("t.split(some) for t in", "t.split(self.rows) for t in"),
-    ),
-    *mutants(
-        "implicitkit/foundation/autodiff.py",
-        "tests/linear/test_prices_of_products.py",
-        ("batch, -1)) for e in eye.split(some)]", "batch, -1)) for e in eye.split(rows)]"),
-        ("e) for e in eye.split(some)]", "e) for e in eye.split(count)]"),
     ),
     *mutants(
         "implicitkit/linear/factors/fill.py",
@@ -66,11 +55,6 @@ MUTANTS = [
         ("fill += 2 * links.sum()", "fill += links.sum()"),
         ("int(fill + n * n)", "int(fill)"),
         (" + towards @ towards.T", ""),
-    ),
-    *mutants(
-        "implicitkit/linear/factors/analysis.py",
-        "tests/linear/test_likely_fill.py",
-        ("or has_layers(self.reach, self.pattern.shape[0])", ""),
     ),
     *mutants(
         "implicitkit/linear/factors/sparse_form.py",
@@ -140,11 +124,6 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/linear/equilibrated.py",
-        "tests/linear/test_fewer_samples.py -k made_of",
-        ("_scaled(small, left.index_select(0, samples), right", "_scaled(small, left[: len(samples)], right"),
-    ),
-    *mutants(
         "implicitkit/solver/root/frugal.py",
         "tests/linear/test_one_matrix.py -k newton_steps",
         ("is None and A.alike()", "is None and False"),
@@ -178,6 +157,7 @@ MUTANTS = [
         ("np.where(m < 0, -1.0, 1.0))", "np.ones_like(m))"),
         ("self.W = self.W * d", "pass"),
         ("[eye, np.zeros((k, k))]", "[eye, eye]"),
+        ("out += gram.W.T @ (gram.signs * (gram.W @ x))", "pass", "tests/linear/test_squares.py"),
     ),
     *mutants(
         "implicitkit/linear/factors/squares.py",
@@ -186,11 +166,6 @@ MUTANTS = [
         ("range(0, len(values) if len(self._left) else 0, some)", "range(0, min(len(values), some), some)"),
         ("np.concatenate([number, number[apart],", "np.concatenate([number, 0 * number[apart] + 1,"),
         ("part.take(self._right, axis=1)", "part.take(self._left, axis=1)"),
-    ),
-    *mutants(
-        "implicitkit/linear/factors/gram.py",
-        "tests/linear/test_squares.py",
-        ("out += gram.W.T @ (gram.signs * (gram.W @ x))", "pass"),
     ),
     *mutants(
         "implicitkit/linear/factors/arrowhead.py",
@@ -225,6 +200,16 @@ MUTANTS = [
         ("near = A.known if A.known is None or not transposed else A.known.T", "near = A.known"),
         ("knows = sizes is not None and bool(sizes.any())", "knows = False"),
         ("_or_one(near.T.size(1 / S))", "_or_one(near.size(1 / S))"),
+        (
+            "_scaled(small, left.index_select(0, samples), right",
+            "_scaled(small, left[: len(samples)], right",
+            "tests/linear/test_fewer_samples.py -k made_of",
+        ),
+        (
+            'getattr(A.formed, "product", None) if many is A else None',
+            "None",
+            "tests/linear/test_prices_of_products.py -k told_by_a_matrix",
+        ),
     ),
     *mutants(
         "implicitkit/linear/conditions/kkt.py",
@@ -252,6 +237,7 @@ MUTANTS = [
             "tests/linear/test_linear.py -k dear_matrix",
         ),
         ("answer._replace(x=x + inverse(answer.x), ", "answer._replace(", "tests/derivatives/test_sparse_path.py"),
+        ("is not None else Unsaid()", "is not None else GMRES()", "tests/linear/test_unsaid.py -k default"),
     ),
     *mutants(
         "implicitkit/linear/factors/ordering.py",
@@ -283,6 +269,15 @@ MUTANTS = [
         ("(_Refined(lu, A),)", "(lu,)"),
         ("found = _Refined(found, whole) if missing.any() else found", "pass"),
         ("return sp.csc_matrix(A + sp.diags_array(missing))", "return A"),
+        ("definite_factors(whole) if is_symmetric(whole) else None", "definite_factors(whole)"),
+        ("ordering.indefinite = factors is None", "pass"),
+        ("self.size < _SUPERNODES or not", "not"),
+        ("or ordering.indefinite or not is_installed()", "or ordering.indefinite"),
+        (
+            "None if factors is None else _Unscaled(factors, self.scale[i])\n\n    def _block",
+            "factors\n\n    def _block",
+        ),
+        ("        if definite is not None:\n            return definite\n", ""),
     ),
     *mutants(
         "implicitkit/linear/iterative/conjugate.py",
@@ -365,26 +360,15 @@ MUTANTS = [
         ('matrix.shape[-1 if name.endswith("2") else -2]', "matrix.shape[-1]"),
         ("price(alike, gone_through)", "price(alike)"),
         ("or rows * read_by_products(out) >= WORTH", "", "tests/linear/test_structured.py -k each"),
-    ),
-    *mutants(
-        "implicitkit/foundation/structured_rules.py",
-        "tests/linear/test_structured.py -k each",
-        ("if name in _ONE_RESULT:", "if name in _VIEWS:"),
+        ("return lambda v: product(v) - v", "return product", "tests/linear/test_steps_of_the_series.py"),
+        ("batch, -1)) for e in eye.split(some)]", "batch, -1)) for e in eye.split(rows)]"),
+        ("e) for e in eye.split(some)]", "e) for e in eye.split(count)]"),
+        (".to(like) / torch.where(size > 0, size, 1)", ".to(like)", "tests/linear/test_one_matrix.py"),
     ),
     *mutants(
         "implicitkit/solver/minimise/convex_newton.py",
         "tests/linear/test_prices_of_products.py -k 'minima or formed'",
         ("if found is None and not self.formed:", "if False:"),
-    ),
-    *mutants(
-        "implicitkit/solver/auto.py",
-        "tests/linear/test_prices_of_products.py -k 'minima or formed'",
-        ("formed=size <= _DENSE and affordable", "formed=size <= _DENSE"),
-    ),
-    *mutants(
-        "implicitkit/linear/equilibrated.py",
-        "tests/linear/test_prices_of_products.py -k told_by_a_matrix",
-        ('getattr(A.formed, "product", None) if many is A else None', "None"),
     ),
     *mutants(
         "implicitkit/solver/root/frugal.py",
@@ -403,11 +387,11 @@ MUTANTS = [
             "return x.bit_length()",
             "tests/linear/test_frugal.py -k situation",
         ),
-    ),
-    *mutants(
-        "implicitkit/system.py",
-        "tests/linear/test_frugal.py -k 'in_vain or takes_its_share or diffusion'",
-        ("return self.batch, *numbers, *(", "return self.batch, *("),
+        (
+            "return self.batch, *numbers, *(",
+            "return self.batch, *(",
+            "tests/linear/test_frugal.py -k 'in_vain or takes_its_share or diffusion'",
+        ),
     ),
     *mutants(
         "implicitkit/linear/price.py",
@@ -416,27 +400,12 @@ MUTANTS = [
         ("numbers) + _WEIGHT * touched + _TOUCHED * wide", "numbers) + _WEIGHT * touched"),
     ),
     *mutants(
-        "implicitkit/linear/price.py",
-        "tests/linear/test_frugal.py -k steps_of_conjugate",
-        ("_VECTORS * numbers if conjugate else", "_VECTORS * numbers if False else"),
-    ),
-    *mutants(
-        "implicitkit/linear/price.py",
-        "tests/linear/test_frugal.py -k places_of_an_index",
-        (" + _PLACED / _TOUCHED * placed", " + 0 * placed"),
-    ),
-    *mutants(
         "implicitkit/linear/iterative/unsaid.py",
         "tests/linear/test_unsaid.py",
         ("definite = bool((seems_definite(Ht) | ~open_).all())", "definite = False"),
         ("definite = bool((seems_definite(Ht) | ~open_).all())", "definite = True"),
         ("r = whole - A.mv(x)", "r = whole"),
         ("if definite or not open_part():", "if True:"),
-    ),
-    *mutants(
-        "implicitkit/linear/auto.py",
-        "tests/linear/test_unsaid.py -k default",
-        ("is not None else Unsaid()", "is not None else GMRES()"),
     ),
     *mutants(
         "implicitkit/linear/iterative/frugal.py",
@@ -485,6 +454,12 @@ MUTANTS = [
         ("_SEPARATOR = 0.12", "_SEPARATOR = 0.016"),
         ("min(reach**3, size**2)", "4 * reach**3"),
         ("(CALL + numbers) + _WEIGHT * touched + _TOU", "(CALL + numbers) + _TOU"),
+        (
+            "_VECTORS * numbers if conjugate else",
+            "_VECTORS * numbers if False else",
+            "tests/linear/test_frugal.py -k steps_of_conjugate",
+        ),
+        (" + _PLACED / _TOUCHED * placed", " + 0 * placed", "tests/linear/test_frugal.py -k places_of_an_index"),
     ),
     *mutants(
         "implicitkit/linear/price.py",
@@ -642,11 +617,6 @@ MUTANTS = [
         ("seen.setdefault(row.tobytes(), len(seen))", "seen.setdefault(row[:64].tobytes(), len(seen))"),
     ),
     *mutants(
-        "implicitkit/foundation/autodiff.py",
-        "tests/linear/test_one_matrix.py",
-        (".to(like) / torch.where(size > 0, size, 1)", ".to(like)"),
-    ),
-    *mutants(
         "implicitkit/linear/conditions/least_norm.py",
         "tests/linear/test_dependent_conditions.py",
         ("K.data[layout.diagonal[n:]] = 0.0", "K.data[layout.diagonal[n:]] = 1.0"),
@@ -737,6 +707,7 @@ MUTANTS = [
         "tests/linear/test_block_triangular.py",
         ("None if symmetric else parts_of(pattern)", "None"),
         ("            if key not in known:\n", "            if True:\n"),
+        ("or has_layers(self.reach, self.pattern.shape[0])", "", "tests/linear/test_likely_fill.py"),
     ),
     *mutants(
         "implicitkit/foundation/structured.py",
@@ -759,6 +730,7 @@ MUTANTS = [
         ('graph.saved(node, "beta") * full', "full"),
         ('graph.saved(node, "alpha") * blocks', "blocks"),
         ("d.places + 1 for", "d.places for"),
+        ("if name in _ONE_RESULT:", "if name in _VIEWS:", "tests/linear/test_structured.py -k each"),
     ),
     *mutants(
         "implicitkit/sparsity/compression.py",
@@ -774,19 +746,6 @@ MUTANTS = [
         ("min(_MORE_SCALARS, int((_NUMBERS / z.shape[1]) ** 0.5))", "_MORE_SCALARS"),
     ),
     *mutants(
-        "implicitkit/linear/factors/sparse_factors.py",
-        "tests/linear/test_saddle_points.py",
-        ("definite_factors(whole) if is_symmetric(whole) else None", "definite_factors(whole)"),
-        ("ordering.indefinite = factors is None", "pass"),
-        ("self.size < _SUPERNODES or not", "not"),
-        ("or ordering.indefinite or not is_installed()", "or ordering.indefinite"),
-        (
-            "None if factors is None else _Unscaled(factors, self.scale[i])\n\n    def _block",
-            "factors\n\n    def _block",
-        ),
-        ("        if definite is not None:\n            return definite\n", ""),
-    ),
-    *mutants(
         "implicitkit/solver/auto.py",
         "tests/linear/test_one_matrix.py -k more_samples",
         ("(*_SPARSE_NEWTON, _SHARED_NEWTON, *_MATRIX_FREE)", "(*_SPARSE_NEWTON, *_MATRIX_FREE)"),
@@ -794,6 +753,11 @@ MUTANTS = [
             "batch * size * size <= _MOST_NUMBERS",
             "batch * size * size <= _DENSE_NUMBERS",
             "tests/linear/test_one_matrix.py -k begins",
+        ),
+        (
+            "formed=size <= _DENSE and affordable",
+            "formed=size <= _DENSE",
+            "tests/linear/test_prices_of_products.py -k 'minima or formed'",
         ),
     ),
     *mutants(

@@ -11,7 +11,6 @@ SMALL = "tests/problem/test_objectives_in_small_units.py"
 NATURAL = "tests/problem/test_natural_maps.py -k 'same_map or bounded_fits or (bounds and below)'"
 
 MUTANTS = [
-    *mutants("implicitkit/problem/constrained.py", NATURAL, ("if self.has_natural:", "if False:")),
     *mutants(
         "implicitkit/problem/constrained.py",
         f"{SMALL} -k a_slope",
@@ -22,6 +21,7 @@ MUTANTS = [
             "is not None",
             f"{SMALL} -k l1",
         ),
+        ("if self.has_natural:", "if False:", NATURAL),
     ),
     *mutants("implicitkit/lifting/reach.py", f"{SMALL} -k modules_count", ("b.copy_(copy)", "pass")),
     *mutants(
