@@ -12,7 +12,7 @@ SCALAR = "tests/solver/test_scalar_solvers.py"
 ATTRACTING = "tests/solver/test_attracting.py"
 STARTS = "tests/solver/test_starts_without_slope.py"
 DOMAIN = "tests/solver/test_failing_trials.py"
-VALLEYS = "tests/solver/test_minima_by_strangers.py -m 'not slow'"
+VALLEYS = "tests/solver/test_minima_in_kinks.py -m 'not slow'"
 
 MUTANTS = [
     *mutants(
@@ -106,7 +106,7 @@ MUTANTS = [
         "implicitkit/solver/verdict/minima.py",
         VALLEYS,
         ("return self.unbounded | (self.endless >= _PATIENCE)", "return self.unbounded"),
-        ("min(_FALLEN, _STEADY / self.looks)", "_FALLEN", "tests/solver/test_minima_by_strangers.py -m slow"),
+        ("min(_FALLEN, _STEADY / self.looks)", "_FALLEN", "tests/solver/test_minima_in_kinks.py -m slow"),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/attracting.py",
