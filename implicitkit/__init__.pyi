@@ -68,9 +68,9 @@ from implicitkit.solver.least_squares.dogleg import Dogleg as Dogleg
 from implicitkit.solver.least_squares.gauss_newton import GaussNewton as GaussNewton
 from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt as LevenbergMarquardt
 from implicitkit.solver.method import Method as Method
-from implicitkit.solver.minimise.golden_section import GoldenSection as GoldenSection
+from implicitkit.solver.minimise.direct_search import GoldenSection as GoldenSection
+from implicitkit.solver.minimise.direct_search import NelderMead as NelderMead
 from implicitkit.solver.minimise.gradient_descent import GradientDescent as GradientDescent
-from implicitkit.solver.minimise.nelder_mead import NelderMead as NelderMead
 from implicitkit.solver.minimise.newton_cg import NewtonCG as NewtonCG
 from implicitkit.solver.minimise.nonlinear_cg import NonlinearCG as NonlinearCG
 from implicitkit.solver.minimise.quasi_newton import BFGS as BFGS
@@ -79,8 +79,8 @@ from implicitkit.solver.minimise.torch_optim import TorchOptim as TorchOptim
 from implicitkit.solver.root.bisection import Bisection as Bisection
 from implicitkit.solver.root.bisection import Chandrupatla as Chandrupatla
 from implicitkit.solver.root.broyden import Broyden as Broyden
-from implicitkit.solver.root.chord import Chord as Chord
 from implicitkit.solver.root.df_sane import DFSANE as DFSANE
+from implicitkit.solver.root.newton import Chord as Chord
 from implicitkit.solver.root.newton import Newton as Newton
 from implicitkit.solver.root.newton_krylov import NewtonKrylov as NewtonKrylov
 from implicitkit.solver.root.pseudo_transient import PseudoTransient as PseudoTransient

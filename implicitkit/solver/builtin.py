@@ -11,9 +11,8 @@ from implicitkit.solver.constrained import (
 from implicitkit.solver.fixed_point import aitken, anderson, continuation, picard, relay
 from implicitkit.solver.least_squares import dogleg, gauss_newton, levenberg_marquardt
 from implicitkit.solver.minimise import (
-    golden_section,
+    direct_search,
     gradient_descent,
-    nelder_mead,
     newton_cg,
     nonlinear_cg,
     quasi_newton,
@@ -23,7 +22,6 @@ from implicitkit.solver.qp import builtin, external
 from implicitkit.solver.root import (
     bisection,
     broyden,
-    chord,
     df_sane,
     newton,
     newton_krylov,

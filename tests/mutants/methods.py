@@ -1080,7 +1080,7 @@ MUTANTS = [
         ("if bool(part.G.isfinite().all()):", "if True:"),
     ),
     *mutants(
-        "implicitkit/solver/qp/unit.py",
+        "implicitkit/solver/qp/base.py",
         "tests/problem/test_programs_in_any_unit.py",
         ("w[:, n:] / self.c", "w[:, n:]"),
         ('"lam": lam * self.c', '"lam": lam'),

@@ -352,7 +352,7 @@ MUTANTS = [
         ("[order % len(pairs)].T", "[order % 2].T"),
     ),
     *mutants(
-        "implicitkit/manifold/exponential.py",
+        "implicitkit/manifold/groups.py",
         "tests/problem/test_manifold.py",
         ("q = torch.where(q[..., :1] < 0, -q, q)", "q = q"),
         ("(t - t.sin()) / t**3", "(t - t.sin()) / t**2"),

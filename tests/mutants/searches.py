@@ -16,7 +16,7 @@ VALLEYS = "tests/solver/test_minima_in_kinks.py -m 'not slow'"
 
 MUTANTS = [
     *mutants(
-        "implicitkit/solver/constrained/multipliers.py",
+        "implicitkit/solver/user_solver.py",
         "tests/core/test_layer_calls.py",
         ("torch.where(model.one_sided, at.constraints / (size * length), 0)", "0 * at.constraints"),
         ("J = at.jacobian / size.unsqueeze(2)", "J, size = at.jacobian, torch.ones_like(size)"),
@@ -199,7 +199,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/minimise/nelder_mead.py",
+        "implicitkit/solver/minimise/direct_search.py",
         DIRECT + " -k nelder",
         (
             "expansion, contraction, shrinking = 1 + 2 / many,",
@@ -218,7 +218,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/minimise/golden_section.py",
+        "implicitkit/solver/minimise/direct_search.py",
         DIRECT + " -k golden",
         ("_PART = 0.5 * (3 - math.sqrt(5))", "_PART = 0.1 * (3 - math.sqrt(5))"),
         ("return torch.where(lost, by_slopes, rise)", "return rise"),

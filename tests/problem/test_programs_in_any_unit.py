@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.func import jacfwd, jacrev
 
 import implicitkit as ik
-from implicitkit.solver.qp.base import judge
+from implicitkit.solver.qp.base import Unit, judge
 from implicitkit.solver.qp.polish import QPPoint
-from implicitkit.solver.qp.unit import Unit
 
 F64 = torch.float64
 SCALES = [1e-14, 1e-12, 1e-10, 1e-8, 1e-5, 1e5, 1e8, 1e12]
