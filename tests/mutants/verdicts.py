@@ -711,7 +711,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/auto.py",
-        "tests/solver/test_changes_of_sign.py",
+        "tests/solver/test_scalar_solvers.py",
         ("_SCALAR_NEWTON if size == 1 else _DENSE_NEWTON", "_DENSE_NEWTON"),
         ("Stage(Impatient(DFSANE(), window=50, horizon=500), max_steps=500)", '_stage("df_sane", max_steps=500)'),
     ),
