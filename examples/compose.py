@@ -71,11 +71,7 @@ def main() -> None:
 
     want = by_hand(nodes, x, start)
     wanted = torch.autograd.grad(want.pow(2).sum(), [x, *parameters])
-    ways = {
-        "joint": "anderson",
-        "blocks": ik.Blocks(),
-        "blocks, concurrent": ik.Blocks(mode="concurrent"),
-    }
+    ways = {"joint": "anderson", "blocks": ik.Blocks(), "blocks, concurrent": ik.Blocks(mode="concurrent")}
     rule = ik.Implicit(rtol=1e-12)
     for name, solver in ways.items():
         solution = ik.solve(joint, start, (x,), solver=solver, rule=rule, batch_dims=1, rtol=1e-12, atol=1e-12)

@@ -148,9 +148,7 @@ class TCN(nn.Module):
         super().__init__()
         levels = max(2, math.ceil(math.log2((gap + 2 * LENGTH) / (2 * (kernel - 1)) + 1)))
         width = round((parameters / (2 * kernel * levels)) ** 0.5)
-        self.blocks = nn.Sequential(
-            *(Block(CLASSES if i == 0 else width, width, kernel, 2**i) for i in range(levels)),
-        )
+        self.blocks = nn.Sequential(*(Block(CLASSES if i == 0 else width, width, kernel, 2**i) for i in range(levels)))
         self.read = nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:

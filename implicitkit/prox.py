@@ -78,6 +78,16 @@ class Prox(Configured):
         raise NotImplementedError(f"{type(self).__name__} has no apply method")
 
 
+@dataclass(frozen=True)
+class _Weighted(Prox):
+    """A term with one weight, not negative."""
+
+    weight: Any = 1.0
+
+    def __post_init__(self) -> None:
+        check_options(self, weight=or_tensor(not_negative()))
+
+
 class _Separate(Prox):
     """A term of single numbers; a subclass defines :meth:`gap` besides, its natural map without cancellation."""
 
@@ -97,13 +107,8 @@ def _soft(v: Tensor, threshold: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class l1(_Separate):
+class l1(_Weighted, _Separate):
     """``weight |x|_1``: soft thresholding, ``sign(v) max(|v| - t weight, 0)``."""
-
-    weight: Any = 1.0
-
-    def __post_init__(self) -> None:
-        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return _soft(v, t * self.weight)
@@ -113,13 +118,8 @@ class l1(_Separate):
 
 
 @dataclass(frozen=True)
-class ridge(_Separate):
+class ridge(_Weighted, _Separate):
     """``weight |x|^2 / 2``: ``v / (1 + t weight)``."""
-
-    weight: Any = 1.0
-
-    def __post_init__(self) -> None:
-        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return v / (1 + t * self.weight)
@@ -146,13 +146,10 @@ class elastic_net(_Separate):
 
 
 @dataclass(frozen=True)
-class nonnegative(_Separate):
+class nonnegative(_Weighted, _Separate):
     """``weight sum x`` on ``x >= 0`` (with weight 0 the indicator): ``max(v - t weight, 0)``."""
 
     weight: Any = 0.0
-
-    def __post_init__(self) -> None:
-        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return (v - t * self.weight).clamp_min(0)
@@ -162,16 +159,11 @@ class nonnegative(_Separate):
 
 
 @dataclass(frozen=True)
-class nonnegative_ridge(_Separate):
+class nonnegative_ridge(_Weighted, _Separate):
     """``weight |x|^2 / 2`` on ``x >= 0``: ``max(v, 0) / (1 + t weight)``.
 
     ik.prox.nonnegative_ridge(1.0)(torch.tensor([2.0, -1.0]))  # [1.0, 0.0]
     """
-
-    weight: Any = 1.0
-
-    def __post_init__(self) -> None:
-        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return v.clamp_min(0) / (1 + t * self.weight)
@@ -181,7 +173,7 @@ class nonnegative_ridge(_Separate):
 
 
 @dataclass(frozen=True)
-class l2(ByRow, Prox):
+class l2(ByRow, _Weighted):
     """``weight |x|_2`` (not squared) over the last dimension: ``max(1 - t weight / |v|, 0) v``.
 
     Args:
@@ -190,11 +182,6 @@ class l2(ByRow, Prox):
     Raises:
         ValueError: a weight for each number: that is no norm.
     """
-
-    weight: Any = 1.0
-
-    def __post_init__(self) -> None:
-        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         _check_events(self, 1)
@@ -248,7 +235,7 @@ class group_lasso(Prox):
 
 
 @dataclass(frozen=True)
-class total_variation(Prox):
+class total_variation(_Weighted):
     r"""``weight \sum_i |x_{i+1} - x_i|`` over the last dimension (the fused lasso, Tibshirani et al. 2005): the exact
     minimiser, piecewise constant; its derivative averages over each piece.
 
@@ -262,11 +249,6 @@ class total_variation(Prox):
     Raises:
         ValueError: a negative weight, or one for each number.
     """
-
-    weight: Any = 1.0
-
-    def __post_init__(self) -> None:
-        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         _check_events(self, 1)
@@ -290,18 +272,14 @@ def _shorten(v: Tensor, threshold: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class nuclear(Prox):
+class nuclear(_Weighted):
     r"""``weight * sum of singular values`` on the last two dimensions: thresholding (Cai, Candes & Shen 2010).
 
     Computed on the symmetric ``Y = [[0, X], [X', 0]]``, whose eigenvalues are ``+- s_i`` and zero: the upper right block of
     ``(Y - t)_+ - (-Y - t)_+``, which is smooth whatever singular values coincide.
     """
 
-    weight: Any = 1.0
     dims: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         _check_events(self, 2)

@@ -114,16 +114,7 @@ def run(setting: Setting) -> dict[str, Any]:
         longest = torch.where(steps < 0, -goal / steps, torch.inf).amin(1, keepdim=True).clamp_max(1e3)
         others = goal + 0.99 * longest * torch.rand(2000, 1, dtype=X.dtype, generator=generator) * steps
         margin = float((Q(others, start) - Q(goal, start)).min())
-        rows.append(
-            (
-                f"{N}, {d}",
-                "mixed" if mixed else "1",
-                distances[-1],
-                outside,
-                float(path.min()),
-                margin,
-            )
-        )
+        rows.append((f"{N}, {d}", "mixed" if mixed else "1", distances[-1], outside, float(path.min()), margin))
         claim(margin > 0, f"(N, d) = ({N}, {d}): 2000 other positive interpolants have a larger Q")
         claim(float(path.min()) > 0, "beta stays positive on all of the path")
     headings = ("N, d", "start", "flow - argmin Q", "outside row space", "min beta", "least margin of Q")

@@ -57,13 +57,7 @@ def adjoint(setting: Setting) -> dict[float, dict[str, Any]]:
         steps = [found[rho][linear][0] for linear in LINEAR[:-1]]
         error = max(found[rho][linear][1] for linear in LINEAR)
         rows.append((rho, found[rho]["norm"], *steps, error, 1 / (1 - rho)))
-    headings = (
-        "rho(J)",
-        "|(I-J)^-1|",
-        *LINEAR[:-1],
-        "worst error",
-        "dz/dx, z = rho z + x",
-    )
+    headings = ("rho(J)", "|(I-J)^-1|", *LINEAR[:-1], "worst error", "dz/dx, z = rho z + x")
     print(table(f"The adjoint system near the edge, n = {n}: products to 1e-10", headings, rows))
     largest = max(found)
     claim(
@@ -71,10 +65,7 @@ def adjoint(setting: Setting) -> dict[float, dict[str, Any]]:
         "the gradient grows at least like 1 / (1 - rho): no rule keeps it small",
     )
     series = [found[rho]["neumann"][0] for rho in sorted(found)]
-    claim(
-        all(b > 3 * a for a, b in itertools.pairwise(series[1:])),
-        f"the Neumann series needs {series} products",
-    )
+    claim(all(b > 3 * a for a, b in itertools.pairwise(series[1:])), f"the Neumann series needs {series} products")
     claim(all(found[rho]["gmres"][0] <= n + 1 for rho in found), f"GMRES at most n + 1 = {n + 1}")
     claim(max(found[r][s][1] for r in found for s in LINEAR) < 1e-6, "and all give the same gradient")
     return found

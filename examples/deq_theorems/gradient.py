@@ -93,14 +93,7 @@ def run(setting: Setting) -> dict[str, Any]:
             rows.append((solver, f"{rtol:.0e}", *found[solver, rtol]))
     radius = float(torch.linalg.eigvals(J).abs().max())
     title = f"Theorem 1: n = {n}, rho(J) = {radius:.3f}, |J|_2 = {float(torch.linalg.matrix_norm(J, 2)):.3f}"
-    headings = (
-        "solver",
-        "rtol",
-        "evaluations",
-        "residual",
-        "state error",
-        "gradient error",
-    )
+    headings = ("solver", "rtol", "evaluations", "residual", "state error", "gradient error")
     print(table(title, headings, rows))
 
     # error ~ residual^p: the exponent, by least squares over all runs whose error is above rounding

@@ -147,13 +147,7 @@ def tied(setting: Setting) -> dict[str, Any]:
         name: (_worst(out, expected), _worst(_gradients(out, c, leaves), backprop)) for name, out in outputs.items()
     }
     rows = [(name, *pair) for name, pair in errors.items()]
-    print(
-        table(
-            f"Theorem 3: {depth} layers of {DIMS[1:]}, five activations",
-            ("how", "value", "gradients"),
-            rows,
-        )
-    )
+    print(table(f"Theorem 3: {depth} layers of {DIMS[1:]}, five activations", ("how", "value", "gradients"), rows))
 
     W_z = problem.matrices().W_z.detach()
     powers = [W_z.matrix_power(k) for k in range(1, depth + 1)]

@@ -179,13 +179,7 @@ def run(setting: Setting) -> dict[str, Any]:
         ("held strictly lower triangular", held[0], held[-1], held_radius),
         ("free", free[0], free[-1], free_radius),
     ]
-    print(
-        table(
-            f"{steps} steps of Adam from weights 1 % off, m = 5",
-            ("W", "first mse", "last mse", "rho(W)"),
-            rows,
-        )
-    )
+    print(table(f"{steps} steps of Adam from weights 1 % off, m = 5", ("W", "first mse", "last mse", "rho(W)"), rows))
     claim(held_radius == 0 and held[-1] < held[0], "held, W keeps its equilibrium and the loss falls")
     claim(free_radius > 0.01, "free, W does not stay nilpotent")
 

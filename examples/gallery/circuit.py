@@ -35,12 +35,7 @@ def kirchhoff(v, source, log_Is, beta, celsius):
     base, collector, emitter = v.unbind(-1)
     ic, ib = ebers_moll(base - emitter, base - collector, log_Is, beta, celsius)
     return torch.stack(
-        [
-            1e3 * (source - base) / Rb - ib,
-            1e3 * (supply - collector) / Rc - ic,
-            ic + ib - 1e3 * emitter / Re,
-        ],
-        -1,
+        [1e3 * (source - base) / Rb - ib, 1e3 * (supply - collector) / Rc - ic, ic + ib - 1e3 * emitter / Re], -1
     )
 
 

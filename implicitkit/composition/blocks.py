@@ -1,9 +1,9 @@
-"""Solving a composition by its blocks, one after another or at once."""
+"""Solving a composition by its blocks, one after another or at once, and what is reported of each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 from implicitkit.composition import concurrent
 from implicitkit.composition.joint import Joint
 from implicitkit.composition.nodes import Component, Nodes
-from implicitkit.composition.report import BlockOutcome, BlockReport
 from implicitkit.composition.stepper import ComponentStepper
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import check_options, one_of, part, positive
@@ -25,7 +24,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.anderson import Anderson
 from implicitkit.solver.method import Method
 
-__all__ = ["Blocks"]
+__all__ = ["BlockOutcome", "BlockReport", "Blocks"]
 
 _MODES = ("sequential", "concurrent")
 _SWEEPS = Anderson(memory=10, period=1)
@@ -310,3 +309,42 @@ class _Run:
             hint = "; joint.analyse(state, inputs) shows whether the loop contracts" if kind == "feedback loop" else ""
             self.messages.append(f"{kind} {name}{many}: {how}{hint}")
         self.status = torch.where(sound, status, self.status)
+
+
+@dataclass(frozen=True)
+class BlockReport:
+    """Figures of a solve by blocks (``solution.blocks``).
+
+    Attributes:
+        evaluations: node -> calls of its map, the one call at the start included that every solve makes.
+        depth: the longest chain of calls that had to follow one another.
+        residual_norm: node -> ``|f_k - z_k|_2`` of each sample, ``(batch,)``; nodes that were not solved have none.
+        unsolved: nodes from which the output cannot be reached: left at their start.
+    """
+
+    evaluations: dict[str, int]
+    depth: int
+    residual_norm: dict[str, Tensor]
+    unsolved: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Calls of all maps."""
+        return sum(self.evaluations.values())
+
+    def __str__(self) -> str:
+        width = max(map(len, self.evaluations))
+        lines = [f"{self.total} evaluations, depth {self.depth}"]
+        for name, count in self.evaluations.items():
+            norm = self.residual_norm.get(name)
+            state = "not solved" if norm is None else f"residual {norm.max().item():.2e}"
+            lines.append(f"  {name:<{width}}  {count:>6} evaluations  {state}")
+        return "\n".join(lines)
+
+
+@dataclass
+class BlockOutcome(Outcome):
+    """An outcome with its report; ``unsolved`` as there."""
+
+    report: BlockReport | None = None
+    unsolved: frozenset[str] = field(default_factory=frozenset)

@@ -177,10 +177,7 @@ def certify(solution: Solution) -> Certificate:
 def _linearise(system: System, theta: tuple[Tensor, ...], z: Tensor) -> tuple[Tensor, Operator]:
     problem = system.problem
     value, A = autodiff.linearise(
-        lambda y: system.residual(y, *theta),
-        z,
-        symmetric=problem.symmetric,
-        fixed_point=problem.kind.iteration,
+        lambda y: system.residual(y, *theta), z, symmetric=problem.symmetric, fixed_point=problem.kind.iteration
     )
     return value.detach(), A
 

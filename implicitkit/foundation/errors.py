@@ -32,11 +32,7 @@ class ConvergenceError(RuntimeError):
     """
 
     def __init__(
-        self,
-        message: str,
-        solution: Any = None,
-        samples: tuple[int, ...] = (),
-        residual_norms: tuple[float, ...] = (),
+        self, message: str, solution: Any = None, samples: tuple[int, ...] = (), residual_norms: tuple[float, ...] = ()
     ) -> None:
         super().__init__(message)
         self.solution = solution

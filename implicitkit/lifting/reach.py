@@ -1,4 +1,5 @@
-"""What a callable can reach: the modules whose tensors it may use, and the lock under which they are used."""
+"""What a callable can reach: the modules whose tensors it may use, the lock under which they are used, and their buffers,
+which keep what they have where a module is run before it is lifted."""
 
 from __future__ import annotations
 
@@ -12,11 +13,22 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from implicitkit.foundation import tracers
+from implicitkit.foundation import compat, tracers
 
-__all__ = ["Scope", "below", "can_keep", "holds_compiled", "modules_held", "modules_in_use", "reachable_modules"]
+__all__ = [
+    "Scope",
+    "below",
+    "buffers_untouched",
+    "can_keep",
+    "holds_compiled",
+    "modules_held",
+    "modules_in_use",
+    "reachable_modules",
+]
+
 
 _DEPTH = 6  # how far reachable objects are followed
 _LIBRARIES = ("torch", "numpy", "builtins", "scipy", "implicitkit")  # whose functions hold nothing of the user's
@@ -226,3 +238,21 @@ def _state(cell: types.CellType) -> tuple[Any, int, str, bool]:
 def version(t: Tensor) -> int:
     """How often a tensor has been written to."""
     return 0 if t.is_inference() else t._version
+
+
+@contextlib.contextmanager
+def buffers_untouched(function: Any) -> Iterator[None]:
+    """Inside, what the modules within reach of ``function`` write into their buffers (running statistics, counters) is
+    taken back at the end, as that of a solve's evaluations is."""
+    with modules_held():
+        modules = {id(m): m for outer in reachable_modules(function)[0] for m in outer.modules()}.values()
+        places = [(m, name, b) for m in modules for name, b in m._buffers.items() if b is not None]
+        before = [(m, name, b, b.detach().clone()) for m, name, b in places if not compat.is_wrapped(b)]
+        try:
+            yield
+        finally:
+            for m, name, b, copy in before:
+                m._buffers[name] = b
+                if not torch.equal(b, copy):
+                    with torch.no_grad():
+                        b.copy_(copy)

@@ -58,7 +58,4 @@ class JacobianMatrix:
         if not compat.transforms_active():
             A = autodiff.linearise(function, z)[1]
             return A.mv, A.rmv
-        return (
-            lambda v: torch.func.jvp(function, (z,), (v,))[1],
-            lambda w: torch.func.vjp(function, z)[1](w)[0],
-        )
+        return (lambda v: torch.func.jvp(function, (z,), (v,))[1], lambda w: torch.func.vjp(function, z)[1](w)[0])

@@ -22,10 +22,7 @@ Source: Absil, Mahony & Sepulchre (2008), *Optimization Algorithms on Matrix Man
 """
 
 from implicitkit.manifold.base import Manifold
-from implicitkit.manifold.euclidean import Euclidean
-from implicitkit.manifold.product import Product
-from implicitkit.manifold.quaternion import UnitQuaternion
-from implicitkit.manifold.se3 import SE3
-from implicitkit.manifold.so3 import SO3
+from implicitkit.manifold.groups import SE3, SO3, UnitQuaternion
+from implicitkit.manifold.product import Euclidean, Product
 
 __all__ = ["SE3", "SO3", "Euclidean", "Manifold", "Product", "UnitQuaternion"]

@@ -1,4 +1,4 @@
-"""Products: a manifold for each part of a pytree."""
+"""Vectors, and products: a manifold for each part of a pytree."""
 
 from __future__ import annotations
 
@@ -6,13 +6,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
 from implicitkit.manifold.base import Manifold
-from implicitkit.manifold.euclidean import Euclidean
 
-__all__ = ["Product", "as_manifold"]
+__all__ = ["Euclidean", "Product", "as_manifold"]
+
+
+@dataclass(frozen=True)
+class Euclidean(Manifold):
+    """All tensors of a shape, or pytrees of them: ``retract(z, delta) = z + delta``."""
+
+    def zero(self, z: Any) -> Any:
+        return trees.tree_map(torch.zeros_like, z)
+
+    def retract(self, z: Any, delta: Any) -> Any:
+        return trees.tree_map(torch.add, z, delta)
+
+    def local(self, z: Any, y: Any) -> Any:
+        return trees.tree_map(torch.sub, y, z)
+
+    def project(self, z: Any) -> Any:
+        return z
+
+    def check(self, z: Any) -> None:
+        return None
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,7 @@ _TABLE = TABLES["problems"]
 
 
 def register_problem(
-    cls: T,
-    *,
-    name: str | None = None,
-    rule: Any = "implicit",
-    linear_solver: Any = "gmres",
-    override: bool = False,
+    cls: T, *, name: str | None = None, rule: Any = "implicit", linear_solver: Any = "gmres", override: bool = False
 ) -> T:
     """Register a :class:`~implicitkit.Problem` subclass, with the rule and the linear solver that fit it.
 

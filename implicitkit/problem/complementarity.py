@@ -5,24 +5,43 @@ A complementarity ``lam >= 0``, ``s >= 0``, ``lam s = 0`` holds if and only if `
 
     plus(v, kappa) = (v + sqrt(v^2 + 4 kappa)) / 2,         plus'(v, kappa) = (1 + v / sqrt(v^2 + 4 kappa)) / 2
 
+and of inequalities with two sides, ``lower <= Gz <= h``,
+
+    lam - plus(lam + Gz - h, kappa) + plus(lower - Gz - lam, kappa) = 0
+
 Source: Chen & Mangasarian (1996), "A class of smoothing functions for nonlinear and mixed complementarity problems",
 Comput. Optim. Appl. 5.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import DegenerateWarning, warn
 
-__all__ = ["DEGENERATE", "KAPPA", "check_degenerate", "lesser", "plus", "plus_slope", "warn_zero_gradient"]
+__all__ = [
+    "DEGENERATE",
+    "KAPPA",
+    "are_kept",
+    "check_degenerate",
+    "lesser",
+    "natural",
+    "plus",
+    "plus_slope",
+    "settled",
+    "warn_zero_gradient",
+]
 
 DEGENERATE = ("lstsq", "raise", "smooth")
 """What the derivative of a degenerate solution may be: of least norm, an error, that of a relaxed program."""
 
 KAPPA = 1e-3
 """Complementarity of the relaxed problem, unless something else is asked for."""
+_KEPT = 1e-2  # of kappa: how closely a relaxed program keeps it ...
+_SLACK = 8.0  # ... or times what rounding leaves of a slack
 
 
 def check_degenerate(policy: str) -> None:
@@ -63,3 +82,45 @@ def warn_zero_gradient(what: str) -> None:
         'objective, or use degenerate="smooth"',
         DegenerateWarning,
     )
+
+
+Ends = dict[str, Tensor]
+"""``h`` and ``lower``, each ``(batch, m)``, or one of them."""
+
+
+def natural(lam: Tensor, v: Tensor, ends: Ends, kappa: float) -> Tensor:
+    """The left-hand side of two sides, ``(batch, m)``, for ``v = lam + Gz``."""
+    if "h" in ends:
+        lam = lam - plus(v - ends["h"], kappa)
+    if "lower" in ends:
+        lam = lam + plus(ends["lower"] - v, kappa)
+    return lam
+
+
+def settled(lam: Tensor, image: Tensor, ends: Ends, kappa: float) -> Tensor:
+    """Small multipliers, of slacks that are larger, as these slacks ``h - image`` have them, ``(batch, m)``: a norm of all
+    conditions does not see what is left of them."""
+    F = natural(lam, lam + image, ends, kappa)
+    inside = torch.stack([(end - image).abs() for end in ends.values()]).amin(0) > lam.abs()
+    return torch.where(inside & torch.isfinite(F), lam - F, lam)
+
+
+def are_kept(
+    z: Tensor, lam: Tensor, times: Callable[[Tensor], Tensor], beside: Tensor, ends: Ends, kappa: float
+) -> Tensor:
+    """Where ``lam s = kappa`` is kept to a hundredth, or as far as rounding of ``s = h - Gz`` lets it be, ``(batch,)``.
+
+    ``F = lam - plus(lam - s, kappa)`` makes it ``lam s = kappa + F (lam + s) - F^2``; of two sides ``s`` is the nearer.  In
+    float64, since ``F`` cancels.
+
+    Args:
+        z, lam: the point, in the precision of the program. times: ``G z`` of a ``z`` in float64. beside: ``|G| |z|``,
+            ``(batch, m)``.
+    """
+    eps, ends = torch.finfo(lam.dtype).eps, {name: end.double() for name, end in ends.items()}
+    lam, image = lam.double(), times(z.double())
+    F = natural(lam, lam + image, ends, kappa)
+    s = torch.stack([(end - image).abs() for end in ends.values()]).amin(0)
+    reach = beside + torch.stack([end.abs() for end in ends.values()]).amin(0)
+    kept = F.abs() * (lam.abs() + s) <= _KEPT * kappa + _SLACK * eps * lam.abs() * reach
+    return (kept | ~torch.isfinite(s)).all(1)

@@ -16,9 +16,8 @@ from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
 from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, times
-from implicitkit.problem.crossing import first_crossing
 from implicitkit.problem.explicit import follow
-from implicitkit.problem.integration import get_integrator, hermite
+from implicitkit.problem.integration import first_crossing, get_integrator, hermite
 from implicitkit.problem.kind import Kind
 
 __all__ = ["InitialValue"]

@@ -15,11 +15,10 @@ from implicitkit.foundation.trees import Layout, from_arrays
 from implicitkit.linear.conditions.kkt import KKT
 from implicitkit.linear.conditions.saddle import StructuredOperator, mv
 from implicitkit.problem.base import Problem, Restated
-from implicitkit.problem.complementarity import KAPPA, check_degenerate, warn_zero_gradient
+from implicitkit.problem.complementarity import KAPPA, are_kept, check_degenerate, natural, settled, warn_zero_gradient
 from implicitkit.problem.kind import QUADRATIC_PROGRAM, Kind
 from implicitkit.problem.qp_data import QPData
 from implicitkit.problem.qp_jacobian import QPJacobian
-from implicitkit.problem.qp_relaxed import are_kept, natural, settled
 from implicitkit.problem.qp_units import UNEVEN, Units, units_of
 from implicitkit.problem.sparse_conditions import MATRICES, Places, as_entries, as_sparse, is_sparse, sparse_jacobian
 from implicitkit.system import System
@@ -293,7 +292,7 @@ class QPConditions(Problem):
 
     def relaxed(self, part: dict[str, Tensor], w: Tensor) -> tuple[Tensor, Tensor]:
         """The packed state with its small multipliers settled, and where ``lam_i s_i = kappa`` is kept, ``(batch,)``
-        (:mod:`~implicitkit.problem.qp_relaxed`); of :meth:`data`."""
+        (:mod:`~implicitkit.problem.complementarity`); of :meth:`data`."""
         if not self.kappa or "G" not in part:
             return w, torch.ones_like(w[:, 0], dtype=torch.bool)
         ends = {name: part[name] for name in _ABSENT if name in part}

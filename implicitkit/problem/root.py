@@ -1,4 +1,4 @@
-"""``residual(z, *args) = 0``."""
+"""``residual(z, *args) = 0``, and the same between ends that belong to a transform."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from implicitkit.problem.base import Problem, require_callable
+import torch
+from torch import Tensor
+
+from implicitkit.problem.around import Around
+from implicitkit.problem.base import Problem, Restated, deeper, require_callable
 from implicitkit.problem.kind import ROOT, Kind
 
-__all__ = ["Root"]
+__all__ = ["Root", "RootBetween"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,3 +52,44 @@ class Root(Problem):
 
     def residual(self, z: Any, *args: Any) -> Any:
         return self.function(z, *args)
+
+
+@dataclass(frozen=True, repr=False)
+class RootBetween(Root):
+    """:class:`Root` with a bracket: ``z = low + t (high - low)``, solved for ``t`` in ``[0, 1]``.
+
+    A solver runs below all transforms of ``torch.func`` and cannot be given ends that do not exist there; the equation in
+    ``t`` has the same ends for every sample, and the true ones among its arguments.  The solution does not depend on the
+    ends: its derivative by them is zero, and is not formed.
+
+    Args:
+        ends: ``(low, high)``, numbers or tensors that broadcast against ``z``, or of the batch's shape.
+    """
+
+    ends: Any = field(default=None, kw_only=True)
+
+    def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
+        low, high = (_like(torch.as_tensor(end, device=z0.device).to(z0).detach(), z0) for end in self.ends)
+        inner = Root(
+            _Between(self.equation),
+            jac_sparsity=self.jac_sparsity,
+            symmetric=self.symmetric,
+            positive_definite=self.positive_definite,
+            has_aux=self.has_aux,
+        )
+        start = (z0.detach() - low) / (high - low)
+        return deeper(inner, start, args, batch_dims, (low, high - low), lambda t, g: g[0] + t * g[1])
+
+
+def _like(end: Tensor, z0: Tensor) -> Tensor:
+    """An end, for every entry of ``z0``."""
+    if end.ndim and end.shape == z0.shape[: end.ndim]:
+        end = end.reshape(*end.shape, *(1,) * (z0.ndim - end.ndim))
+    return end.expand_as(z0)
+
+
+class _Between(Around):
+    """``function(low + t (high - low), *args)`` as a function of ``t``, with ``(low, high - low)`` the first argument."""
+
+    def __call__(self, t: Tensor, ends: tuple[Tensor, Tensor], *args: Any) -> Any:
+        return self.function(ends[0] + t * ends[1], *args)

@@ -10,28 +10,28 @@ Source for the formulas: Parikh & Boyd (2014), "Proximal algorithms", chapter 6,
 """
 
 from implicitkit.project.couplings import Birkhoff as birkhoff
+from implicitkit.project.couplings import KLBirkhoff as kl_birkhoff
+from implicitkit.project.couplings import KLTransport as kl_transport
 from implicitkit.project.couplings import Transport as transport
-from implicitkit.project.entropic import KLBirkhoff as kl_birkhoff
-from implicitkit.project.entropic import KLTransport as kl_transport
 from implicitkit.project.linear import Affine as affine
 from implicitkit.project.linear import Polyhedron as polyhedron
 from implicitkit.sets.balls import L1Ball as l1_ball
+from implicitkit.sets.balls import L1Sphere as l1_sphere
 from implicitkit.sets.balls import L2Ball as l2_ball
+from implicitkit.sets.balls import L2Sphere as l2_sphere
 from implicitkit.sets.balls import LinfBall as linf_ball
 from implicitkit.sets.base import Projection
 from implicitkit.sets.box import Box as box
 from implicitkit.sets.cones import Monotone as monotone
 from implicitkit.sets.cones import Nonnegative as nonnegative
 from implicitkit.sets.cones import SecondOrderCone as second_order_cone
-from implicitkit.sets.entropic import KLSimplex as kl_simplex
+from implicitkit.sets.hyperplanes import BoxSection as box_section
 from implicitkit.sets.hyperplanes import Halfspace as halfspace
 from implicitkit.sets.hyperplanes import Hyperplane as hyperplane
-from implicitkit.sets.knapsack import BoxSection as box_section
+from implicitkit.sets.simplex import KLSimplex as kl_simplex
 from implicitkit.sets.simplex import Simplex
 from implicitkit.sets.simplex import SparseSimplex as sparse_simplex
 from implicitkit.sets.spectral import PSDCone as psd_cone
-from implicitkit.sets.spheres import L1Sphere as l1_sphere
-from implicitkit.sets.spheres import L2Sphere as l2_sphere
 
 simplex = Simplex
 

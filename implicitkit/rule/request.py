@@ -32,7 +32,7 @@ from implicitkit.solution import LinearReport, Record, Status
 from implicitkit.solver.base import Options, Solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.finding import find
-from implicitkit.solver.tracked import TrackedEvaluations
+from implicitkit.solver.method import TrackedEvaluations
 from implicitkit.sparsity.watching import solved_inside
 from implicitkit.system import System
 

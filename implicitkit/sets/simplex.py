@@ -1,9 +1,9 @@
-"""The simplex, and its points with few entries."""
+"""The simplex, its points with few entries, and its projection in the Kullback-Leibler divergence."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from implicitkit.foundation.options import at_least, check_options, or_tensor, p
 from implicitkit.sets.base import Projection, against
 from implicitkit.sets.groups import ByRow
 
-__all__ = ["Simplex", "SparseSimplex", "onto_simplex"]
+__all__ = ["EntropicProjection", "KLSimplex", "Simplex", "SparseSimplex", "onto_simplex"]
 
 
 @dataclass(frozen=True)
@@ -73,3 +73,33 @@ def onto_simplex(v: Tensor, radius: Tensor) -> Tensor:
         support = (plain >= edge).to(v.dtype)
     tau = ((v * support).sum(-1, keepdim=True) - radius) / support.sum(-1, keepdim=True)
     return (v - tau).clamp_min(0)
+
+
+class EntropicProjection(Projection):
+    r"""A projection in the Kullback-Leibler divergence, of ``exp(v)``; the point is given by its logarithm:
+
+        argmin_{x in C}  \sum x (\log x - v) - x
+
+    It smooths the maximum of ``<v, x>`` over ``C``.  It is no Euclidean projection, and so no ``project=`` of ``ik.argmin``.
+    """
+
+    euclidean: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class KLSimplex(EntropicProjection):
+    """``{x >= 0, sum x = radius}``: ``radius softmax(v)`` over the last dimension (Beck & Teboulle 2003, section 5).
+
+        ik.project.kl_simplex()(torch.tensor([1.0, 2.0, 3.0]).log())  # [1/6, 2/6, 3/6]
+
+    Args:
+        radius: positive number, or tensor of the batch's shape.
+    """
+
+    radius: Any = 1.0
+
+    def __post_init__(self) -> None:
+        check_options(self, radius=or_tensor(positive()))
+
+    def project(self, v: Tensor) -> Tensor:
+        return against(self.radius, v) * torch.softmax(v, -1)

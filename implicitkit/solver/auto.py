@@ -13,8 +13,7 @@ from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.augmented_lagrangian import AugmentedLagrangian
 from implicitkit.solver.constrained.model import SPARSE
-from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
-from implicitkit.solver.constrained.projected_newton import ProjectedNewton
+from implicitkit.solver.constrained.projected import ProjectedLevenbergMarquardt, ProjectedNewton
 from implicitkit.solver.constrained.proximal_newton import ProximalNewton
 from implicitkit.solver.constrained.sqp import SQP
 from implicitkit.solver.fixed_point.attracting import PATH, PATH_STEPS, Attracting
@@ -76,11 +75,7 @@ _MATRIX_FREE = (
     _stage("df_sane", max_steps=500),
 )
 #: Between the two: a dense Jacobian where products cost more, or have failed.
-_EITHER = (
-    Stage(FrugalNewton(), max_steps=100),
-    *_DENSE_NEWTON[1:5],
-    *_MATRIX_FREE[1:],
-)
+_EITHER = (Stage(FrugalNewton(), max_steps=100), *_DENSE_NEWTON[1:5], *_MATRIX_FREE[1:])
 #: Newton's method above the size where a dense Jacobian is the first choice, for Jacobians that are sparse.
 _SPARSE_NEWTON = (
     Stage(FrugalNewton(), max_steps=100, sparse=True),

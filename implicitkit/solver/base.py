@@ -20,7 +20,7 @@ from implicitkit.foundation.options import Configured
 from implicitkit.solution import Status
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["Found", "Options", "Outcome", "Solver"]
+__all__ = ["Found", "Options", "Outcome", "Solver", "account"]
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,12 @@ class Outcome:
         if self._counted is None or self._counted[0] is not self.status:
             self._counted = self.status, not int(self.status.count_nonzero())  # CONVERGED is 0
         return self._counted[1]
+
+
+def account(whole: Evaluations | Outcome, part: Evaluations | Outcome) -> None:
+    """Count what a part of a solve has cost in the whole, too."""
+    whole.evaluations += part.evaluations
+    whole.sample_evaluations += part.sample_evaluations
 
 
 class Found(NamedTuple):

@@ -15,7 +15,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, function, instance, one_of, optional, string
 from implicitkit.linear.factors.user_factor import UserFactor
 from implicitkit.solution import Status
-from implicitkit.solver.base import Found, Options, Outcome, Solver
+from implicitkit.solver.base import Found, Options, Outcome, Solver, account
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.returned import point, steps_of
 from implicitkit.solver.subset import subset
@@ -348,8 +348,7 @@ def _one_sample(f: Evaluations, z: Tensor, i: int) -> Iterator[BlackBoxFunction]
     try:
         yield BlackBoxFunction(part, z[row * per_row : (row + 1) * per_row].clone(), slot=inside)
     finally:
-        f.evaluations += part.evaluations
-        f.sample_evaluations += part.sample_evaluations
+        account(f, part)
 
 
 def _guarded(solver: BlackBox, f: BlackBoxFunction, z0: Tensor, **keywords: Any) -> Found:

@@ -1,70 +1,30 @@
 """The built-in solvers: importing this module registers every one of them."""
 
+# ruff: noqa: F401
+
 from implicitkit.solver.constrained import (
     augmented_lagrangian,
-    block_coordinate_descent,
     filter_interior_point,
-    mirror_descent,
     proximal_gradient,
     sqp,
 )
 from implicitkit.solver.fixed_point import aitken, anderson, continuation, picard, relay
 from implicitkit.solver.least_squares import dogleg, gauss_newton, levenberg_marquardt
 from implicitkit.solver.minimise import (
-    bfgs,
-    golden_section,
+    direct_search,
     gradient_descent,
-    lbfgs,
-    nelder_mead,
     newton_cg,
     nonlinear_cg,
+    quasi_newton,
     torch_optim,
 )
 from implicitkit.solver.qp import builtin, external
 from implicitkit.solver.root import (
     bisection,
     broyden,
-    chandrupatla,
-    chord,
     df_sane,
     newton,
     newton_krylov,
     pseudo_transient,
     trust_region,
 )
-
-__all__ = [
-    "aitken",
-    "anderson",
-    "augmented_lagrangian",
-    "bfgs",
-    "bisection",
-    "block_coordinate_descent",
-    "broyden",
-    "builtin",
-    "chandrupatla",
-    "chord",
-    "continuation",
-    "df_sane",
-    "dogleg",
-    "external",
-    "filter_interior_point",
-    "gauss_newton",
-    "golden_section",
-    "gradient_descent",
-    "lbfgs",
-    "levenberg_marquardt",
-    "mirror_descent",
-    "nelder_mead",
-    "newton",
-    "newton_cg",
-    "newton_krylov",
-    "nonlinear_cg",
-    "picard",
-    "proximal_gradient",
-    "pseudo_transient",
-    "relay",
-    "sqp",
-    "torch_optim",
-    "trust_region",
-]

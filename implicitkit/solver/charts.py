@@ -16,7 +16,7 @@ from torch import Tensor
 
 from implicitkit.foundation.trees import tree_map
 from implicitkit.solution import Solution, Status
-from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.black_box import verdict
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.judging import Judge
@@ -74,8 +74,7 @@ def _after(history: Outcome | None, outcome: Outcome) -> Outcome:
     if history is None:
         return outcome
     outcome.steps = history.steps + outcome.steps
-    outcome.evaluations += history.evaluations
-    outcome.sample_evaluations += history.sample_evaluations
+    account(outcome, history)
     outcome.trace = history.trace + outcome.trace[1:]
     return outcome
 

@@ -332,15 +332,14 @@ class Evaluations:
         """Constrained minimisation: the optimality conditions; what a solver of programs needs besides, it asks
         ``problem`` for, with :meth:`kernel`."""
         z = point["z"]
+        limits = self.limits(z) if self._keeps or self.fits is not None else None
         if self.fits is not None:  # bounds are no function of the user's: their natural map is not counted
-            slope = self.fits.at(z).slope
-            point["residual"] = self.problem.conditions(self._kernel, z, slope, self.limits(z)).detach()
+            saddle = self.fits.at(z).slope
         elif self._keeps:
-            point["saddle"] = saddle = self._linearised_saddle(z)
-            point["residual"] = self.problem.conditions(self._kernel, z, saddle[0], self.limits(z)).detach()
+            saddle = point.setdefault("saddle", self._linearised_saddle(z))[0]
         else:
             saddle = self.problem.flat_saddle(self.kernel, z)
-            point["residual"] = self.problem.conditions(self._kernel, z, saddle).detach()
+        point["residual"] = self.problem.conditions(self._kernel, z, saddle, limits).detach()
         point["f"] = point["residual"]
 
     def _compute_visible(self, point: dict[str, Tensor], name: str) -> None:
@@ -357,7 +356,7 @@ class Evaluations:
         return self._limits[0]
 
     def uncounted(self, z: Tensor) -> Tensor:
-        """The same of what is no function of the user's: bounds, and proximal maps."""
+        """The same of what is no function of the user's: bounds, proximal maps."""
         return self._kernel(z)
 
     def kernel(self, z: Tensor) -> Tensor:

@@ -15,15 +15,16 @@ from torch import Tensor
 from implicitkit.problem.qualification import balances_by_rounding
 from implicitkit.solution import Status
 from implicitkit.solver import returned
-from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_other_units
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.starts import beside, is_lowest
 from implicitkit.solver.subset import subset
-from implicitkit.solver.verdict.at_rest import said_of_flow
 from implicitkit.solver.verdict.minima import ROUNDING, downhill, falls_forever
 from implicitkit.solver.verdict.noise import refuse_noise
+from implicitkit.solver.verdict.probing import DENSE
+from implicitkit.solver.verdict.scales import in_working_precision
 
 __all__ = ["find"]
 
@@ -150,8 +151,7 @@ def _look_back(f: Evaluations, outcome: Outcome) -> None:
     for share in _WAY:
         lower = probe.value(share * z) < least  # false for NaN
         outcome.status = torch.where(still & lower, int(Status.SADDLE), outcome.status)
-    f.evaluations += probe.evaluations
-    f.sample_evaluations += probe.sample_evaluations
+    account(f, probe)
 
 
 def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Outcome) -> None:
@@ -202,3 +202,34 @@ def _take(outcome: Outcome, again: Outcome, better: Tensor, open_: Tensor) -> No
     outcome.trace = outcome.trace + again.trace[1:]
     outcome.message = again.message or outcome.message
     outcome.solver = again.solver or outcome.solver
+
+
+def said_of_flow(f: Evaluations, z: Tensor, which: Tensor) -> str:
+    r"""A sentence, if disturbances of one of the states ``which`` ``(batch,)`` grow: an eigenvalue of ``s dF/dz`` has a
+    positive real part, beyond ``sqrt(eps) |dF/dz|``.  Empty where there are more than 64 unknowns, or no derivative.
+
+    Newton's steps solve ``g(z) = 0`` and do not care whether ``dz/dt = g(z)`` would come to ``z``: logistic growth rests at
+    zero, too.  Such a state is a solution, and rarely the one that is meant.
+
+    Source: linear stability, Strogatz (1994), *Nonlinear Dynamics and Chaos*, section 2.4 and 5.2.
+    """
+    if z.shape[1] > DENSE or not bool(which.any()):
+        return ""
+    probe = Evaluations(f.system, f.theta, "root")
+    try:
+        J = f.kind.flow * in_working_precision(probe.linearize(z).dense())
+    except Exception:  # the function is not to be differentiated, and no derivative was asked for
+        return ""
+    account(f, probe)
+    usable = which & torch.isfinite(J).flatten(1).all(1)
+    J = torch.where(usable[:, None, None], J, 0)
+    growth = torch.linalg.eigvals(J).real.amax(1)
+    leaves = usable & (growth > torch.finfo(z.dtype).eps ** 0.5 * torch.linalg.matrix_norm(J))
+    count, fastest = int(leaves.sum()), float(growth.max())
+    if not count:
+        return ""
+    states = "this state" if len(z) == 1 else f"{count} of {len(z)} states found"
+    return (
+        f"The flow leaves {states}: a disturbance grows by e in {1 / fastest:.3g} units of time. solver='auto' and "
+        "'pseudo_transient' follow the flow; ik.stability(solution) says more"
+    )

@@ -6,6 +6,7 @@ termination, freezing and dropping of converged samples, the best iterate, trace
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -14,8 +15,9 @@ from implicitkit.foundation import trees
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.driver import iterate
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.system import System
 
-__all__ = ["Method"]
+__all__ = ["Method", "TrackedEvaluations"]
 
 
 class Method(Solver):
@@ -94,3 +96,14 @@ def _rows(state: Any, index: Tensor) -> Any:
     if state is None or isinstance(state, (bool, int, float, str)):
         return state
     return trees.tree_map(lambda t: t.index_select(0, index) if isinstance(t, Tensor) and t.ndim else t, state)
+
+
+class TrackedEvaluations(Evaluations):
+    """``f`` with every operation visible to autograd and to the transforms around the call."""
+
+    def __init__(self, system: System, theta: Sequence[Tensor], solves: str) -> None:
+        super().__init__(system, theta, solves)
+        self._how, self.fits = "visible", None
+
+    def _kernel(self, z: Tensor) -> Tensor:
+        return self.system.kernel(z, *self.theta)

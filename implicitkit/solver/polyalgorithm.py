@@ -10,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.foundation.options import at_least, check_options, finite, flag, instance, optional, part
 from implicitkit.solution import Status
-from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.evaluations import Evaluations
@@ -237,8 +237,7 @@ def _lowest(f: Evaluations, onward: Tensor, latest: Tensor, total: Outcome) -> T
         return total.z
     probe = Evaluations(f.system, f.theta, "minimise")
     lower = probe.value(latest) < probe.value(onward)
-    total.evaluations += probe.evaluations
-    total.sample_evaluations += probe.sample_evaluations
+    account(total, probe)
     return torch.where(lower.unsqueeze(1), latest, onward)
 
 

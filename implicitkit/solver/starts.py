@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from implicitkit.solver.base import account
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 
@@ -30,7 +31,7 @@ def has_no_slope(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         missing = torch.zeros_like(z, dtype=torch.bool)
     if bool(missing.any()):
         missing = missing & _has_value(probe, z).unsqueeze(1)
-    _account(f, probe)
+    account(f, probe)
     return missing
 
 
@@ -51,7 +52,7 @@ def beside(f: Evaluations, z0: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         start, open_ = torch.where(good.unsqueeze(1), moved, start), open_ & ~good
         if not bool(open_.any()):
             break
-    _account(f, probe)
+    account(f, probe)
     return start, open_
 
 
@@ -62,7 +63,7 @@ def _in_its_set(f: Evaluations, z0: Tensor, which: Tensor) -> Tensor:
     inside = torch.cat([Model(f).proximal(z, 1.0), multipliers], 1)
     probe = Evaluations(f.system, f.theta, "root")
     which = which & (inside != z0).any(1) & ~_has_value(probe, z0) & _has_value(probe, inside)
-    _account(f, probe)
+    account(f, probe)
     return torch.where(which.unsqueeze(1), inside, z0)
 
 
@@ -73,7 +74,7 @@ def has_a_value(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         return which
     probe = Evaluations(f.system, f.theta, "minimise" if f.kind.minimisation else "root")
     found = which & torch.isfinite(z).all(1) & _has_value(probe, z)
-    _account(f, probe)
+    account(f, probe)
     return found
 
 
@@ -93,7 +94,7 @@ def is_lowest(f: Evaluations, z: Tensor, which: Tensor, atol: float) -> Tensor:
                 break
             there = probe.value(torch.where(moved, z + move * (1 + z.abs()), z))
             found = found & ((there > level) | ~moved.any(1))
-    _account(f, probe)
+    account(f, probe)
     return found
 
 
@@ -108,8 +109,3 @@ def _slope(f: Evaluations, z: Tensor) -> Tensor:
 def _has_value(f: Evaluations, z: Tensor) -> Tensor:
     """Where what the user's function returns is finite, ``(batch,)``."""
     return torch.isfinite(f.kernel(z).reshape(len(z), -1)).all(1)
-
-
-def _account(f: Evaluations, probe: Evaluations) -> None:
-    f.evaluations += probe.evaluations
-    f.sample_evaluations += probe.sample_evaluations

@@ -16,16 +16,15 @@ from implicitkit.foundation.trees import Layout, as_args, as_state, from_arrays,
 from implicitkit.lifting.despite_failures import lift_despite_failures
 from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.lifted import Lifted, check_solution, lift_closed
-from implicitkit.lifting.untouched import buffers_untouched
+from implicitkit.lifting.reach import buffers_untouched
 from implicitkit.lifting.watch import resolve
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.auxiliary import auxiliary
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.problem.catalogue import get_problem_entry
 from implicitkit.problem.fixed_point import FixedPoint
-from implicitkit.problem.interval import RootBetween
 from implicitkit.problem.least_squares import LeastSquares
-from implicitkit.problem.root import Root
+from implicitkit.problem.root import Root, RootBetween
 from implicitkit.problem.steady_state import SteadyState
 from implicitkit.reporting import (
     blank_failures,
@@ -296,13 +295,7 @@ def least_squares(
     :class:`LeastSquares` says what they mean.
     """
     problem = LeastSquares(
-        residuals,
-        bounds=bounds,
-        loss=loss,
-        f_scale=f_scale,
-        x_scale=x_scale,
-        manifold=manifold,
-        **_structure(options),
+        residuals, bounds=bounds, loss=loss, f_scale=f_scale, x_scale=x_scale, manifold=manifold, **_structure(options)
     )
     return _plain_solve(problem, z0, args, **options)
 

@@ -219,13 +219,7 @@ class Bordered:
         return entries - np.einsum("el,le->e", U[rows], W[:, colour]) * sign, U
 
     def _symmetric_parts(
-        self,
-        shown: np.ndarray,
-        V: np.ndarray,
-        L: np.ndarray,
-        weights: np.ndarray,
-        seeds: np.ndarray,
-        signs: np.ndarray,
+        self, shown: np.ndarray, V: np.ndarray, L: np.ndarray, weights: np.ndarray, seeds: np.ndarray, signs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """The same of a symmetric matrix ``A + V' M V``, from the combinations with these ``weights``, which are ``L V``."""
         M = np.linalg.lstsq(weights @ V.T, L, rcond=None)[0]

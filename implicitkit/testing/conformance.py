@@ -211,10 +211,7 @@ def _run(check: Check, subject: Subject, expected: str | None) -> CheckResult:
 
 
 def parametrize_with_checks(
-    solvers: Iterable[Any],
-    *,
-    accuracy: float = ACCURACY,
-    expected_failed_checks: Mapping[str, str] | None = None,
+    solvers: Iterable[Any], *, accuracy: float = ACCURACY, expected_failed_checks: Mapping[str, str] | None = None
 ) -> Any:
     """A pytest decorator: one test for each solver and check, in the manner of scikit-learn.
 

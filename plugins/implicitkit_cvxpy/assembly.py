@@ -1,4 +1,5 @@
-r"""From the parameter vector to the data of a dense cone program, without the variables that only name something.
+r"""From the parameter vector to the data of a cone program, a dense one without the variables that only name something, and
+from its unknowns back to the variables that were asked for.
 
 cvxpy writes ``sum_squares(S x)`` as ``t't`` with ``t = S x``.  Where an equality gives a variable that cvxpy itself
 introduced, ``D t = b_E - E x`` with ``D`` diagonal and constant, it is substituted, ``t = T x + t_0``:
@@ -12,6 +13,8 @@ unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,14 +22,18 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from implicitkit import extend
 from implicitkit_cvxpy.affine import AffineMap, Vector
 from implicitkit_cvxpy.compat import CanonicalProgram
 from implicitkit_cvxpy.cones.form import Cones
-from implicitkit_cvxpy.held import DENSE
+from implicitkit_cvxpy.held import DENSE, Entries
 
-__all__ = ["Assembly"]
+__all__ = ["Assembly", "SparseAssembly", "Variables", "is_sparse"]
+
 
 Array = Any
+_LARGE = 500  # unknowns and multipliers from which it is asked
+_FULL = 16  # one entry in so many, above which a program is dense
 
 
 class Assembly:
@@ -155,3 +162,95 @@ def _constant_diagonal(P: Any, t: Array, n: int, width: int) -> Tensor | None:
     diagonal = np.zeros(len(t))
     np.add.at(diagonal, row, block.data)
     return torch.from_numpy(diagonal)
+
+
+def is_sparse(program: CanonicalProgram) -> bool:
+    """Is a program large, and its KKT matrix mostly zeros, so that sparse factors are the cheaper ones?"""
+    n, m = program.n, program.cones.size
+    curved = program.cones.soc + tuple(k * (k + 1) // 2 for k in program.cones.psd)
+    entries = len(np.unique(program.P.row)) + 2 * len(np.unique(program.A.row)) + sum(k * k for k in curved)
+    return n + m >= _LARGE and _FULL * entries <= (n + m) ** 2
+
+
+class SparseAssembly:
+    """``p -> (P, q, A, b)``, matrices by their entries ``(batch, nnz)``; nothing is substituted.
+
+    Attributes:
+        cones, n, columns, rows, linear, constraining: as those of the dense :class:`~implicitkit_cvxpy.assembly.Assembly`.
+        P_held, A_held: where the entries stand.
+    """
+
+    def __init__(self, program: CanonicalProgram, offsets: Any) -> None:
+        n, m = program.n, program.cones.size
+        self.cones, self.n = program.cones, n
+        self.columns, self.rows = np.arange(n), np.arange(m)
+        self.P_held, self._P = _entries(program.P, (n, n), offsets)
+        self.A_held, self._A = _entries(program.A, (m, n), offsets)
+        self._q, self._b = AffineMap(program.q, (n,), offsets), AffineMap(program.b, (m,), offsets)
+        self.linear = not self._P.size
+        self.constraining = np.unique(np.concatenate([program.P.col, program.A.col, program.b.col]))
+
+    def __call__(self, p: Vector) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The data for each sample, float64."""
+        return self._P(p), self._q(p), self._A(p), self._b(p)
+
+
+def _entries(matrix: Any, shape: tuple[int, int], offsets: Any) -> tuple[Entries, AffineMap]:
+    """The places of a matrix whose entries, row by row, depend on the parameters as ``matrix`` says; and these entries."""
+    coo = matrix.tocoo()
+    kept = coo.data != 0
+    where, position = np.unique(coo.row[kept].astype(np.int64), return_inverse=True)
+    row, column = (torch.from_numpy(v) for v in np.divmod(where, max(shape[1], 1)))
+    entries = sp.coo_array((coo.data[kept], (position, coo.col[kept])), shape=(len(where), matrix.shape[1]))
+    return Entries(extend.Places(row, column, shape)), AffineMap(entries, (len(where),), offsets)
+
+
+@dataclass
+class Reader:
+    """One variable: ``coefficient * w[index]``, with ``index`` pointing at a zero behind ``w`` where there is nothing."""
+
+    shape: tuple[int, ...]
+    index: Tensor
+    coefficient: Tensor | None
+    span: tuple[int, int] | None  # the index is this range
+    exp: bool
+
+
+class Variables:
+    """``w (batch, n + m)`` of the reduced program to a tuple of tensors."""
+
+    def __init__(self, program: CanonicalProgram, assembly: Assembly | SparseAssembly) -> None:
+        size = assembly.n + assembly.cones.size
+        column = np.full(program.n + 1, size, dtype=np.int64)
+        column[assembly.columns] = np.arange(assembly.n)
+        row = np.full(program.cones.size + 1, size, dtype=np.int64)
+        row[assembly.rows] = assembly.n + np.arange(len(assembly.rows))
+        self.readers = []
+        for r in program.variables:
+            index: Any = (row if r.dual else column)[r.index]
+            first = int(index[0]) if len(index) else 0
+            straight = len(index) > 0 and bool((index == first + np.arange(len(index))).all()) and index[-1] < size
+            weight = None if (r.coefficient == 1).all() else torch.from_numpy(r.coefficient.astype(np.float64))
+            span = (first, first + len(index)) if straight else None
+            self.readers.append(Reader(r.shape, torch.from_numpy(index), weight, span, r.exp))
+
+    def __call__(self, w: Tensor, lead: tuple[int, ...]) -> list[Tensor]:
+        """Each variable, ``lead + shape``."""
+        padded = None
+        out = []
+        for reader in self.readers:
+            if reader.span is not None:
+                part = w[:, slice(*reader.span)]
+            else:
+                padded = torch.cat([w, w.new_zeros(w.shape[0], 1)], 1) if padded is None else padded
+                part = padded.index_select(1, reader.index.to(w.device))
+            if reader.coefficient is not None:
+                part = part * reader.coefficient.to(w.device)
+            part = part.exp() if reader.exp else part
+            out.append(part.reshape(lead + reader.shape))
+        return out
+
+    def empty(self, lead: tuple[int, ...], dtype: torch.dtype, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The results for a batch of no samples, on the graph of the parameters."""
+        anchor = sum(v.sum() * 0 for v in values if v.numel() == 0)
+        return tuple(anchor + torch.zeros(*lead, *r.shape, dtype=dtype, device=values[0].device) for r in self.readers)

@@ -1,4 +1,4 @@
-"""From a solver's answer to a solution: judge it, and take it to rounding by Newton's method.
+r"""From a solver's answer to a solution: judge it, and take it to rounding by Newton's method.
 
 The natural map is piecewise smooth and its active piece is found by any solver to low accuracy, so that one or two steps
 
@@ -8,6 +8,13 @@ reach rounding (Robinson 1992); a step that does not lower ``|F|`` is not taken.
 regular also where multipliers are not unique: the proximal method of multipliers (Rockafellar 1976), whose steps leave about
 ``delta`` of what Newton's would take away; and where the solver's point does not tell which rows are active, quadratic
 programs are solved by sets of active rows.
+
+All in units in which the data are of ordinary size, so that tolerances mean the same whatever the user's units.  Cones are
+cones, and a multiplier has the units of the objective: with ``t, s > 0``
+
+    P' = t P,    q' = t q / s,    A' = A,    b' = b / s        x = s x',    y = s y' / t
+
+is the same program.  Each sample has its own, powers of two, so that nothing is rounded.
 """
 
 from __future__ import annotations
@@ -22,7 +29,6 @@ from implicitkit import extend
 from implicitkit_cvxpy.backends import Data, Status, active_rows
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.program import ConeProgram
-from implicitkit_cvxpy.units import in_units
 
 __all__ = ["finish"]
 
@@ -31,6 +37,7 @@ _ENOUGH = 1e-11  # no further step for dense quadratic programs, whose derivativ
 _ROUNDING = 1e-14
 _NEAR = 1e-9  # delta
 _ROUGH = 1e-12  # |F| relative to the data, above which the active rows of a sparse program are not the right ones
+_ORDINARY = 2.0**10  # sizes from its inverse to this are left as they are
 
 
 def finish(
@@ -127,3 +134,35 @@ def _newton(
         halvings=7 if problem.dual.smoothing else 0,
         wanted=wanted,
     )
+
+
+def in_units(data: Data) -> tuple[Data, Tensor | None]:
+    """The programs in units of their own, and the units of ``w``, ``(batch, n + m)``; ``None``: they are ordinary.
+
+    Numbers of ordinary size stay so, however small or large others are: a bound far away, or a dear slack, is no unit.
+    """
+    P, q, b = (t.flatten(1).abs() for t in (data.P, data.q, data.b))
+    linear = (P == 0).all(1, keepdim=True)
+    s = _unit(torch.where(linear, 0, q), b)
+    t = 1 / _unit(P, q / s)
+    if bool(((s == 1) & (t == 1)).all()):
+        return data, None
+    curvature = t.reshape(-1, *[1] * (data.P.ndim - 1)) * data.P
+    units = torch.cat([s.expand_as(data.q), (s / t).expand_as(data.b)], 1)
+    return data._replace(P=curvature, q=t * data.q / s, b=data.b / s), units
+
+
+def _unit(*parts: Tensor) -> Tensor:
+    """A power of two near the largest of numbers that are all small, or the least of numbers that are all large; else 1,
+    ``(batch, 1)``.  Zeros do not count.
+
+    Args:
+        parts: absolute values, ``(batch, k)`` each.
+    """
+    sizes = torch.cat(parts, 1)
+    largest = sizes.amax(1, keepdim=True) if sizes.shape[1] else sizes.new_ones(len(sizes), 1)
+    least = torch.where(sizes > 0, sizes, torch.inf).amin(1, keepdim=True) if sizes.shape[1] else largest
+    small = (largest > 0) & (largest < 1 / _ORDINARY)
+    large = least.isfinite() & (least > _ORDINARY)
+    size = torch.where(small, largest, torch.where(large, least, 1.0))
+    return torch.exp2(size.log2().round())

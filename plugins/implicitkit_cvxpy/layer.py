@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit import extend
-from implicitkit_cvxpy.assembly import Assembly
+from implicitkit_cvxpy.assembly import Assembly, SparseAssembly, Variables, is_sparse
 from implicitkit_cvxpy.backends import Backend, Data, Status, resolve, takes_dense
 from implicitkit_cvxpy.checks import check_problem
 from implicitkit_cvxpy.compat import CanonicalProgram, canonicalise
@@ -26,8 +26,6 @@ from implicitkit_cvxpy.parameters import Parameters
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.report import ConeSolution
 from implicitkit_cvxpy.shortcut import Call, shortcut
-from implicitkit_cvxpy.sparse_assembly import SparseAssembly, is_sparse
-from implicitkit_cvxpy.variables import Variables
 
 __all__ = ["ConvexLayer"]
 

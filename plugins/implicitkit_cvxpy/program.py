@@ -25,7 +25,7 @@ import implicitkit as ik
 from implicitkit import extend
 from implicitkit_cvxpy.cones import DualCone
 from implicitkit_cvxpy.held import DENSE, Entries, Held
-from implicitkit_cvxpy.sparse_kkt import sparse_operator
+from implicitkit_cvxpy.kkt import sparse_operator
 
 __all__ = ["ConeProgram", "KKTOperator"]
 

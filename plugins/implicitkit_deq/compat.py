@@ -32,12 +32,7 @@ __all__ = [
 
 SETTING = "_forward_pre_hooks"  # where a module keeps hooks that are called before it
 
-_HOOKS = (
-    "_forward_pre_hooks",
-    "_forward_hooks",
-    "_backward_pre_hooks",
-    "_backward_hooks",
-)
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 _OTHERS = (torch.autograd.backward.__code__, inspect.unwrap(ik.solve).__code__)
 

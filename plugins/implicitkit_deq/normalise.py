@@ -19,7 +19,6 @@ from implicitkit.extend import options
 
 __all__ = ["WeightBound", "bound_weights", "free_weights", "weight_norm"]
 
-
 _MODULE = options.instance("an nn.Module", nn.Module)
 _WEIGHTS = options.optional(options.instance("parameters, as in [layer.weight]", list, tuple, Iterator))
 
@@ -62,15 +61,7 @@ _NORMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 #: whose weights are normalised when nobody says which
-_LAYERS = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class WeightBound(nn.Module):
@@ -124,11 +115,7 @@ class _WeightNorm(nn.Module):
 
 
 def bound_weights(
-    module: nn.Module,
-    bound: float,
-    norm: str = "spectral",
-    *,
-    weights: Iterable[Tensor] | None = None,
+    module: nn.Module, bound: float, norm: str = "spectral", *, weights: Iterable[Tensor] | None = None
 ) -> nn.Module:
     r"""Keep weights within a norm: see :class:`WeightBound`.
 

@@ -15,7 +15,6 @@ _ASSERTS = re.compile(
 _CALLS = re.compile(r"\b(\w+)\(")
 _OTHERWISE = {  # whose assertions are not called by name
     "test_accepts": "what is refused raises",
-    "test_contract": "of a table of functions, each of which asserts (tests/contract/test_compat.py)",
     "test_conformance": "the check is the parameter",
     "test_conformance_of_integrate": "the check is the parameter",
     "test_a_sharded_cell": "the functions are started as processes",

@@ -35,32 +35,31 @@ FINDINGS: dict[str, dict[str, str]] = {
         "derivatives/test_interplay": "tensor_used_in_a_branch_that_the_start_does_not_take",
     },
     "a module that caches a derived tensor at its first call": {
-        "derivatives/test_trust": "a_cache_filled_by_the_first_evaluation a_cache_in_a_closure",
+        "derivatives/test_trust": "a_cache_filled_by_the_first_evaluation a_cache_in_a_closure"
     },
     "a function under no_grad, or that detaches": {
         "derivatives/test_trust": "a_function_that_tracks_nothing",
         "contract/test_compat": "a_map_that_detaches_its_state_is_refused",
     },
     "an argument on which the solution does not depend": {
-        "derivatives/test_trust": "an_argument_that_does_not_matter_has_derivative_zero",
+        "derivatives/test_trust": "an_argument_that_does_not_matter_has_derivative_zero"
     },
     "unrolled steps report another point than they return; a callback writes into the iterate": {
-        "core/test_machinery": "unrolled_steps_are_reported_as_they_are a_callback_cannot_write_into_the_iterate",
+        "core/test_machinery": "unrolled_steps_are_reported_as_they_are a_callback_cannot_write_into_the_iterate"
     },
     "second derivatives of sets and proximal maps, in every order of modes": {
-        "problem/test_set_derivatives": "second_derivatives third_derivatives_agree_in_every_mode "
-        "every_public_name_has_a_row",
+        "problem/test_prox": "second_derivatives third_derivatives_agree_in_every_mode every_public_name_has_a_row",
         "contract/test_forward_guard": "every_jvp_goes_through_the_guard the_check_sees_what_is_wrong",
     },
     "complex unknowns: mixed derivatives, and many cotangents at once": {
-        "derivatives/test_closed_forms": "complex_mixed_derivatives many_complex_cotangents_at_once complex_gradcheck",
+        "derivatives/test_closed_forms": "complex_mixed_derivatives many_complex_cotangents_at_once complex_gradcheck"
     },
     "an eigenvector's free phase": {
-        "derivatives/test_eigenpairs": "the_phase_is_free_and_what_does_not_depend_on_it_has_its_derivative "
-        "factors_of_a_singular_matrix_are_refused_or_right",
+        "derivatives/test_gauges": "the_phase_is_free_and_what_does_not_depend_on_it_has_its_derivative "
+        "factors_of_a_singular_matrix_are_refused_or_right"
     },
     "a write into the state behind autograd's back": {
-        "core/test_recorded": "a_write_behind_the_back_of_autograd_is_noticed a_step_that_writes_so_is_noticed",
+        "core/test_recorded": "a_write_behind_the_back_of_autograd_is_noticed a_step_that_writes_so_is_noticed"
     },
     # ----------------------------------------------------------------------------------------------- claims of convergence
     "converged far from any root: the start, or the name of the solver, decides": {
@@ -70,7 +69,7 @@ FINDINGS: dict[str, dict[str, str]] = {
     },
     "roots and fixed points at infinity": {
         "solver/test_convergence": "no_fixed_point_at_infinity economies_with_prices_at_infinity "
-        "roots_at_infinity_have_diverged_and_the_message_says_how_far",
+        "roots_at_infinity_have_diverged_and_the_message_says_how_far"
     },
     "maxima, saddle points and inflections called minima": {
         "solver/test_convergence": "a_maximum_is_left_again a_saddle_on_an_axis_of_symmetry_is_left "
@@ -110,7 +109,7 @@ FINDINGS: dict[str, dict[str, str]] = {
     },
     "plugins: an interrupt while they load, defaults that they change, the test suite beside them": {
         "core/test_registry": "an_interrupt_while_plugins_load_loses_none what_a_plugin_sets_while_it_loads_is_undone "
-        "broken_plugin_is_reported_and_stops_nobody_else",
+        "broken_plugin_is_reported_and_stops_nobody_else"
     },
     "compiled maps with batches of several sizes, and the compiler around a solve": {
         "core/test_machinery": "a_compiled_map_with_batches_of_two_sizes traced_solves_are_refused",
@@ -132,7 +131,7 @@ FINDINGS: dict[str, dict[str, str]] = {
     },
     "empty batches, no steps": {
         "core/test_machinery": "an_empty_batch_has_an_empty_solution no_steps_are_an_evaluation "
-        "a_batch_of_vmap_that_is_empty_is_refused",
+        "a_batch_of_vmap_that_is_empty_is_refused"
     },
     # ----------------------------------------------------------------------------------------------------------- messages
     "wrong types and values of options and arguments, and messages that name nothing": {
@@ -157,7 +156,7 @@ FINDINGS: dict[str, dict[str, str]] = {
         "mutants/test_survivors_plugins": "convex_layers_above_64_unknowns "
         "convex_layer_in_nested_vmap_with_a_matrix_parameter convex_layer_beside_a_sample_that_is_not_finite "
         "a_solver_that_claims_a_point_where_newton_stands_still_is_not_believed "
-        "a_warm_start_where_newton_stands_still_is_no_solution",
+        "a_warm_start_where_newton_stands_still_is_no_solution"
     },
     "the fuzzer calls an error right": {
         "fuzz/test_judge": "a_planted_error_is_called_wrong what_only_the_solve_says_is_its_fault",

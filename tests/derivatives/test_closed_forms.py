@@ -94,10 +94,7 @@ def test_linear_fixed_point(solver: str, linear_solver: str) -> None:
     )
     z, u = R @ (B @ x + b), R.mT @ g
     assert_close(solution.value, z)
-    assert_close(
-        torch.autograd.grad(solution.value, leaves, g),
-        (torch.outer(u, z), torch.outer(u, x), B.mT @ u, u),
-    )
+    assert_close(torch.autograd.grad(solution.value, leaves, g), (torch.outer(u, z), torch.outer(u, x), B.mT @ u, u))
 
 
 def test_linear_fixed_point_second_order() -> None:

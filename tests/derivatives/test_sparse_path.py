@@ -156,12 +156,11 @@ def test_gradcheck_of_both_orders(name: str) -> None:
 
 def test_one_factorisation_serves_every_right_hand_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """``jacrev`` of 150 unknowns, after a solve that left its factors: none anew, or one."""
-    from implicitkit.linear.factors import shared_factors, sparse_blocks
+    from implicitkit.linear.factors import sparse_blocks
 
     count = []
     inner = sparse_blocks.SparseFactor
-    for module in (shared_factors, sparse_blocks):
-        monkeypatch.setattr(module, "SparseFactor", lambda *a, **more: count.append(1) or inner(*a, **more))
+    monkeypatch.setattr(sparse_blocks, "SparseFactor", lambda *a, **more: count.append(1) or inner(*a, **more))
     steps = ik.root(tridiagonal, torch.ones(N, dtype=D), (P,), rtol=1e-12, atol=1e-12).steps
     forward = len(count)
     assert 1 <= forward <= int(steps)

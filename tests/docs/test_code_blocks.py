@@ -19,8 +19,7 @@ SLOW = {"bilevel", "converged", "deq"}  # tutorials that train
 
 
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, marks=[pytest.mark.slow] * (p.stem in SLOW), id=str(p.relative_to(ROOT))) for p in PAGES],
+    "page", [pytest.param(p, marks=[pytest.mark.slow] * (p.stem in SLOW), id=str(p.relative_to(ROOT))) for p in PAGES]
 )
 def test_a_page_runs_and_prints_what_it_says(page: Path) -> None:
     assert run_apart(str(page)) == []

@@ -50,3 +50,27 @@ def test_a_page_for_users_of_a_library_has_its_four_parts(page: Path) -> None:
         assert "import " in program and ast.parse(program)
     assert any(block.expected for block in ours), "ours: run, and what it prints is compared"
     assert len(re.findall(r"^\| .+ \| .+ \|$", text, re.M)) > 6
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Every file of the repository that a page or a source names is there.
+_PATH = re.compile(
+    r"(?<![\w/.-])(?:implicitkit|plugins|benchmarks|tests|docs|examples)/[\w/.-]+\.(?:py|md|json|svg|png)\b"
+)
+_MEANT = ("benchmarks/results/NAME.json",)  # a form, not a file
+
+
+def _sources() -> list[Path]:
+    folders = ("implicitkit", "plugins", "benchmarks", "examples", "docs")
+    found = [p for folder in folders for end in ("*.py", "*.md") for p in (ROOT / folder).rglob(end)]
+    return [p for p in (*found, *ROOT.glob("*.md")) if not {"_build", "build"} & set(p.parts)]
+
+
+def test_what_is_named_is_there() -> None:
+    missing = [
+        f"{source.relative_to(ROOT)}: {name}"
+        for source in _sources()
+        for name in sorted(set(_PATH.findall(source.read_text())))
+        if name not in _MEANT and not (ROOT / name).exists()
+    ]
+    assert missing == []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blocks import ROOT
@@ -62,3 +65,52 @@ def test_names_in_tables_may_be_broken_after_marks_only() -> None:
     cell = f"<td>{literal('ik.argmin(f,')} {literal('s=&quot;a_b&quot;)')} a.b</td>"
     wanted = f"<td>{literal('ik.<wbr>argmin(<wbr>f,')} {literal('s=<wbr>&quot;a_<wbr>b&quot;)')} a.b</td>"
     assert broken(cell + literal("ik.argmin")) == wanted + literal("ik.argmin")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The figures of the README are those of ``benchmarks/results``.
+Rows = dict[str, dict[str, Any]]
+
+
+def _share(pattern: str) -> Callable[[Rows], list[float]]:
+    """Our time, in units of theirs, on the rows whose name matches (they say how many times as fast we are)."""
+    return lambda rows: [1 / row["value"] for name, row in rows.items() if re.fullmatch(pattern, name)]
+
+
+FIGURES: dict[str, tuple[str, Callable[[Rows], list[float]], tuple[float, float]]] = {
+    "a quarter of cvxpylayers' time alone": ("bench_qp", _share("n = 50, batch 1, qp"), (1 / 4, 1 / 4)),
+    "a 28th in batches of 32": ("bench_qp", _share("n = 50, batch 32, qp"), (1 / 28, 1 / 28)),
+    "a fortieth in batches of 128": ("bench_qp", _share("n = 50, batch 128, qp"), (1 / 40, 1 / 40)),
+    "the gradient of its default is off by 0.7": (
+        "bench_qp",
+        lambda rows: [rows["n = 50, batch 1, qp"]["cvxpylayers' error"]],
+        (0.7, 0.7),
+    ),
+    "rows a ninth to a third": ("bench_cvxpy_sparse", _share(".*"), (1 / 9, 1 / 3)),
+    "Anderson's method a fifth of TorchDEQ's": ("bench_fixed_point", _share("anderson : .*"), (1 / 5, 1 / 5)),
+    "0.7 to 0.8 of TorchDEQ's time": ("bench_deq", _share(".*: TorchDEQ"), (0.7, 0.8)),
+    "a twelfth to a quarter": ("bench_deq_rows", _share("(outliers|heterogeneous), .*: torchdeq"), (1 / 12, 1 / 4)),
+    "training on the same samples 0.4 to 0.55": ("bench_deq_rows", _share("training, .*: torchdeq"), (0.4, 0.55)),
+    "0.21 with few outlying eigenvalues": (
+        "bench_deq_rows",
+        _share("(outliers|heterogeneous), 64x128: equal error"),
+        (0.21, 0.21),
+    ),
+    "and 0.63 in training": ("bench_deq_rows", _share("training, 64x128: equal error"), (0.63, 0.63)),
+    "called 32 times a step in place of 184": (
+        "bench_deq_training",
+        lambda rows: [rows[f"tanh, rate 0.01, {start}"]["evaluations"] for start in ("warm", "cold")],
+        (32, 184),
+    ),
+}
+
+
+@pytest.mark.parametrize("words", FIGURES)
+def test_a_figure_of_the_readme_is_that_of_the_results(words: str) -> None:
+    name, found, (least, most) = FIGURES[words]
+    assert words in " ".join((ROOT / "README.md").read_text().split())
+    rows = {
+        row["row"]: row for row in json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["rows"]
+    }
+    values = found(rows)
+    assert min(values) == pytest.approx(least, rel=0.1) and max(values) == pytest.approx(most, rel=0.1)

@@ -196,10 +196,7 @@ _MIN: dict[str, Any] = {"solvers": MINIMISE, "linear": SYMMETRIC, "states": True
 SMOOTH = {
     "root.power": Row(problem(ik.root, lambda z, x, w: x - z * w**2), lambda x, w: x / w**2, dtypes=ALL, **_ROOT),
     "root.exp": Row(
-        problem(ik.root, lambda z, x, w: torch.exp(z) - x * w, 0.3),
-        lambda x, w: torch.log(x * w),
-        dtypes=ALL,
-        **_ROOT,
+        problem(ik.root, lambda z, x, w: torch.exp(z) - x * w, 0.3), lambda x, w: torch.log(x * w), dtypes=ALL, **_ROOT
     ),
     "root.quadratic": Row(
         problem(ik.root, lambda z, x, w: z**2 + w * z - x),
@@ -237,12 +234,7 @@ SMOOTH = {
         **_MAP,
     ),
     "map.coupled": Row(
-        problem(ik.fixed_point, _coupled_map, 0.0),
-        _coupled_closed,
-        sizes=(2, 3, 4),
-        scalar_w=False,
-        dtypes=ALL,
-        **_MAP,
+        problem(ik.fixed_point, _coupled_map, 0.0), _coupled_closed, sizes=(2, 3, 4), scalar_w=False, dtypes=ALL, **_MAP
     ),
     "map.babylon": Row(
         problem(ik.fixed_point, lambda z, x, w: 0.5 * (z + x * w / z)),
@@ -322,11 +314,7 @@ SMOOTH = {
         states=True,
     ),
     "rest.linear": Row(
-        problem(ik.steady_state, lambda z, x, w: x - w * z),
-        lambda x, w: x / w,
-        dtypes=ALL,
-        solvers=REST,
-        states=True,
+        problem(ik.steady_state, lambda z, x, w: x - w * z), lambda x, w: x / w, dtypes=ALL, solvers=REST, states=True
     ),
     "rest.logistic": Row(
         problem(ik.steady_state, lambda z, x, w: z * (x - w * z)),

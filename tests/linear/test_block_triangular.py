@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.linear.factors import sparse_factors
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.block_triangular import BlockTriangular, parts_of
+from implicitkit.linear.factors.complex_pairs import AsReal, pairs_of
 from implicitkit.linear.factors.sparse_factors import SparseFactor
 
 
@@ -153,3 +155,139 @@ def test_implicit_steps_of_a_user_are_one_root() -> None:
     np.testing.assert_allclose(U[-1].detach().numpy().reshape(-1), by_hand(1e-4), rtol=1e-6, atol=1e-9)
     difference = (by_hand(1e-4 + 1e-8).sum() - by_hand(1e-4 - 1e-8).sum()) / 2e-8
     assert float(slope) == pytest.approx(difference, rel=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sparse real matrices that are complex ones are factored as those.
+def random_phases(A: sp.csr_matrix, seed: int = 0) -> sp.csr_matrix:
+    rng = np.random.default_rng(seed)
+    return sp.csr_matrix((A.data * np.exp(2j * np.pi * rng.uniform(size=A.nnz)), A.indices, A.indptr), shape=A.shape)
+
+
+def one_way(m: int) -> sp.csr_matrix:
+    """No symmetric pattern: partial pivoting."""
+    wind = sp.kron(sp.eye_array(m, k=3), sp.identity(m)) + sp.kron(sp.identity(m), sp.eye_array(m, k=2))
+    return sp.csr_matrix(random_phases(sp.csr_matrix(grid(m) + wind)) + (5 + 2j) * sp.identity(m * m))
+
+
+def in_turn(m: int) -> sp.csr_matrix:
+    """Parts that can be solved for one after the other."""
+    each = [grid(m) + (2j + k) * sp.identity(m * m) for k in range(5)]
+    return sp.csr_matrix(sp.block_diag(each) - 1j * sp.kron(sp.eye_array(5, k=-1), sp.identity(m * m)))
+
+
+def hollow(m: int) -> sp.csr_matrix:
+    """Nothing on the diagonal of half of the equations."""
+    B = random_phases(sp.csr_matrix(grid(m) + 6 * sp.identity(m * m)), 1)
+    return sp.csr_matrix(sp.bmat([[random_phases(grid(m)), B], [B.T, 0 * sp.identity(m * m)]]))
+
+
+COMPLEX = {
+    "waves": lambda: sp.csr_matrix(grid(24) + (0.7 + 0.1j) * sp.identity(576)),
+    "waves without a loss": lambda: sp.csr_matrix(grid(24) + (0.7 + 0j) * sp.identity(576)),
+    "phases": lambda: sp.csr_matrix(random_phases(grid(24)) + (3 + 4j) * sp.identity(576)),
+    "one way": lambda: one_way(24),
+    "parts": lambda: in_turn(12),
+    "saddle point": lambda: hollow(16),
+}
+
+
+def as_real(C: sp.csr_matrix) -> sp.csr_matrix:
+    """Real and imaginary parts, one beside the other."""
+    turn = np.array([[0.0, -1.0], [1.0, 0.0]])
+    A = sp.csr_matrix(sp.kron(C.real, np.eye(2)) + sp.kron(C.imag, turn))
+    A.sort_indices()
+    return A
+
+
+def factor_of(A: sp.csr_matrix) -> SparseFactor:
+    pattern = sp.csr_matrix((np.ones(A.nnz, dtype=bool), A.indices, A.indptr), shape=A.shape)
+    return SparseFactor(analyse(pattern), A.data[None].astype(float))
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_solutions_are_those_of_the_complex_system(name: str) -> None:
+    C = COMPLEX[name]()
+    A, n = as_real(C), C.shape[0]
+    factor = factor_of(A)
+    assert isinstance(factor._lus[0], AsReal), name
+    assert bool(factor.ok.all()), name
+    b = np.random.default_rng(0).normal(size=(1, 2 * n, 3))
+    for transpose, M in ((False, A), (True, A.T)):
+        x = factor.solve(torch.from_numpy(b), transpose).numpy()[0]
+        assert np.abs(M @ x - b[0]).max() < 1e-10 * (1 + np.abs(x).max()), (name, transpose)
+        single = factor.solve(torch.from_numpy(b[:, :, 0]), transpose).numpy()[0]
+        assert np.abs(single - x[:, 0]).max() < 1e-12 * np.abs(x).max(), (name, transpose)
+
+
+def test_a_matrix_with_other_blocks_is_none() -> None:
+    A = as_real(COMPLEX["phases"]())
+    A.data[7] *= 1 + 1e-9  # the pattern of one, and nearly its entries
+    factor = factor_of(A)
+    assert not isinstance(factor._lus[0], AsReal)
+    b = torch.ones(1, A.shape[0], dtype=torch.float64)
+    assert np.abs(A @ factor.solve(b).numpy()[0] - 1).max() < 1e-11
+
+
+@pytest.mark.parametrize("entry", [(0, 600), (1, 600), (600, 0), (601, 0)])
+def test_a_pattern_with_an_entry_of_its_own_is_none(entry: tuple[int, int]) -> None:
+    A = as_real(COMPLEX["waves"]()).tolil()
+    A[entry] = 1.0
+    pattern = sp.csr_matrix(A).astype(bool)
+    pattern.sort_indices()
+    assert pairs_of(pattern) is None, entry
+
+
+def test_a_singular_one_is_said_to_be() -> None:
+    C = COMPLEX["waves"]()
+    C = sp.csr_matrix(C - sp.linalg.eigs(C, k=1, sigma=0.3)[0][0] * sp.identity(576))
+    assert not bool(factor_of(as_real(C)).ok.any())
+
+
+def test_of_a_batch_each_has_its_own() -> None:
+    A = as_real(COMPLEX["phases"]())
+    pattern = sp.csr_matrix((np.ones(A.nnz, dtype=bool), A.indices, A.indptr), shape=A.shape)
+    broken = A.data.copy()
+    broken[3] += 1.0
+    factor = SparseFactor(analyse(pattern), np.stack([A.data, broken, 2 * A.data]))
+    b = torch.ones(3, A.shape[0], dtype=torch.float64)
+    x = factor.solve(b).numpy()
+    for i, values in enumerate((A.data, broken, 2 * A.data)):
+        M = sp.csr_matrix((values, A.indices, A.indptr), shape=A.shape)
+        assert np.abs(M @ x[i] - 1).max() < 1e-11, i
+
+
+def lap(u: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(torch.view_as_real(u).movedim(-1, 0)[:, None], (1, 1, 1, 1))[:, 0]
+    out = (
+        padded[:, 2:, 1:-1]
+        + padded[:, :-2, 1:-1]
+        + padded[:, 1:-1, 2:]
+        + padded[:, 1:-1, :-2]
+        - 4 * padded[:, 1:-1, 1:-1]
+    )
+    return torch.complex(out[0], out[1])
+
+
+@pytest.mark.parametrize("kind", ["holomorphic", "not"])
+def test_waves_and_their_derivative(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    m, made = 24, []
+    k = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    source = torch.zeros(m, m, dtype=torch.complex128)
+    source[m // 3, m // 2] = 1.0
+    monkeypatch.setattr(sparse_factors, "AsReal", lambda factors: made.append(1) or AsReal(factors))
+
+    def waves(u: Tensor, k: Tensor) -> Tensor:
+        strength = u * u if kind == "holomorphic" else u.abs().square()
+        return lap(u) + (k * (1 + 0.2j) + 0.1 * strength) * u - source
+
+    def power(k: Tensor) -> Tensor:
+        found: Any = ik.root(waves, torch.full((m, m), 0.1 + 0.1j, dtype=torch.complex128), (k,)).value
+        return found.abs().square().sum()
+
+    (slope,) = torch.autograd.grad(power(k), k)
+    h = 1e-5
+    with torch.no_grad():
+        want = (power(k + h) - power(k - h)) / (2 * h)
+    assert abs(float(slope / want) - 1) < 1e-7
+    assert bool(made) == (kind == "holomorphic")

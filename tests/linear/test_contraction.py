@@ -41,13 +41,7 @@ def system(*blocks: Tensor) -> tuple[Operator, Tensor]:
         return (M @ v.unsqueeze(2)).squeeze(2)
 
     return Operator(
-        lambda v: product(M, v),
-        lambda w: product(M.mT, w),
-        lambda: M,
-        batch=len(M),
-        size=N,
-        like=b,
-        fixed_point=True,
+        lambda v: product(M, v), lambda w: product(M.mT, w), lambda: M, batch=len(M), size=N, like=b, fixed_point=True
     ), b
 
 

@@ -148,13 +148,7 @@ def test_krylov_vectors_tell_a_symmetric_matrix(monkeypatch: pytest.MonkeyPatch)
     values = torch.linspace(1e-2, 1, 300, dtype=D).expand(2, 300)
     b = torch.randn(2, 300, dtype=D, generator=torch.Generator().manual_seed(1))
     plain, taken = frugal.conjugate, list[bool]()
-
-    def conjugate(*args: Any) -> Any:
-        found = plain(*args)
-        taken.append(found[3])
-        return found
-
-    monkeypatch.setattr(frugal, "conjugate", conjugate)
+    monkeypatch.setattr(frugal, "conjugate", lambda *a: (found := plain(*a), taken.append(found[3]))[0])
     for A, count in (counted(values, True, told=False), counted(-values, True, told=False)):
         found = Frugal(400.0).solve(A, b, rtol=1e-10, atol=0.0, max_steps=None)
         assert taken == [True] and bool(found.converged.all())
@@ -304,19 +298,25 @@ def test_a_band_is_factored_where_that_costs_no_more_than_a_few_times_to_ask(
     assert (steps[0] > 0) is bought
 
 
+def states_at_factors(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The state of each step by factors, from here on."""
+    factored, seen = FrugalNewton.factored_step, list[Any]()
+
+    def step(self: FrugalNewton, f: Any, A: Operator, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        seen.append(state)
+        return factored(self, f, A, z, state)
+
+    monkeypatch.setattr(FrugalNewton, "factored_step", step)
+    return seen
+
+
 @pytest.mark.parametrize(("patience", "bought"), [(5, False), (0, True)])
 def test_one_weak_step_buys_no_factors(patience: int, bought: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One sample of three whose first step is cut to an eighth, and leaves 0.995 of ``|F|`` on the other side of zero:
     products go on, as in the samples beside it; ``patience`` such steps in a row are what ``newton`` takes over from."""
     x = torch.tensor([0.5, 1.0, 0.0], dtype=D).view(3, 1, 1) * data()[1]
     x[2] = 0.9785  # F(t d) = t x + (10 t x)^3 - x
-    factored, weak = FrugalNewton.factored_step, list[Any]()
-
-    def step(self: FrugalNewton, f: Any, A: Operator, z: Tensor, state: Any) -> tuple[Tensor, Any]:
-        weak.append(state)
-        return factored(self, f, A, z, state)
-
-    monkeypatch.setattr(FrugalNewton, "factored_step", step)
+    weak = states_at_factors(monkeypatch)
     f = lambda z, x: grid(z, x, 0.5) - 0.9 * z  # noqa: E731
     s = ik.root(f, torch.zeros_like(x), (x,), batch_dims=1, solver=FrugalNewton(patience=patience))
     assert bool(s.converged.all()) and float(f(s.value, x).abs().max()) <= 1e-6
@@ -327,14 +327,7 @@ def test_one_weak_step_buys_no_factors(patience: int, bought: bool, monkeypatch:
 def test_weak_steps_by_products_count_for_newton(monkeypatch: pytest.MonkeyPatch) -> None:
     """``z^2 + 1`` has no zero, and its stationary point holds back every damped step: after two such and one more by
     products ``newton`` goes on with full steps at once."""
-    weak = list[Any]()
-    factored = FrugalNewton.factored_step
-
-    def step(self: FrugalNewton, f: Any, A: Operator, z: Tensor, state: Any) -> tuple[Tensor, Any]:
-        weak.append(state)
-        return factored(self, f, A, z, state)
-
-    monkeypatch.setattr(FrugalNewton, "factored_step", step)
+    weak = states_at_factors(monkeypatch)
     f = lambda z: z**2 + 1 + grid(z, torch.zeros((), dtype=D), 0.1) - z - z**3  # noqa: E731
     z0 = torch.full((1, SIDE, SIDE), 0.3, dtype=D)
     ik.root(f, z0, (), batch_dims=1, solver=FrugalNewton(patience=2), max_steps=8, on_failure="ignore")

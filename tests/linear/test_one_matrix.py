@@ -13,12 +13,11 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.factors import shared_factors
+from implicitkit.linear.factors import sparse_blocks
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.dense import factor_batched
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
-from implicitkit.linear.factors.shared_factors import SharedFactor, factors
-from implicitkit.linear.factors.sparse_blocks import SparseBlocks
+from implicitkit.linear.factors.sparse_blocks import SharedFactor, SparseBlocks, factors
 from implicitkit.linear.factors.sparse_factors import SparseFactor
 from implicitkit.linear.price import price_of, price_of_dense
 from implicitkit.solver import auto
@@ -252,7 +251,7 @@ def test_many_right_hand_sides_by_vmap(name: str, monkeypatch: pytest.MonkeyPatc
             made.append(len(values))
             super().__init__(analysis, values, *more)
 
-    monkeypatch.setattr(shared_factors, "SparseFactor", Counted)
+    monkeypatch.setattr(sparse_blocks, "SparseFactor", Counted)
     if name == "dense":
         A = 12 * torch.eye(150, dtype=D) + torch.randn(150, 150, generator=torch.Generator().manual_seed(0), dtype=D)
         solver = "newton"

@@ -24,25 +24,16 @@ MUTANTS = [
         ("            _each(Tensor.detach, lifted(z, plain))", "            lifted(z, plain)"),
     ),
     *mutants(
-        "implicitkit/lifting/watch.py",
-        "tests/derivatives/test_control_flow_of_torch.py -k cond",
-        ("if torch.compiler.is_dynamo_compiling() or _asks_only(func):", "if _asks_only(func):"),
-    ),
-    *mutants(
         "implicitkit/solver/settings.py",
         ANSWERS,
         ("if math.prod(answer.shape) != 1:", "if False:"),
         ("        return answer is True\n", "        return bool(answer)\n"),
         ("    return bool(answer)\n", "    return answer is True\n"),
     ),
-    *mutants(
-        "implicitkit/problem/crossing.py",
-        ANSWERS,
-        ("if not g.is_floating_point():", "if False:"),
-    ),
+    *mutants("implicitkit/problem/integration.py", ANSWERS, ("if not g.is_floating_point():", "if False:")),
     *mutants(
         "implicitkit/foundation/compat.py",
-        "tests/core/test_tuples_of_tensors.py",
+        "tests/core/test_keys_in_any_order.py",
         ("return None if None in shapes else tuple(shapes)", "return tuple(shapes)"),
         ("if type(tree) is tuple and is_leaf is None:", "if type(tree) is tuple:"),
     ),
@@ -53,11 +44,6 @@ MUTANTS = [
         ("if any(not torch.equal(", "if any(torch.equal("),
         ("[compat.physical(t) for", "[t for"),
         ("for name, t, before in held if version(t) != before)", "for name, t, before in held if False)"),
-    ),
-    *mutants(
-        "implicitkit/lifting/reach.py",
-        "tests/core/test_states_of_their_own.py",
-        ("                todo.append((x, depth + 1))\n", "                pass\n"),
     ),
     *mutants(
         "implicitkit/solution.py",
@@ -101,6 +87,12 @@ MUTANTS = [
         (""" "linspace",""", ""),
         ("self.numbers = self.numbers or bool(given)", "pass"),
         ("self.outside = self.outside or any(", "self.outside = False and any("),
+        (
+            "if torch.compiler.is_dynamo_compiling() or _asks_only(func):",
+            "if _asks_only(func):",
+            "tests/derivatives/test_as_torch_does_it.py -k cond",
+        ),
+        ("            *_UNDERIVED,\n", "", "tests/derivatives/test_functions_of_torch.py -k 'bessel or airy'"),
     ),
     *mutants(
         "implicitkit/lifting/lifted.py",
@@ -114,6 +106,7 @@ MUTANTS = [
         "tests/derivatives/test_trust.py -k unrolling_from",
         ("if steps == 0 and request.on_failure", "if steps < 0 and request.on_failure"),
         ("return (torch.is_grad_enabled() or compat.has_forward_level()) and any", "return any"),
+        ("z = request.unroll(steps)", "z = request.unroll(steps + 1)", RULES),
     ),
     *mutants(
         "implicitkit/rule/primitive.py",
@@ -133,10 +126,7 @@ MUTANTS = [
             "return _solved(request, True, z, -b, theta), None",
             TRANSFORMS,
         ),
-        (
-            "w = _solved(request, not transposed, z, g, theta)",
-            "w = _solved(request, transposed, z, g, theta)",
-        ),
+        ("w = _solved(request, not transposed, z, g, theta)", "w = _solved(request, transposed, z, g, theta)"),
         (
             "point = compat.unwrap_dead_wrappers(ctx.saved_tensors)",
             "point = ctx.saved_tensors",
@@ -160,10 +150,7 @@ MUTANTS = [
             "return autodiff.jvp(residual, (y,), (x,))",
             TRANSFORMS,
         ),
-        (
-            "        A = A.T if transposed else A\n        with torch.no_grad():",
-            "        with torch.no_grad():",
-        ),
+        ("        A = A.T if transposed else A\n        with torch.no_grad():", "        with torch.no_grad():"),
         (
             "return graph.pulled(out, wanted, -u, retain_graph=False)",
             "return graph.pulled(out, wanted, u, retain_graph=False)",
@@ -191,7 +178,7 @@ MUTANTS = [
         (
             "return t.expand(batch, *t.shape) if dim is None else t.movedim(dim, 0)",
             "return t.expand(batch, *t.shape) if dim is None else t",
-            "tests/mutants/test_survivors_later.py -k starts",
+            "tests/mutants/test_survivors.py -k starts",
         ),
         (
             "flat = _front(z0, z_dim, batch).reshape(-1, request.system.size)",
@@ -232,6 +219,11 @@ MUTANTS = [
             "return torch.cat(parts).transpose(0, 1)",
             "return torch.cat(parts[:1] * len(parts)).transpose(0, 1)",
             "tests/mutants/test_survivors.py -k jacobian",
+        ),
+        (
+            "                w = torch.ones_like(out",
+            "                w = torch.zeros_like(out",
+            "tests/derivatives/test_functions_of_torch.py -k finite",
         ),
     ),
     *mutants(
@@ -274,11 +266,6 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/rule/unroll.py",
-        RULES,
-        ("z = request.unroll(steps)", "z = request.unroll(steps + 1)"),
-    ),
-    *mutants(
         "implicitkit/lifting/reach.py",
         CAPTURE,
         ("for v in (x.func, *x.args, *x.keywords.values()):", "for v in (x.func, *x.args):"),
@@ -287,6 +274,11 @@ MUTANTS = [
         ("if isinstance(v, (nn.Module, types.FunctionType, functools.partial)):", "if isinstance(v, nn.Module):"),
         ("        for cell in x.__closure__ or ():", "        for cell in ():"),
         ("        for v in x.values():", "        for v in ():"),
+        (
+            "                todo.append((x, depth + 1))\n",
+            "                pass\n",
+            "tests/core/test_states_of_their_own.py",
+        ),
     ),
     *mutants(
         "implicitkit/problem/constrained.py",
@@ -300,10 +292,7 @@ MUTANTS = [
             "slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 1.0)",
             "slope = z[:, :n] - self.proximal(kernel, z[:, :n] + slope, 1.0)",
         ),
-        (
-            "natural = lesser(multipliers, -values, kappa)",
-            "natural = lesser(multipliers, values, kappa)",
-        ),
+        ("natural = lesser(multipliers, -values, kappa)", "natural = lesser(multipliers, values, kappa)"),
         (
             "return torch.cat([slope, torch.where(self.sides(z), natural, values)], 1)",
             "return torch.cat([slope, torch.where(self.sides(z), values, natural)], 1)",
@@ -320,7 +309,7 @@ MUTANTS = [
         ("> UNEVEN * float(sizes.min())", "> torch.inf"),
     ),
     *mutants(
-        "implicitkit/problem/qp_relaxed.py",
+        "implicitkit/problem/complementarity.py",
         "tests/problem/test_qp.py -k promise",
         (
             'lam = lam + plus(ends["lower"] - v, kappa)',
@@ -329,11 +318,6 @@ MUTANTS = [
         ),
         ("<= _KEPT * kappa + _SLACK * eps * lam.abs() * reach", "<= torch.inf"),
         ("+ _SLACK * eps * lam.abs() * reach", "+ 0 * reach"),
-    ),
-    *mutants(
-        "implicitkit/problem/quadratic_program.py",
-        "tests/problem/test_qp.py -k promise",
-        ("KAPPA * self.cost if", "KAPPA if"),
     ),
     *mutants(
         "implicitkit/problem/quadratic_program.py",
@@ -356,8 +340,9 @@ MUTANTS = [
         (
             'P = 0.5 * (part["P"] + part["P"].mT) if "P" in part else q.new_zeros(batch, n, n)\n        G, h = [], []',
             'P = part["P"] if "P" in part else q.new_zeros(batch, n, n)\n        G, h = [], []',
-            "tests/mutants/test_survivors_models.py -k as_data",
+            "tests/mutants/test_survivors_linear.py -k as_data",
         ),
+        ("KAPPA * self.cost if", "KAPPA if", "tests/problem/test_qp.py -k promise"),
     ),
     *mutants(
         "implicitkit/problem/sparse_conditions.py",
@@ -365,10 +350,10 @@ MUTANTS = [
         (
             "put(at.at_column, at.at_row, 0.5 * part",
             "put(at.at_row, at.at_column, 0.5 * part",
-            "tests/mutants/test_survivors_models.py -k sparse",
+            "tests/mutants/test_survivors_linear.py -k sparse",
         ),
         ("-D.index_select(1, at.at_row) * part", "-part"),
-        ("D = D + plus_slope(part", "D = D - plus_slope(part", "tests/mutants/test_survivors_models.py -k sparse"),
+        ("D = D + plus_slope(part", "D = D - plus_slope(part", "tests/mutants/test_survivors_linear.py -k sparse"),
         ("put(diagonal, diagonal, 1 - D)", "put(diagonal, diagonal, D)"),
     ),
     *mutants(
@@ -381,7 +366,7 @@ MUTANTS = [
         (
             '"lower": lambda: self.below * w_l,',
             '"lower": lambda: -self.below * w_l,',
-            "tests/mutants/test_survivors_models.py -k blocks",
+            "tests/mutants/test_survivors_linear.py -k blocks",
         ),
         ("z.unsqueeze(1), alpha=-1),", "z.unsqueeze(1), alpha=1),", QP),
         (
@@ -465,7 +450,7 @@ MUTANTS = [
         (
             "return sign * A.mv(full)[i].cpu().double().numpy() + shift * v.reshape(-1)",
             "return A.mv(full)[i].cpu().double().numpy() + shift * v.reshape(-1)",
-            "tests/mutants/test_survivors_steps.py",
+            "tests/mutants/test_survivors_methods.py",
         ),
     ),
     *mutants(
@@ -509,18 +494,8 @@ MUTANTS = [
         ("keepdim=True) + eps).rsqrt()\n    y = y if", "keepdim=True)).rsqrt()\n    y = y if"),
     ),
     *mutants(
-        "implicitkit/foundation/autodiff.py",
-        "tests/derivatives/test_functions_of_torch.py -k finite",
-        ("                w = torch.ones_like(out", "                w = torch.zeros_like(out"),
-    ),
-    *mutants(
-        "implicitkit/lifting/watch.py",
-        "tests/derivatives/test_functions_of_torch.py -k 'bessel or airy'",
-        ("            *_UNDERIVED,\n", ""),
-    ),
-    *mutants(
         "implicitkit/lifting/lifted.py",
-        "tests/derivatives/test_checkpoints_inside.py",
+        "tests/derivatives/test_modes.py",
         ("with inside(), Recomputing(inside):", "with inside():"),
         ("if not self.live or self._recomputes():", "if not self.live:"),
         ("by_name or fresh or self._recomputes()):", "by_name or fresh):"),
@@ -528,7 +503,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/lifting/recomputing.py",
-        "tests/derivatives/test_checkpoints_inside.py",
+        "tests/derivatives/test_modes.py",
         ("        faithful(lifted.compiled or lifted.as_torch),\n", ""),
         ("        swapped(slots, tensors, len(lifted.slots), lifted.compiled),\n", ""),
         ("        Substitute(dict(zip(map(id, lifted.captured), captured, strict=True))),\n", ""),

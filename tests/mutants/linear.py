@@ -43,21 +43,10 @@ MUTANTS = [
         ("return self.mv(v) + v", "return self.mv(v)"),
     ),
     *mutants(
-        "implicitkit/foundation/autodiff.py",
-        "tests/linear/test_steps_of_the_series.py",
-        ("return lambda v: product(v) - v", "return product"),
-    ),
-    *mutants(
         "implicitkit/foundation/structured.py",
-        "tests/linear/test_side_by_side.py",
+        "tests/linear/test_prices_of_products.py",
         ('_CHUNK if like.device.type == "cpu" else _CHUNK_ELSEWHERE', "_CHUNK_ELSEWHERE"),
         ("t.split(some) for t in", "t.split(self.rows) for t in"),
-    ),
-    *mutants(
-        "implicitkit/foundation/autodiff.py",
-        "tests/linear/test_side_by_side.py",
-        ("batch, -1)) for e in eye.split(some)]", "batch, -1)) for e in eye.split(rows)]"),
-        ("e) for e in eye.split(some)]", "e) for e in eye.split(count)]"),
     ),
     *mutants(
         "implicitkit/linear/factors/fill.py",
@@ -66,11 +55,6 @@ MUTANTS = [
         ("fill += 2 * links.sum()", "fill += links.sum()"),
         ("int(fill + n * n)", "int(fill)"),
         (" + towards @ towards.T", ""),
-    ),
-    *mutants(
-        "implicitkit/linear/factors/analysis.py",
-        "tests/linear/test_likely_fill.py",
-        ("or has_layers(self.reach, self.pattern.shape[0])", ""),
     ),
     *mutants(
         "implicitkit/linear/factors/sparse_form.py",
@@ -140,11 +124,6 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/linear/equilibrated.py",
-        "tests/linear/test_fewer_samples.py -k made_of",
-        ("_scaled(small, left.index_select(0, samples), right", "_scaled(small, left[: len(samples)], right"),
-    ),
-    *mutants(
         "implicitkit/solver/root/frugal.py",
         "tests/linear/test_one_matrix.py -k newton_steps",
         ("is None and A.alike()", "is None and False"),
@@ -178,6 +157,7 @@ MUTANTS = [
         ("np.where(m < 0, -1.0, 1.0))", "np.ones_like(m))"),
         ("self.W = self.W * d", "pass"),
         ("[eye, np.zeros((k, k))]", "[eye, eye]"),
+        ("out += gram.W.T @ (gram.signs * (gram.W @ x))", "pass", "tests/linear/test_squares.py"),
     ),
     *mutants(
         "implicitkit/linear/factors/squares.py",
@@ -188,13 +168,8 @@ MUTANTS = [
         ("part.take(self._right, axis=1)", "part.take(self._left, axis=1)"),
     ),
     *mutants(
-        "implicitkit/linear/factors/gram.py",
-        "tests/linear/test_squares.py",
-        ("out += gram.W.T @ (gram.signs * (gram.W @ x))", "pass"),
-    ),
-    *mutants(
         "implicitkit/linear/factors/arrowhead.py",
-        "tests/linear/test_arrowhead.py",
+        "tests/linear/test_lifted_factors.py",
         ("(C / d) @ C.T - S", "(C / d) @ C.T + S"),
         ("int((d < 0).sum()) + len(C)", "len(C)"),
         ("if not np.abs(d).min() >= _SMALL:", "if False:"),
@@ -225,6 +200,16 @@ MUTANTS = [
         ("near = A.known if A.known is None or not transposed else A.known.T", "near = A.known"),
         ("knows = sizes is not None and bool(sizes.any())", "knows = False"),
         ("_or_one(near.T.size(1 / S))", "_or_one(near.size(1 / S))"),
+        (
+            "_scaled(small, left.index_select(0, samples), right",
+            "_scaled(small, left[: len(samples)], right",
+            "tests/linear/test_fewer_samples.py -k made_of",
+        ),
+        (
+            'getattr(A.formed, "product", None) if many is A else None',
+            "None",
+            "tests/linear/test_prices_of_products.py -k told_by_a_matrix",
+        ),
     ),
     *mutants(
         "implicitkit/linear/conditions/kkt.py",
@@ -252,6 +237,7 @@ MUTANTS = [
             "tests/linear/test_linear.py -k dear_matrix",
         ),
         ("answer._replace(x=x + inverse(answer.x), ", "answer._replace(", "tests/derivatives/test_sparse_path.py"),
+        ("is not None else Unsaid()", "is not None else GMRES()", "tests/linear/test_unsaid.py -k default"),
     ),
     *mutants(
         "implicitkit/linear/factors/ordering.py",
@@ -283,6 +269,15 @@ MUTANTS = [
         ("(_Refined(lu, A),)", "(lu,)"),
         ("found = _Refined(found, whole) if missing.any() else found", "pass"),
         ("return sp.csc_matrix(A + sp.diags_array(missing))", "return A"),
+        ("definite_factors(whole) if is_symmetric(whole) else None", "definite_factors(whole)"),
+        ("ordering.indefinite = factors is None", "pass"),
+        ("self.size < _SUPERNODES or not", "not"),
+        ("or ordering.indefinite or not is_installed()", "or ordering.indefinite"),
+        (
+            "None if factors is None else _Unscaled(factors, self.scale[i])\n\n    def _block",
+            "factors\n\n    def _block",
+        ),
+        ("        if definite is not None:\n            return definite\n", ""),
     ),
     *mutants(
         "implicitkit/linear/iterative/conjugate.py",
@@ -365,26 +360,15 @@ MUTANTS = [
         ('matrix.shape[-1 if name.endswith("2") else -2]', "matrix.shape[-1]"),
         ("price(alike, gone_through)", "price(alike)"),
         ("or rows * read_by_products(out) >= WORTH", "", "tests/linear/test_structured.py -k each"),
-    ),
-    *mutants(
-        "implicitkit/foundation/structured_rules.py",
-        "tests/linear/test_structured.py -k each",
-        ("if name in _ONE_RESULT:", "if name in _VIEWS:"),
+        ("return lambda v: product(v) - v", "return product", "tests/linear/test_steps_of_the_series.py"),
+        ("batch, -1)) for e in eye.split(some)]", "batch, -1)) for e in eye.split(rows)]"),
+        ("e) for e in eye.split(some)]", "e) for e in eye.split(count)]"),
+        (".to(like) / torch.where(size > 0, size, 1)", ".to(like)", "tests/linear/test_one_matrix.py"),
     ),
     *mutants(
         "implicitkit/solver/minimise/convex_newton.py",
         "tests/linear/test_prices_of_products.py -k 'minima or formed'",
         ("if found is None and not self.formed:", "if False:"),
-    ),
-    *mutants(
-        "implicitkit/solver/auto.py",
-        "tests/linear/test_prices_of_products.py -k 'minima or formed'",
-        ("formed=size <= _DENSE and affordable", "formed=size <= _DENSE"),
-    ),
-    *mutants(
-        "implicitkit/linear/equilibrated.py",
-        "tests/linear/test_prices_of_products.py -k told_by_a_matrix",
-        ('getattr(A.formed, "product", None) if many is A else None', "None"),
     ),
     *mutants(
         "implicitkit/solver/root/frugal.py",
@@ -403,11 +387,11 @@ MUTANTS = [
             "return x.bit_length()",
             "tests/linear/test_frugal.py -k situation",
         ),
-    ),
-    *mutants(
-        "implicitkit/system.py",
-        "tests/linear/test_frugal.py -k 'in_vain or takes_its_share or diffusion'",
-        ("return self.batch, *numbers, *(", "return self.batch, *("),
+        (
+            "return self.batch, *numbers, *(",
+            "return self.batch, *(",
+            "tests/linear/test_frugal.py -k 'in_vain or takes_its_share or diffusion'",
+        ),
     ),
     *mutants(
         "implicitkit/linear/price.py",
@@ -416,27 +400,12 @@ MUTANTS = [
         ("numbers) + _WEIGHT * touched + _TOUCHED * wide", "numbers) + _WEIGHT * touched"),
     ),
     *mutants(
-        "implicitkit/linear/price.py",
-        "tests/linear/test_frugal.py -k steps_of_conjugate",
-        ("_VECTORS * numbers if conjugate else", "_VECTORS * numbers if False else"),
-    ),
-    *mutants(
-        "implicitkit/linear/price.py",
-        "tests/linear/test_frugal.py -k places_of_an_index",
-        (" + _PLACED / _TOUCHED * placed", " + 0 * placed"),
-    ),
-    *mutants(
         "implicitkit/linear/iterative/unsaid.py",
         "tests/linear/test_unsaid.py",
         ("definite = bool((seems_definite(Ht) | ~open_).all())", "definite = False"),
         ("definite = bool((seems_definite(Ht) | ~open_).all())", "definite = True"),
         ("r = whole - A.mv(x)", "r = whole"),
         ("if definite or not open_part():", "if True:"),
-    ),
-    *mutants(
-        "implicitkit/linear/auto.py",
-        "tests/linear/test_unsaid.py -k default",
-        ("is not None else Unsaid()", "is not None else GMRES()"),
     ),
     *mutants(
         "implicitkit/linear/iterative/frugal.py",
@@ -485,6 +454,12 @@ MUTANTS = [
         ("_SEPARATOR = 0.12", "_SEPARATOR = 0.016"),
         ("min(reach**3, size**2)", "4 * reach**3"),
         ("(CALL + numbers) + _WEIGHT * touched + _TOU", "(CALL + numbers) + _TOU"),
+        (
+            "_VECTORS * numbers if conjugate else",
+            "_VECTORS * numbers if False else",
+            "tests/linear/test_frugal.py -k steps_of_conjugate",
+        ),
+        (" + _PLACED / _TOUCHED * placed", " + 0 * placed", "tests/linear/test_frugal.py -k places_of_an_index"),
     ),
     *mutants(
         "implicitkit/linear/price.py",
@@ -573,7 +548,7 @@ MUTANTS = [
         (
             "best, best_norm, u = torch.zeros_like(b), start, 0 - b",
             "best, best_norm, u = torch.zeros_like(b), start, 0 + b",
-            "tests/mutants/test_survivors_later.py -k series",
+            "tests/mutants/test_survivors.py -k series",
         ),
         ("    u = 0 - damping * b\n", "    u = 0 - b\n"),
         ("u = u + damping * (A.mv(u) - b)", "u = u + (A.mv(u) - b)"),
@@ -584,12 +559,12 @@ MUTANTS = [
         (
             'converged = best_norm <= aim\n        reason = ""',
             'converged = best_norm <= 1e9 * aim\n        reason = ""',
-            "tests/mutants/test_survivors_models.py -k series",
+            "tests/mutants/test_survivors_linear.py -k series",
         ),
     ),
     *mutants(
         "implicitkit/linear/factors/entries.py",
-        "tests/linear/test_operators_of_entries.py",
+        "tests/linear/test_squares.py",
         ("blocks() if into is rows else blocks().T", "blocks()"),
         ("x.index_select(1, out)", "x.index_select(1, into)"),
         ("terms.to(x.dtype)", "terms"),
@@ -636,15 +611,10 @@ MUTANTS = [
         ("asked = torch.where(bad.unsqueeze(1), b, 0)", "asked = torch.where(bad.unsqueeze(1), 0, b)"),
     ),
     *mutants(
-        "implicitkit/linear/factors/shared_factors.py",
+        "implicitkit/linear/factors/sparse_blocks.py",
         "tests/linear/test_one_matrix.py",
         ("[which, :, column]", "[which, :, 0 * column]"),
         ("seen.setdefault(row.tobytes(), len(seen))", "seen.setdefault(row[:64].tobytes(), len(seen))"),
-    ),
-    *mutants(
-        "implicitkit/foundation/autodiff.py",
-        "tests/linear/test_one_matrix.py",
-        (".to(like) / torch.where(size > 0, size, 1)", ".to(like)"),
     ),
     *mutants(
         "implicitkit/linear/conditions/least_norm.py",
@@ -654,7 +624,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/fixed_point/frugal.py",
-        "tests/solver/test_slow_sweeps.py",
+        "tests/solver/test_sparse_methods.py",
         ("(best < before) & (left > price)", "(best < before) & (left <= price)"),
     ),
     *mutants(
@@ -681,10 +651,7 @@ MUTANTS = [
         ("return (columns, rows) if transpose else (rows, columns)", "return rows, columns"),
         ("            x = x / after\n", "            x = x * after\n"),
         ("keep = s > rcond * s[..., :1]", "keep = s > 1e-1 * s[..., :1]"),
-        (
-            "return (smallest >= threshold * largest) & usable,",
-            "return usable,",
-        ),
+        ("return (smallest >= threshold * largest) & usable,", "return usable,"),
         (
             "x = torch.linalg.lu_solve(self.lu, self.pivots, rhs, adjoint=transpose)",
             "x = torch.linalg.lu_solve(self.lu, self.pivots, rhs)",
@@ -700,14 +667,10 @@ MUTANTS = [
             "converged = converged & (answer.converged | True)",
             "tests/composition/test_blocks.py -k 'singular'",
         ),
-        (
-            "square = square + answer.residual_norm.to(square.dtype).square()",
-            "square = square",
-            f"{SELDOM} -k blocks",
-        ),
+        ("square = square + answer.residual_norm.to(square.dtype).square()", "square = square", f"{SELDOM} -k blocks"),
     ),
     *mutants(
-        "implicitkit/linear/iterative/preconditioned.py",
+        "implicitkit/linear/iterative/preconditioners.py",
         "tests/linear/test_preconditioners.py -k 'itself or saves or refused'",
         ("if A.preconditioner is None and self.preconditioner is not None:", "if False:"),
         ('if name != "ilu" or "symmetric" not in self.needs)', "if name)"),
@@ -723,7 +686,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/linear/factors/complex_pairs.py",
-        "tests/linear/test_complex_pairs.py",
+        "tests/linear/test_block_triangular.py",
         ("np.abs(left - right).max(initial=0.0), ", ""),
         (", np.abs(up + low).max(initial=0.0)", ", 0.0"),
         ("0.5j * (low - up)", "0.5j * (up - low)"),
@@ -735,7 +698,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/linear/factors/sparse_factors.py",
-        "tests/linear/test_complex_pairs.py",
+        "tests/linear/test_block_triangular.py",
         ("        if entries is None:\n            return None\n        halved", "        halved"),
         ("return self._complex(i) or ", "return "),
     ),
@@ -744,6 +707,7 @@ MUTANTS = [
         "tests/linear/test_block_triangular.py",
         ("None if symmetric else parts_of(pattern)", "None"),
         ("            if key not in known:\n", "            if True:\n"),
+        ("or has_layers(self.reach, self.pattern.shape[0])", "", "tests/linear/test_likely_fill.py"),
     ),
     *mutants(
         "implicitkit/foundation/structured.py",
@@ -766,6 +730,7 @@ MUTANTS = [
         ('graph.saved(node, "beta") * full', "full"),
         ('graph.saved(node, "alpha") * blocks', "blocks"),
         ("d.places + 1 for", "d.places for"),
+        ("if name in _ONE_RESULT:", "if name in _VIEWS:", "tests/linear/test_structured.py -k each"),
     ),
     *mutants(
         "implicitkit/sparsity/compression.py",
@@ -776,22 +741,9 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/sparsity/known.py",
-        "tests/solver/test_low_rank_programs.py -k numbers",
+        "tests/solver/test_low_rank_parts.py -k numbers",
         ("min(_MORE_SCALARS, int((_NUMBERS / z.shape[1]) ** 0.5))", "0"),
         ("min(_MORE_SCALARS, int((_NUMBERS / z.shape[1]) ** 0.5))", "_MORE_SCALARS"),
-    ),
-    *mutants(
-        "implicitkit/linear/factors/sparse_factors.py",
-        "tests/linear/test_definite.py",
-        ("definite_factors(whole) if is_symmetric(whole) else None", "definite_factors(whole)"),
-        ("ordering.indefinite = factors is None", "pass"),
-        ("self.size < _SUPERNODES or not", "not"),
-        ("or ordering.indefinite or not is_installed()", "or ordering.indefinite"),
-        (
-            "None if factors is None else _Unscaled(factors, self.scale[i])\n\n    def _block",
-            "factors\n\n    def _block",
-        ),
-        ("        if definite is not None:\n            return definite\n", ""),
     ),
     *mutants(
         "implicitkit/solver/auto.py",
@@ -801,6 +753,11 @@ MUTANTS = [
             "batch * size * size <= _MOST_NUMBERS",
             "batch * size * size <= _DENSE_NUMBERS",
             "tests/linear/test_one_matrix.py -k begins",
+        ),
+        (
+            "formed=size <= _DENSE and affordable",
+            "formed=size <= _DENSE",
+            "tests/linear/test_prices_of_products.py -k 'minima or formed'",
         ),
     ),
     *mutants(

@@ -25,6 +25,11 @@ MUTANTS = [
         ("bound.apply_defaults()", "pass"),
         ("except TypeError as error:", "except KeyError as error:"),
         ("if name not in by_place]", "if name in by_place]"),
+        (
+            "torch.enable_grad(), ik.extend.own_graphs(), statistics_held",
+            "torch.enable_grad(), statistics_held",
+            USES + " -k checkpoint",
+        ),
     ),
     *mutants(
         "plugins/implicitkit_deq/held/frozen.py",
@@ -33,11 +38,12 @@ MUTANTS = [
         ("if independent and any(isinstance(m, BATCH_NORMS)", "if any(isinstance(m, BATCH_NORMS)"),
         ("any(isinstance(m, BATCH_NORMS) and m.momentum != 0 for", "any(m.momentum != 0 for"),
         (" and m.momentum != 0 for", " for"),
-    ),
-    *mutants(
-        "plugins/implicitkit_deq/forgive.py",
-        USES + " -k does_not_see",
-        (", watched=True, **options)", ", **options)"),
+        ("with unseen():", "if True:", "tests/plugins/deq/test_deq_speed.py -k costs_is_known"),
+        (
+            "np.array_equal(np.from_dlpack(a), np.from_dlpack(b))",
+            "np.array_equal(a.numpy(), b.numpy())",
+            "tests/plugins/deq/test_training.py -k asked_for_by_name",
+        ),
     ),
     *mutants(
         "implicitkit/rule/request.py",
@@ -51,11 +57,6 @@ MUTANTS = [
         ("(torch.autograd.backward.__code__, ", "("),
         (" inspect.unwrap(ik.solve).__code__)", ")"),
         ("f_code is CheckpointFunction.backward.__code__", "f_code is CheckpointFunction.forward.__code__"),
-    ),
-    *mutants(
-        "plugins/implicitkit_deq/held/frozen.py",
-        "tests/plugins/deq/test_deq_speed.py -k costs_is_known",
-        ("with unseen():", "if True:"),
     ),
     *mutants(
         "plugins/implicitkit_deq/settings.py",
@@ -132,7 +133,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "plugins/implicitkit_cvxpy/sparse_kkt.py",
+        "plugins/implicitkit_cvxpy/kkt.py",
         SPARSE + " -k 'those_of_the_dense_form'",
         ("(n + row[plain], column[plain], -D * A[:, plain]),", "(n + row[plain], column[plain], D * A[:, plain]),"),
         ("pieces.append((own[0].flatten(), own[1].flatten(), -block.flatten(1)))", "pass"),
@@ -143,12 +144,12 @@ MUTANTS = [
         ("return a.index_select(1, at.at_row) * b", "return -a.index_select(1, at.at_row) * b"),
     ),
     *mutants(
-        "plugins/implicitkit_cvxpy/sparse_assembly.py",
+        "plugins/implicitkit_cvxpy/assembly.py",
         SPARSE + " -k 'transforms'",
         ("return n + m >= _LARGE and", "return False and"),
     ),
     *mutants(
-        "plugins/implicitkit_cvxpy/units.py",
+        "plugins/implicitkit_cvxpy/finish.py",
         SPARSE + " -k 'units or unit'",
         ("t = 1 / _unit(P, q / s)", "t = torch.ones_like(s)"),
         ("s = _unit(torch.where(linear, 0, q), b)", "s = torch.ones_like(q[:, :1])"),
@@ -223,7 +224,7 @@ MUTANTS = [
     *mutants(
         "plugins/implicitkit_deq/cells/monotone.py",
         "tests/mutants/test_survivors_plugins.py -k 'monotone'",
-        ("self.margin / size.square()", "2.5 * self.margin / size.square()"),
+        ("operator, size.reciprocal()", "operator, 2.5 * size.reciprocal()"),
         (
             "return torch.relu(z - step * (z @ operator.mT - injected))",
             "return torch.relu(z - step * (z @ operator - injected))",
@@ -250,12 +251,18 @@ MUTANTS = [
         ),
         ("for work in (_WORK, _MORE)]", "for work in (_WORK,)]", "tests/plugins/deq/test_training.py -k granted_more"),
         ("self.spared = False\n        if not", "if not"),
+        (", watched=True, **options)", ", **options)", USES + " -k does_not_see"),
     ),
     *mutants(
         "plugins/implicitkit_deq/starting/start.py",
         "tests/plugins/deq/test_training.py -k 'repeated or so_many or evaluation_finds or recomputes'",
         ("start = self._trend.expected() if self._followed.again() else None", "start = self._trend.expected()"),
         ("(trained), self._start) if known", "(trained), None) if known"),
+        (
+            "return Trend(by_position=self.by_position, careful=True)",
+            "return Trend(careful=True)",
+            TREND + " -k tells_nothing",
+        ),
     ),
     *mutants(
         "plugins/implicitkit_deq/starting/last.py",
@@ -270,11 +277,6 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "plugins/implicitkit_deq/held/frozen.py",
-        "tests/plugins/deq/test_training.py -k asked_for_by_name",
-        ("np.array_equal(np.from_dlpack(a), np.from_dlpack(b))", "np.array_equal(a.numpy(), b.numpy())"),
-    ),
-    *mutants(
         "plugins/implicitkit_deq/starting/last.py",
         TREND + " -k 'numbers or leads_nowhere'",
         ("(when >= 0) & (when != written)", "when != written"),
@@ -284,11 +286,7 @@ MUTANTS = [
         ("believed = [_beside(moved, z) & t[index]", "believed = [_beside(moved, z)"),
         ("_longer(self._when, 0, rows, -1)", "_longer(self._when, 0, rows, 0)"),
         ("lasting(self.by_position, *c[:, index])", "lasting(False, *c[:, index])"),
-    ),
-    *mutants(
-        "plugins/implicitkit_deq/starting/trend.py",
-        TREND + " -k positions",
-        ("if by_position and now.ndim > 1:", "if False:"),
+        ("if shown and bool(kept.sum().isfinite()):", "if True:", TREND + " -k not_finite"),
     ),
     *mutants(
         "plugins/implicitkit_deq/starting/trend.py",
@@ -297,16 +295,6 @@ MUTANTS = [
         ("_TOLD = 0.5", "_TOLD = 0.3"),
         ("if self._careful and ahead:", "if False:"),
         ("rows = 2 if by_position and change.ndim > 1 else 1", "rows = 1"),
-    ),
-    *mutants(
-        "plugins/implicitkit_deq/starting/last.py",
-        TREND + " -k not_finite",
-        ("if shown and bool(kept.sum().isfinite()):", "if True:"),
-    ),
-    *mutants(
-        "plugins/implicitkit_deq/starting/start.py",
-        TREND + " -k tells_nothing",
-        ("return Trend(by_position=self.by_position, careful=True)", "return Trend(careful=True)"),
     ),
     *mutants(
         "plugins/implicitkit_deq/starting/trend.py",
@@ -324,6 +312,7 @@ MUTANTS = [
         ("if now.is_complex():", "if False:"),
         ("not all(map(_alike, leaves, seen[0]))", "False"),
         ("return Trend, (self._most, self._by_position, self._careful)", "return object.__reduce__(self)"),
+        ("if by_position and now.ndim > 1:", "if False:", TREND + " -k positions"),
     ),
     *mutants(
         "plugins/implicitkit_deq/starting/trend.py",
@@ -344,6 +333,12 @@ MUTANTS = [
         ("if not (last or self._again.follows):", "if False:"),
         ("if not (last or self._again.follows):", "if True:"),
         ("trend = self._followed(z0) if index is None else None", "trend = None"),
+        (
+            "size = goal.square().sum(1).clamp_min",
+            "size = goal.square().sum(1).sqrt().clamp_min",
+            "tests/mutants/test_survivors_plugins.py -k 'start_loss'",
+        ),
+        ("the_map.finish(z, weights, injected)", "the_map.finish(state, weights, injected)", USES + " -k keeps"),
     ),
     *mutants(
         "plugins/implicitkit_deq/held/frozen.py",
@@ -358,25 +353,13 @@ MUTANTS = [
         ("if first.ndim != 1 or len(first) < 2", "if first.ndim != 2 or len(first) < 2"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/layer.py",
-        "tests/mutants/test_survivors_plugins.py -k 'start_loss'",
-        ("size = goal.square().sum(1).clamp_min", "size = goal.square().sum(1).sqrt().clamp_min"),
-    ),
-    *mutants(
         "plugins/implicitkit_cvxpy/layer.py",
         "tests/plugins/cvxpy/test_cvxpy_layer.py -k in_place",
         ("t.to(dtype, copy=True) for t in self._variables_out", "t.to(dtype) for t in self._variables_out"),
         ("t.to(dtype, copy=True) for t in self._general", "t.to(dtype) for t in self._general"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/visit.py",
-        USES + " -k in_place",
-        ("t.clone() if isinstance(t, Tensor) else t", "t"),
-    ),
-    *mutants(
-        "plugins/implicitkit_deq/inputs.py",
-        USES + " -k checkpoint",
-        ("torch.enable_grad(), ik.extend.own_graphs(), statistics_held", "torch.enable_grad(), statistics_held"),
+        "plugins/implicitkit_deq/visit.py", USES + " -k in_place", ("t.clone() if isinstance(t, Tensor) else t", "t")
     ),
     *mutants(
         "plugins/implicitkit_deq/held/frozen.py",
@@ -392,11 +375,6 @@ MUTANTS = [
         ("any(map(observed, self.modules)) or ", ""),
         ("return known is None or known() is not t", "return False"),
         ("in value.values() if type(value) is dict else value:", "in value:"),
-    ),
-    *mutants(
-        "plugins/implicitkit_deq/layer.py",
-        USES + " -k keeps",
-        ("the_map.finish(z, weights, injected)", "the_map.finish(state, weights, injected)"),
     ),
     *mutants(
         "implicitkit/lifting/lifted.py",

@@ -11,26 +11,21 @@ PROJECT = "tests/problem/test_project.py"
 SCALAR = "tests/solver/test_scalar_solvers.py"
 ATTRACTING = "tests/solver/test_attracting.py"
 STARTS = "tests/solver/test_starts_without_slope.py"
-DOMAIN = "tests/solver/test_outside_the_domain.py"
-VALLEYS = "tests/solver/test_long_valleys.py -m 'not slow'"
+DOMAIN = "tests/solver/test_failing_trials.py"
+VALLEYS = "tests/solver/test_minima_in_kinks.py -m 'not slow'"
 
 MUTANTS = [
     *mutants(
-        "implicitkit/solver/constrained/multipliers.py",
-        "tests/core/test_programs_by_others.py",
+        "implicitkit/solver/user_solver.py",
+        "tests/core/test_layer_calls.py",
         ("torch.where(model.one_sided, at.constraints / (size * length), 0)", "0 * at.constraints"),
         ("J = at.jacobian / size.unsqueeze(2)", "J, size = at.jacobian, torch.ones_like(size)"),
         ("b = -torch.cat([gap, weight * lam], 1)", "b = torch.cat([gap, weight * lam], 1)"),
         ("_STEPS = 20", "_STEPS = 1"),
     ),
     *mutants(
-        "implicitkit/solver/polyalgorithm.py",
-        "tests/solver/test_stops_and_limits.py -k hands_over",
-        ("torch.where(gave_up, int(Status.MAX_STEPS), total.status)", "total.status"),
-    ),
-    *mutants(
         "implicitkit/solver/user_solver.py",
-        "tests/core/test_programs_by_others.py",
+        "tests/core/test_layer_calls.py",
         ("z = with_multipliers(f, z)", "z = torch.cat([z, 0 * z0[:, layout.size :]], 1)"),
     ),
     *mutants(
@@ -39,7 +34,7 @@ MUTANTS = [
         ("or compat.batches_in_front(followed)[1] or", "or"),
     ),
     *mutants(
-        "implicitkit/problem/crossing.py",
+        "implicitkit/problem/integration.py",
         "tests/problem/test_initial_value.py -k another_dtype",
         ("low = low + width * first.to(low.dtype)", "low = low + width * first"),
     ),
@@ -62,11 +57,6 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/driver.py",
-        "tests/solver/test_stops_and_limits.py -k stop",
-        ("status = torch.where(status != int(Status.CONVERGED), int(Status.STOPPED), status)", "pass"),
-    ),
-    *mutants(
         "implicitkit/solver/fixed_point/attracting.py",
         "tests/solver/test_stops_and_limits.py -k who",
         ("if bool(own.any()) else PATH.name", "if False else PATH.name"),
@@ -85,6 +75,11 @@ MUTANTS = [
         ("total.obey(total.status)", "pass", ATTRACTING),
         ("total.shown = shown + found.shown", "pass", ATTRACTING),
         ("waiting = failed & (total.z == z0).all(1)", "waiting = failed & (total.z != z0).all(1)", STARTS),
+        (
+            "torch.where(gave_up, int(Status.MAX_STEPS), total.status)",
+            "total.status",
+            "tests/solver/test_stops_and_limits.py -k hands_over",
+        ),
     ),
     *mutants("implicitkit/solver/base.py", ATTRACTING, ("callback(step + shown, z", "callback(step + taken, z")),
     *mutants(
@@ -95,6 +90,11 @@ MUTANTS = [
         ("lost.logical_and_((self.z != plain).any(1))", "pass", DOMAIN),
         ("self.z = torch.where(lost.unsqueeze(1), plain, self.z)", "self.z = plain", DOMAIN),
         ("if f.falling is not None or Progress.due(f, self.step):", "if Progress.due(f, self.step):"),
+        (
+            "status = torch.where(status != int(Status.CONVERGED), int(Status.STOPPED), status)",
+            "pass",
+            "tests/solver/test_stops_and_limits.py -k stop",
+        ),
     ),
     *mutants(
         "implicitkit/lifting/fewer_rows.py",
@@ -106,27 +106,21 @@ MUTANTS = [
         "implicitkit/solver/verdict/minima.py",
         VALLEYS,
         ("return self.unbounded | (self.endless >= _PATIENCE)", "return self.unbounded"),
-        ("min(_FALLEN, _STEADY / self.looks)", "_FALLEN", "tests/solver/test_long_valleys.py -m slow"),
+        ("min(_FALLEN, _STEADY / self.looks)", "_FALLEN", "tests/solver/test_minima_in_kinks.py -m slow"),
     ),
     *mutants(
-        "implicitkit/solver/fixed_point/repelling.py",
-        "tests/solver/test_slow_repellers.py",
+        "implicitkit/solver/fixed_point/attracting.py",
+        "tests/solver/test_attracting.py",
         (
             "alike(there, far * said)",
             "alike(moved(far * way), far * said)",
-            "tests/solver/test_slow_repellers.py -k away",
+            "tests/solver/test_attracting.py -k away",
         ),
         ("far = sign * length * 8.0**j", "far = sign * length"),
         ("_MOST = 64  #", "_MOST = 10  #"),
         ("for sign in (1, -1):", "for sign in ():"),
         ("ways.append((along,", "ways.pop(); ways.append((0 * along,"),
         ("return which & torch.zeros_like(which).index_copy(0, samples, found)", "return which"),
-    ),
-    *mutants(
-        "implicitkit/solver/fixed_point/repelling.py",
-        ATTRACTING,
-        ("grows, open_ = grows | now,", "grows, open_ = grows,"),
-        ("settled & (sizes[-1].squeeze(1) > least)", "settled & (sizes[-1].squeeze(1) < least)"),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/attracting.py",
@@ -141,6 +135,8 @@ MUTANTS = [
         ("whole=options.watched", "whole=False"),
         ("outcome.obey(found.status)", "pass"),
         ("found.steps[mine]", "0 * found.steps[mine]"),
+        ("grows, open_ = grows | now,", "grows, open_ = grows,"),
+        ("settled & (sizes[-1].squeeze(1) > least)", "settled & (sizes[-1].squeeze(1) < least)"),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/impatient.py",
@@ -199,11 +195,11 @@ MUTANTS = [
         (
             "rests = (z_next == z).all(1) & (g == 0).all(1)",
             "rests = torch.zeros_like(f.active)",
-            "tests/solver/test_slopes_at_rest.py",
+            "tests/solver/test_settled.py",
         ),
     ),
     *mutants(
-        "implicitkit/solver/minimise/nelder_mead.py",
+        "implicitkit/solver/minimise/direct_search.py",
         DIRECT + " -k nelder",
         (
             "expansion, contraction, shrinking = 1 + 2 / many,",
@@ -218,18 +214,18 @@ MUTANTS = [
         (
             "merit = torch.where(left < 0, torch.linalg.vector_norm(f(z), dim=1), merit)",
             "pass",
-            "tests/mutants/test_survivors_steps.py",
+            "tests/mutants/test_survivors_methods.py",
         ),
     ),
     *mutants(
-        "implicitkit/solver/minimise/golden_section.py",
+        "implicitkit/solver/minimise/direct_search.py",
         DIRECT + " -k golden",
         ("_PART = 0.5 * (3 - math.sqrt(5))", "_PART = 0.1 * (3 - math.sqrt(5))"),
         ("return torch.where(lost, by_slopes, rise)", "return rise"),
         (
             "lost = lost | (open_ & (rise.abs() <= noise) & (by_slopes.abs() <= EXPECTED * noise))",
             "pass",
-            "tests/solver/test_cancellation.py -k golden",
+            "tests/solver/test_minima_in_kinks.py -k golden",
         ),
         ('"b": torch.where(lower, torch.where(left, m, b), torch.where(left, b, x)),', '"b": b,'),
     ),
@@ -305,17 +301,14 @@ MUTANTS = [
         ("highest = ((at.unsqueeze(0) + self.sigma * noise) * choices)", "highest = (self.sigma * noise * choices)"),
     ),
     *mutants(
-        "implicitkit/project/entropic.py",
-        PROJECT + " -k 'coupling or bad_input'",
-        (
-            "return rows.unsqueeze(-1) * torch.softmax(v + g.unsqueeze(-2), -1)",
-            "return rows.unsqueeze(-1) * torch.softmax(v + 2 * g.unsqueeze(-2), -1) * 1.001",
-        ),
-    ),
-    *mutants(
         "implicitkit/project/couplings.py",
         PROJECT + " -k bad_input",
         ("constants(_check_sums, rows.expand(*lead, n), columns.expand(*lead, m))", "pass"),
         ("if least < 0:", "if False:"),
+        (
+            "return rows.unsqueeze(-1) * torch.softmax(v + g.unsqueeze(-2), -1)",
+            "return rows.unsqueeze(-1) * torch.softmax(v + 2 * g.unsqueeze(-2), -1) * 1.001",
+            PROJECT + " -k 'coupling or bad_input'",
+        ),
     ),
 ]

@@ -6,16 +6,11 @@ from .row import mutants
 
 PROJECT = "tests/problem/test_project.py"
 PROX = "tests/problem/test_prox.py"
-DERIVATIVES = "tests/problem/test_set_derivatives.py"
+DERIVATIVES = "tests/problem/test_prox.py"
 SMALL = "tests/problem/test_objectives_in_small_units.py"
 NATURAL = "tests/problem/test_natural_maps.py -k 'same_map or bounded_fits or (bounds and below)'"
 
 MUTANTS = [
-    *mutants(
-        "implicitkit/problem/constrained.py",
-        NATURAL,
-        ("if self.has_natural:", "if False:"),
-    ),
     *mutants(
         "implicitkit/problem/constrained.py",
         f"{SMALL} -k a_slope",
@@ -26,12 +21,9 @@ MUTANTS = [
             "is not None",
             f"{SMALL} -k l1",
         ),
+        ("if self.has_natural:", "if False:", NATURAL),
     ),
-    *mutants(
-        "implicitkit/lifting/untouched.py",
-        f"{SMALL} -k modules_count",
-        ("b.copy_(copy)", "pass"),
-    ),
+    *mutants("implicitkit/lifting/reach.py", f"{SMALL} -k modules_count", ("b.copy_(copy)", "pass")),
     *mutants(
         "implicitkit/problem/cost.py",
         f"{SMALL} -k a_slope",
@@ -41,7 +33,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/problem/cost.py",
-        "tests/problem/test_unit_of_an_objective.py",
+        "tests/problem/test_natural_maps.py",
         ("_SEEN = 1e3", "_SEEN = 1.0"),
         ("_SEEN = 1e3", "_SEEN = 1e6"),
         ("_MOST**0.3", "_MOST"),
@@ -52,11 +44,7 @@ MUTANTS = [
         ("eps ** -0.25", "0.0"),
         ("torch.log2(c).round()", "torch.log2(c)"),
     ),
-    *mutants(
-        "implicitkit/solver/user_solver.py",
-        f"{SMALL} -k others",
-        ("*args[hidden:]", "*args"),
-    ),
+    *mutants("implicitkit/solver/user_solver.py", f"{SMALL} -k others", ("*args[hidden:]", "*args")),
     *mutants(
         "implicitkit/problem/natural.py",
         "tests/problem/test_natural_maps.py -k subclass",
@@ -114,7 +102,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/sets/knapsack.py",
+        "implicitkit/sets/hyperplanes.py",
         PROJECT + " -k 'box_section or section'",
         (
             "return torch.where(free, v, held) - w_free * (excess / torch.where(square > 0, square, 1))",
@@ -151,7 +139,7 @@ MUTANTS = [
         (
             "self.centre + self.shrink(v - self.centre, radius)",
             "self.shrink(v - self.centre, radius)",
-            "tests/mutants/test_survivors_models.py -k origin",
+            "tests/mutants/test_survivors_linear.py -k origin",
         ),
     ),
     *mutants(

@@ -60,14 +60,7 @@ CLOSED: dict[str, tuple[Any, Tensor, tuple[Tensor, ...], dict[str, Any], Tensor,
         torch.softmax(V, -1),
         ["auto", "sqp", "filter_interior_point", "augmented_lagrangian", "newton", "scipy.slsqp"],
     ),
-    "softmax on the simplex": (
-        entropy,
-        ONE,
-        (V,),
-        {"project": SIMPLEX},
-        torch.softmax(V, -1),
-        ["mirror_descent"],
-    ),
+    "softmax on the simplex": (entropy, ONE, (V,), {"project": SIMPLEX}, torch.softmax(V, -1), ["mirror_descent"]),
     "simplex by projection": (
         distance,
         ZERO,
@@ -250,10 +243,7 @@ def test_standard_problems(name: str) -> None:
 def test_multipliers_are_those_of_the_lagrangian() -> None:
     """Stationarity, signs and complementarity, one pytree a constraint."""
     a, b = _draw(3, 2, N), _draw(4, N)
-    constraints = [
-        ik.Equality(lambda z, v: {"sum": z.sum(), "pair": a @ z - 0.1}),
-        ik.Inequality(lambda z, v: z - 0.2),
-    ]
+    constraints = [ik.Equality(lambda z, v: {"sum": z.sum(), "pair": a @ z - 0.1}), ik.Inequality(lambda z, v: z - 0.2)]
     s = ik.argmin(distance, torch.zeros(N, dtype=F64), (b,), constraints=constraints)
     y, lam = s.multipliers
     assert set(y) == {"sum", "pair"}
@@ -543,11 +533,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: _solve(bounds=(0, 1), solver="mirror_descent"), ik.CapabilityError, "simplex"),
     (lambda: _solve(prox=ik.prox.total_variation(), solver="block_coordinate_descent"), ik.CapabilityError, "groups"),
     (lambda: _solve(project=lambda z: z[:1]), ValueError, "shape"),
-    (
-        lambda: ik.argmin(distance, ZERO, (V,), bounds=(0, 1)),
-        ValueError,
-        "batch_dims",
-    ),
+    (lambda: ik.argmin(distance, ZERO, (V,), bounds=(0, 1)), ValueError, "batch_dims"),
 ]
 
 

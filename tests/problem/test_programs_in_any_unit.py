@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +13,8 @@ from torch import Tensor
 from torch.func import jacfwd, jacrev
 
 import implicitkit as ik
-from implicitkit.solver.qp.base import judge
+from implicitkit.solver.qp.base import Unit, judge
 from implicitkit.solver.qp.polish import QPPoint
-from implicitkit.solver.qp.unit import Unit
 
 F64 = torch.float64
 SCALES = [1e-14, 1e-12, 1e-10, 1e-8, 1e-5, 1e5, 1e8, 1e12]
@@ -112,6 +112,24 @@ def test_an_objective_without_end_has_none_in_any_unit(s: float) -> None:
             assert int(found.status) == int(ik.Status.UNBOUNDED), (s, sparse, asked, found)
 
 
+class Judged(ik.extend.QPSolver):
+    """The verdict on a point that ``place(f, z0, options)`` finds in so many steps."""
+
+    name = "judged"
+
+    def __init__(self, place: Callable[[Any, Tensor, Any], Tensor], steps: int) -> None:
+        self.place, self.steps = place, steps
+
+    def find(self, data: Any, tol: float, max_steps: int) -> QPPoint:
+        raise NotImplementedError
+
+    def run(self, f: Any, z0: Tensor, options: Any) -> Any:
+        w = self.place(f, z0, options)
+        norm, start = options.size(f.residual(w)), options.size(f.residual(z0))
+        none, unit = torch.zeros(1, dtype=torch.int64), Unit.of(f.problem, f.problem.data(f.system, f.theta))
+        return judge(f, w, start, norm, none + self.steps, none, options, unit.at(z0))
+
+
 @pytest.mark.parametrize("off", [0.0, 1e-9, 1e-6])
 @pytest.mark.parametrize("n", [1000, 6000])
 def test_less_than_rounding_leaves_is_not_asked_for(n: int, off: float) -> None:
@@ -120,20 +138,11 @@ def test_less_than_rounding_leaves_is_not_asked_for(n: int, off: float) -> None:
     k = torch.arange(1, n + 1, dtype=F64)
     exact = -k * (n + 1 - k) / 2
 
-    class Moved(ik.extend.QPSolver):
-        name = "moved"
+    def moved(f: Any, z0: Tensor, options: Any) -> Tensor:
+        found = ik.InteriorPoint().run(f, z0, options).z
+        return found + off * found.abs() * torch.cos(7 * k)
 
-        def find(self, data: Any, tol: float, max_steps: int) -> QPPoint:
-            raise NotImplementedError
-
-        def run(self, f: Any, z0: Tensor, options: Any) -> Any:
-            found = ik.InteriorPoint().run(f, z0, options).z
-            w = found + off * found.abs() * torch.cos(7 * k)
-            norm, start = options.size(f.residual(w)), options.size(f.residual(z0))
-            none, unit = torch.zeros(1, dtype=torch.int64), Unit.of(f.problem, f.problem.data(f.system, f.theta))
-            return judge(f, w, start, norm, none + 1, none, options, unit.at(z0))
-
-    found = ik.solve(ik.QuadraticProgram(P, torch.ones(n, dtype=F64)), solver=Moved(), on_failure="ignore")
+    found = ik.solve(ik.QuadraticProgram(P, torch.ones(n, dtype=F64)), solver=Judged(moved, 1), on_failure="ignore")
     assert bool(found.converged) == (off == 0), (n, off, found)
     if not off:
         torch.testing.assert_close(found.value, exact, rtol=1e-8, atol=0)
@@ -143,17 +152,6 @@ def test_less_than_rounding_leaves_is_not_asked_for(n: int, off: float) -> None:
 
 @pytest.mark.parametrize("s", [1.0, 1e-8, 1e8])
 def test_what_rounding_does_not_explain_is_asked_for(s: float) -> None:
-    class Near(ik.extend.QPSolver):
-        name = "near"
-
-        def find(self, data: Any, tol: float, max_steps: int) -> QPPoint:
-            raise NotImplementedError
-
-        def run(self, f: Any, z0: Tensor, options: Any) -> Any:
-            w = torch.full_like(z0, -1 + 20 * options.rtol)
-            norm, start = options.size(f.residual(w)), options.size(f.residual(z0))
-            none, unit = torch.zeros(1, dtype=torch.int64), Unit.of(f.problem, f.problem.data(f.system, f.theta))
-            return judge(f, w, start, norm, none, none, options, unit.at(z0))
-
+    near = Judged(lambda f, z0, options: torch.full_like(z0, -1 + 20 * options.rtol), 0)
     asked = ik.QuadraticProgram(s * torch.eye(4, dtype=F64), s * torch.ones(4, dtype=F64))
-    assert not ik.solve(asked, solver=Near(), on_failure="ignore", atol=0.0).converged
+    assert not ik.solve(asked, solver=near, on_failure="ignore", atol=0.0).converged

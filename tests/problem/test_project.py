@@ -203,10 +203,7 @@ def test_jacobian_of_the_simplex() -> None:
     torch.testing.assert_close(jacrev(ik.project.simplex())(v), expected)
 
 
-@pytest.mark.parametrize(
-    ("t", "expected"),
-    [(2.0, "inside"), (-2.0, "polar"), (0.25, "side")],
-)
+@pytest.mark.parametrize(("t", "expected"), [(2.0, "inside"), (-2.0, "polar"), (0.25, "side")])
 def test_jacobian_of_the_second_order_cone(t: float, expected: str) -> None:
     """Fukushima, Luo & Tseng (2001): identity, zero, or ``[[1, u'], [u, (1 + t/|x|) I - t/|x| u u']] / 2``."""
     x = torch.tensor([0.6, -0.3, 0.2], dtype=torch.float64)

@@ -123,22 +123,10 @@ PROGRAMS = {
         200,
     ),
     "104, an inequality that is let down": Program(
-        _reactor,
-        [6.0, 3.0, 0.4, 0.2, 6.0, 6.0, 1.0, 0.5],
-        None,
-        _reactions,
-        ([0.1] * 8, [10.0] * 8),
-        3.951163440,
-        300,
+        _reactor, [6.0, 3.0, 0.4, 0.2, 6.0, 6.0, 1.0, 0.5], None, _reactions, ([0.1] * 8, [10.0] * 8), 3.951163440, 300
     ),
     "106, a heat exchanger": Program(
-        lambda x: x[:3].sum(),
-        HEAT_START,
-        None,
-        heat_exchanger,
-        HEAT_BOUNDS,
-        7049.248021,
-        300,
+        lambda x: x[:3].sum(), HEAT_START, None, heat_exchanger, HEAT_BOUNDS, 7049.248021, 300
     ),
     "109, electric power": Program(
         lambda x: 3 * x[0] + 1e-6 * x[0] ** 3 + 2 * x[1] + 0.522074e-6 * x[1] ** 3,

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.solver.constrained.projected_newton import ProjectedNewton
+from implicitkit.solver.constrained.projected import ProjectedNewton
 from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 
 F64 = torch.float64

@@ -382,11 +382,7 @@ def test_products_are_tried_before_a_matrix_without_a_pattern(
 ) -> None:
     """800 unknowns: where few products will do the Jacobian is never formed; where they will not, LSMR is given up once and
     for all."""
-    n = 800
-    g = torch.Generator().manual_seed(2)
-    U, V = (torch.linalg.qr(torch.randn(n + k, n, generator=g, dtype=D)).Q for k in (10, 0))
-    A = U @ torch.diag(torch.logspace(0, -math.log10(condition), n, dtype=D)) @ V.mT
-    y = A @ torch.randn(n, generator=g, dtype=D)
+    f, y = _curved(condition, 800)
     formed, tried = list[int](), list[bool]()
     jacobian, lsmr = Evaluations.residuals_jacobian, normal_equations.LSMR.solve
     monkeypatch.setattr(Evaluations, "residuals_jacobian", lambda f, z: (formed.append(0), jacobian(f, z))[1])
@@ -397,8 +393,7 @@ def test_products_are_tried_before_a_matrix_without_a_pattern(
         return found
 
     monkeypatch.setattr(normal_equations.LSMR, "solve", watched)
-    f = lambda z, y: A @ z + 0.1 * (A @ z) ** 3 - y  # noqa: E731
-    s = ik.least_squares(f, torch.zeros(n, dtype=D), (y,), solver="levenberg_marquardt")
+    s = ik.least_squares(f, torch.zeros(800, dtype=D), (y,), solver="levenberg_marquardt")
     assert bool(s.converged)
     if condition < 10:
         assert not formed and all(tried)

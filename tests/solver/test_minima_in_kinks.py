@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.solver.verdict.minima import lanczos
 
 F64 = torch.float64
 _AT = torch.tensor([1.0, 2.0, 3.0], dtype=F64)
@@ -64,3 +66,214 @@ def test_a_search_that_ends_in_a_kink_has_left_no_domain(solver: str, dtype: tor
     start = torch.tensor([1.0, 0.5], dtype=dtype)
     found = ik.argmin(lambda z: torch.sqrt(z * z).sum(), start, solver=solver, on_failure="ignore", max_steps=200)
     assert ik.Status(int(found.status)).name in ("STALLED", "MAX_STEPS")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Inflections of one unknown, ``x^3``, beside others that have a minimum: a few products with the Hessian must show it.
+def _bowl(n: int) -> Tensor:
+    return torch.logspace(0, 2, n, dtype=F64)
+
+
+INFLECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "one curvature": lambda x: x[0] ** 3 + (x[1:] ** 2).sum(),
+    "many": lambda x: x[0] ** 3 + (_bowl(len(x))[1:] * x[1:] ** 2).sum(),
+    "of fifth order": lambda x: x[0] ** 5 + (_bowl(len(x))[1:] * x[1:] ** 2).sum(),
+    "two of them": lambda x: (x[:2] ** 3).sum() + (_bowl(len(x))[2:] * x[2:] ** 2).sum(),
+}
+MINIMA: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "of fourth order": (lambda x: x[0] ** 4 + (_bowl(len(x))[1:] * x[1:] ** 2).sum(), 0.0),
+    "badly conditioned": (lambda x: (10.0 ** torch.linspace(-6, 0, len(x), dtype=F64) * (x - 0.3) ** 2).sum(), 0.3),
+    "flat on both sides": (lambda x: torch.log(torch.cosh(_bowl(len(x)) * x)).sum(), 0.0),
+}
+
+
+@pytest.mark.parametrize("n", [3, 5, 10, 300])
+@pytest.mark.parametrize("name", INFLECTIONS)
+def test_no_inflection_is_called_a_minimum(name: str, n: int) -> None:
+    with pytest.raises(ik.ConvergenceError, match=r"without bound|saddle"):
+        ik.argmin(INFLECTIONS[name], torch.ones(n, dtype=F64), max_steps=40)
+
+
+@pytest.mark.parametrize("n", [3, 5, 10, 300])
+@pytest.mark.parametrize("name", MINIMA)
+def test_flat_minima_are_minima(name: str, n: int) -> None:
+    f, end = MINIMA[name]
+    found = ik.argmin(f, torch.full((n,), 0.5, dtype=F64))
+    assert float((found.value - end).abs().max()) < 0.05, found
+
+
+@pytest.mark.parametrize("values", [(2.0,), (2.0, 1e-5), (2.0, -1.0), (3.0, 2.0, 1.0)])
+def test_fewer_eigenvalues_than_lanczos_steps(values: tuple[float, ...]) -> None:
+    """An exhausted space has no further Ritz value, zero say, that hides the least of those there are."""
+    diagonal = torch.tensor(values, dtype=F64).repeat(4)
+    lowest, direction, largest = lanczos(lambda q: q * diagonal, torch.zeros(1, len(diagonal), dtype=F64), 6)
+    torch.testing.assert_close(lowest, torch.tensor([min(values)], dtype=F64), rtol=1e-7, atol=1e-12)
+    torch.testing.assert_close(largest, torch.tensor([max(values)], dtype=F64))
+    assert abs(float(torch.linalg.vector_norm(direction)) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("n", [1, 2, 40])
+@pytest.mark.parametrize("solver", ["auto", "newton_cg", "lbfgs", "bfgs"])
+def test_an_objective_may_refuse_points_beside_its_minimum(solver: str, n: int) -> None:
+    """A third of ``|z|`` away it raises, and between ``1e-4`` to one side and to the other it is asked for the curvature."""
+
+    def objective(z: Tensor) -> Tensor:
+        if bool(((z < 0.77) | (z > 0.84)).any()):
+            raise ValueError("outside of the domain")
+        return (0.5 * (z - 1).square() + 0.1 * z**3).sum()
+
+    found = ik.argmin(objective, torch.full((n,), 0.79, dtype=F64), solver=solver)
+    end = (-1 + 2.2**0.5) / 0.6
+    torch.testing.assert_close(found.value, torch.full((n,), end, dtype=F64))
+
+
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_a_saddle_is_left_where_points_further_off_are_refused(n: int) -> None:
+    def objective(z: Tensor) -> Tensor:
+        if bool((z.abs() > 0.2).any()):
+            raise ValueError("outside of the domain")
+        return (z**2).sum() - 3 * z[-1] ** 2
+
+    with pytest.raises(ValueError, match="outside of the domain"):  # on the way down from there
+        ik.argmin(objective, torch.zeros(n, dtype=F64), solver="newton_cg")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Minimisers of objectives whose values are what is left of terms that cancel: near a minimum only slopes can tell.
+A = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+OBJECTIVES: dict[str, Callable[[Tensor], Tensor]] = {  # all with their minimum at zero, or as near as rounding lets
+    "cosh(z) - 1": lambda z: torch.cosh(z).sum() - z.numel(),
+    "1 - cos(z)": lambda z: (1 - torch.cos(z)).sum(),
+    "sqrt(1 + z^2) - 1": lambda z: (torch.sqrt(1 + z**2) - 1).sum(),
+    "log(1 + z^2)": lambda z: torch.log(1 + z**2).sum(),
+    "1e8 + quadratic": lambda z: 1e8 + 0.5 * z @ A @ z,
+    "1e8 + coupled": lambda z: 1e8 + torch.log1p(z**2).sum() + torch.cosh(z[0] - z[1]),
+    "exponentials": lambda z: 1e6 * (torch.exp(1e-3 * z) - 1 - 1e-3 * z).sum(),
+    "large cubics": lambda z: (1e6 * (1 + z) ** 3 - 1e6 * (1 + 3 * z) - 1e6 * z**3).sum() / 3e6,
+}
+STARTS = (1.0, 1e-3, 1e-9, 1e-13)
+OWN = ("auto", "bfgs", "lbfgs", "newton_cg", "nonlinear_cg", "gradient_descent")
+OWN_OPTIONS = {
+    "armijo": ik.GradientDescent(step_size="armijo"),
+    "nesterov": ik.GradientDescent(nesterov=True),
+    "polak_ribiere": ik.NonlinearCG("polak_ribiere"),
+}
+#: whose own tests of progress stop them at 1e-17: from starts of 1e-9 that may be too early, and is said
+SCIPY = ("BFGS", "CG", "Newton-CG", "trust-exact")
+
+
+def minimise(name: str, start: float, solver: Any, **options: Any) -> tuple[ik.Solution, float]:
+    z0 = torch.tensor([start, -0.7 * start], dtype=torch.float64)
+    found = ik.argmin(OBJECTIVES[name], z0, solver=solver, **options)
+    return found, float(found.value.abs().max())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("solver", [*OWN, *OWN_OPTIONS])
+def test_minima_are_found_where_values_cannot_tell(name: str, solver: str) -> None:
+    # Nesterov's steps wander where gradients are rounding, as those of the exponentials (2e-13) are at 5e-14 of 1e-3
+    starts = STARTS if solver != "nesterov" else STARTS[:1] if name == "exponentials" else STARTS[:2]
+    for start in starts:
+        found, error = minimise(name, start, OWN_OPTIONS.get(solver, solver))
+        assert error < 2e-10, f"from {start}: {found}, off by {error:.1e}"
+        assert int(found.evaluations) < 200, f"from {start}: {found}"
+
+
+@pytest.mark.parametrize("name", ["cosh(z) - 1", "sqrt(1 + z^2) - 1", "1e8 + coupled"])
+@pytest.mark.parametrize("solver", SCIPY)
+def test_minimisers_of_scipy_are_told_differences_that_values_do_not_resolve(name: str, solver: str) -> None:
+    for start in STARTS[:2]:
+        found, error = minimise(name, start, f"scipy.minimize.{solver}")
+        assert error < 2e-10 and int(found.evaluations) < 300, f"from {start}: {found}, off by {error:.1e}"
+    for start in STARTS[2:]:
+        _, error = minimise(name, start, f"scipy.minimize.{solver}", on_failure="ignore")
+        assert error < 1e-10, f"from {start}: off by {error:.1e}"
+
+
+@pytest.mark.parametrize("name", ["cosh(z) - 1", "log(1 + z^2)"])
+def test_golden_sections_of_values_that_cancel(name: str) -> None:
+    for start in STARTS:
+        found = ik.argmin(OBJECTIVES[name], torch.tensor([start], dtype=torch.float64), solver=ik.GoldenSection())
+        assert float(found.value.abs()) < 2e-10, f"from {start}: {found}"
+
+
+@pytest.mark.parametrize("solver", ["bfgs", "newton_cg", "nonlinear_cg", "gradient_descent"])
+def test_a_gradient_that_contradicts_its_objective_is_not_followed_uphill(solver: str) -> None:
+    """Values that rise where slopes fall are rounding only if they do so near as well as far."""
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, z: Tensor) -> Tensor:
+            ctx.save_for_backward(z)
+            return z**2
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return -g / ctx.saved_tensors[0]  # flatter uphill
+
+    z0 = torch.tensor([1.0], dtype=torch.float64)
+    found = ik.argmin(lambda z: Wrong.apply(z).sum() + 0 * z.sum(), z0, solver=solver, on_failure="ignore", max_steps=5)
+    assert not bool(found.converged) and float(found.value.abs()) <= 1 + 1e-6
+
+
+def test_a_start_that_is_a_solution_at_zero_costs_few_evaluations() -> None:
+    start = torch.tensor([1e-13, -7e-14], dtype=torch.float64)
+    for solver in ("newton", "bfgs", "auto"):
+        assert int(ik.argmin(OBJECTIVES["cosh(z) - 1"], start, solver=solver).evaluations) <= 19
+    for solver in ("newton", "broyden", "auto"):
+        assert int(ik.root(lambda z: torch.exp(z) - 1, start, solver=solver).evaluations) <= 12
+
+
+def test_a_start_that_is_a_solution_is_looked_at_once() -> None:
+    """The scale of ``F`` near it answers both questions about the claim."""
+    root = torch.tensor([0.5, 0.7], dtype=torch.float64)
+    found = ik.root(lambda z: torch.exp(z) - torch.exp(root) * (1 + 1e-15), root, solver="newton")
+    assert int(found.steps) == 0 and float(found.residual_norm) > 0 and int(found.evaluations) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Minimisation along valleys in which the gradient rises and falls, and down slopes without an end.
+def chained_rosenbrock(x):
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+@pytest.mark.parametrize(
+    "n, most", [(50, 600), (100, 900), (200, 1800), pytest.param(2000, 18000, marks=pytest.mark.slow)]
+)
+def test_chained_rosenbrock(n, most):
+    """From -1.2 everywhere each unknown in turn comes out of its bend; scipy's L-BFGS-B takes 328, 615, 1203 and 11572
+    evaluations."""
+    found = ik.argmin(chained_rosenbrock, torch.full((n,), -1.2, dtype=F64))
+    torch.testing.assert_close(found.value, torch.ones(n, dtype=F64), rtol=0, atol=1e-7)
+    assert found.evaluations <= most, found
+
+
+ENDLESS = {
+    "linear": lambda x: x.sum(),
+    "cubic": lambda x: (x**3 - 3 * x).sum(),
+    "logarithm": lambda x: -torch.log1p(x * x).sum(),
+    "saddle": lambda x: (x[1:] * x[:-1]).sum() + 0.1 * (x[::2] ** 2).sum(),
+}
+
+
+@pytest.mark.parametrize("n", [2, 20, 100, 400])
+@pytest.mark.parametrize("name", ENDLESS)
+def test_no_end(name, n):
+    """That there is no minimum is found out soon, and said."""
+    with pytest.raises(ik.ConvergenceError, match=r"unbounded|diverged") as caught:
+        ik.argmin(ENDLESS[name], torch.full((n,), -2.0, dtype=F64) - 0.01 * torch.arange(n, dtype=F64) / n)
+    most = 600 if name in ("linear", "cubic") else 1200  # two methods, one after the other
+    assert caught.value.solution.evaluations < most, caught.value.solution
+
+
+def test_samples_beside_one_without_an_end():
+    """A sample that falls forever is given up, and the others go on."""
+    slope = torch.tensor([[1.0], [0.0], [0.0]], dtype=F64)
+
+    def objective(x, slope):
+        steep = 10 * slope * x
+        return torch.where(slope > 0, steep, (x - 3) ** 2).sum(-1)
+
+    found = ik.argmin(objective, torch.zeros(3, 2, dtype=F64), slope, batch_dims=1, on_failure="ignore")
+    assert found.converged.tolist() == [False, True, True]
+    torch.testing.assert_close(found.value[1:], torch.full((2, 2), 3.0, dtype=F64), rtol=1e-6, atol=0)

@@ -160,3 +160,118 @@ def test_one_of_many_unknowns_runs_away_near_the_origin(n: int) -> None:
     start = torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=F64)
     found = ik.root(lambda z: torch.cat([torch.exp(-100 * z[:1]), z[1:] + z[1:] ** 3]), start, on_failure="ignore")
     assert int(found.status) != int(ik.Status.CONVERGED)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Residuals that are zero only because a number on the way there has overflowed: no solution.
+#: name -> residual without a zero, whose ``z^2`` or ``exp(z)`` is infinite far out
+OVERFLOW = {
+    "(1 + z^2)^-0.05": lambda z: (1 + z * z) ** -0.05,
+    "1 / log(log(z^2 + 20))": lambda z: 1 / torch.log(torch.log(z * z + 20)),
+    "exp(z)^-0.01": lambda z: torch.exp(z) ** -0.01,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", OVERFLOW)
+def test_a_zero_that_is_an_overflow(name, dtype):
+    """At a point where it is zero to the last bit, beside samples that have a root, one of them a plateau's."""
+    far = {"exp(z)^-0.01": 2000.0}.get(name, torch.finfo(dtype).max ** 0.6)
+    z0 = torch.tensor([[far], [far], [1.0], [7.0]], dtype=dtype)
+    kind = torch.tensor([[0], [0], [1], [2]], device="cpu")
+
+    def residual(z, kind):
+        cut = torch.relu(6.0 - z)  # zero from there on, as it says
+        return torch.where(kind == 0, OVERFLOW[name](z), torch.where(kind == 1, z**3 - 2, cut))
+
+    found = ik.root(residual, z0, (kind,), batch_dims=1, on_failure="ignore")
+    assert found.converged.tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_infinities_that_are_meant(dtype):
+    """A mask's are there on both sides of a jump, which is a plateau then."""
+    mask = torch.tensor([0.0, -torch.inf], dtype=dtype)
+
+    def residual(z):
+        share = torch.softmax(torch.stack([z[0], z[0]]) + mask, 0)[0]
+        return torch.where(z > 6, 0.0, share * (z + 1) ** 2)
+
+    found = ik.root(residual, torch.full((1,), 7.0, dtype=dtype))
+    assert found.value.item() == 7.0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Maps without a fixed point whose residual vanishes on the way out, near enough to look like one: never ``CONVERGED``.
+MAPS = {
+    "z + exp(-z^2)": lambda z: z + torch.exp(-z * z),
+    "z + erfc(z)": lambda z: z + torch.erfc(z),
+    "z + 1 - tanh(z)": lambda z: z + 1 - torch.tanh(z),
+    "z - exp(-z^2)": lambda z: z - torch.exp(-z * z),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("solver", ["auto", "anderson", "newton", "picard"])
+@pytest.mark.parametrize("name", MAPS)
+def test_a_residual_that_vanishes_on_the_way_out(name, solver, dtype):
+    """Alone, and beside samples that have a fixed point."""
+    start = torch.ones(4, 1, dtype=dtype)
+    away = torch.tensor((1.0, 1.0, 0.0, 0.0), dtype=dtype).unsqueeze(1)
+    both = lambda z, away: torch.where(away > 0, MAPS[name](z), torch.cos(z))  # noqa: E731
+    options = {"solver": solver, "on_failure": "ignore", "max_steps": 300}
+    together = ik.fixed_point(both, start, (away,), batch_dims=1, in_dims=(0,), **options)
+    alone = ik.fixed_point(MAPS[name], start[0], **options)
+    if solver != "picard":
+        assert together.converged.tolist() == [False, False, True, True]
+    else:  # its steps are the residual itself: z has come to rest for all that they tell
+        assert together.converged.tolist()[2:] == [True, True]
+    assert not alone.converged or solver == "picard"
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.9, 0.999, 0.99999, -0.9])
+@pytest.mark.parametrize("z0", [0.0, 0.1, 3.0])
+def test_one_leap_to_a_fixed_point(rho, z0):
+    """Affine maps, which a method of secants solves in one step however nearly singular ``1 - J`` is."""
+    solve = lambda solver: ik.fixed_point(  # noqa: E731
+        lambda z: rho * (z - 5) + 5, torch.full((2,), z0, dtype=torch.float64), solver=solver
+    )
+    for solver in ("auto", "anderson", "newton"):
+        torch.testing.assert_close(solve(solver).value, torch.full((2,), 5.0, dtype=torch.float64), rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("solver", ["auto", "anderson", "broyden", "newton"])
+@pytest.mark.parametrize("goal", [2.0, 20.0, 2000.0])
+def test_numbers_that_a_map_hands_on(goal, solver, dtype):
+    """A state that carries its input along, ``(x, z) -> (x, z / 2 + goal / 2)``: a line of fixed points, one of which is
+    reached, however far out; its equation ``x - x`` is no more than rounding, which no correction takes away."""
+    step = lambda z: torch.stack([z[0], 0.5 * z[1] + 0.5 * goal])  # noqa: E731
+    found = ik.fixed_point(step, torch.ones(2, dtype=dtype), solver=solver)
+    torch.testing.assert_close(found.value, torch.tensor([1.0, goal], dtype=dtype), rtol=1e-4, atol=0.0)
+    assert found.evaluations < 40
+
+
+@pytest.mark.parametrize("solver", ["anderson", "newton"])
+def test_averages_of_neighbours_agree(solver):
+    """A consensus: all that agree are fixed points."""
+    weights = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=torch.float64)
+    for start in ([1.0, 0.0], [30.0, -2.0]):
+        found = ik.fixed_point(lambda z: weights @ z, torch.tensor(start, dtype=torch.float64), solver=solver).value
+        assert float(found[0] - found[1]) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["anderson", "newton"])
+def test_a_way_out_beside_numbers_that_are_handed_on(solver):
+    """``(x, z) -> (x, z + exp(-z))`` has no fixed point."""
+    step = lambda z: torch.stack([z[0], z[1] + torch.exp(-z[1])])  # noqa: E731
+    start = torch.tensor([4.0, 5.0], dtype=torch.float64)
+    assert not ik.fixed_point(step, start, solver=solver, on_failure="ignore").converged
+
+
+def test_a_loose_tolerance_asks_for_no_second_look() -> None:
+    """A slow map strides to its end, where a residual of a thousandth is all that was asked."""
+    c = 0.01 * torch.tensor([3.0, 4.0, 5.0], dtype=torch.float64)
+    z0 = torch.ones(3, dtype=torch.float64)
+    s = ik.fixed_point(lambda z: 0.99 * z + c * torch.tanh(1 + z), z0, rtol=1e-3, solver="picard")
+    assert s.evaluations == int(s.steps) + 1

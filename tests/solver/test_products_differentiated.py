@@ -117,11 +117,16 @@ def layer(kind: str, rule: ik.Rule) -> Callable[[Tensor], Tensor]:
 @pytest.mark.parametrize("mode", ["backward", "forward"])
 @pytest.mark.parametrize("kind", ["root", "fixed_point", "argmin", "graph"])
 def test_products_of_a_linear_solver_have_their_derivative(kind: str, mode: str) -> None:
-    def questions(A: ik.extend.Operator, b: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        return {name: question(A, b) for name, question in QUESTIONS.items()}
+    answers_are_right(kind, mode, Asks(all_of(QUESTIONS)))
 
+
+def all_of(questions: dict[str, Question]) -> Callable[..., dict[str, tuple[Tensor, Tensor]]]:
+    return lambda A, b: {name: question(A, b) for name, question in questions.items()}
+
+
+def answers_are_right(kind: str, mode: str, asks: Asks, **options: Any) -> None:
     Asks.answers.clear()
-    solve = layer(kind, ik.Implicit(linear_solver=Asks(questions)))
+    solve = layer(kind, ik.Implicit(linear_solver=asks, **options))
     if mode == "backward":
         torch.func.vjp(solve, T)[1](V)
     else:
@@ -145,10 +150,7 @@ INVERSES: dict[str, Question] = {
     "jacrev": lambda A, b: (square(torch.func.jacrev(A.preconditioner.solve)(at(A))), inverse_of(A)),
     "jacfwd": lambda A, b: (square(torch.func.jacfwd(A.preconditioner.solve)(at(A))), inverse_of(A)),
     "transposed": lambda A, b: (square(torch.func.jacrev(A.preconditioner.T.solve)(at(A))), inverse_of(A).T),
-    "hessian": lambda A, b: (
-        square(torch.func.hessian(by_inverse(A))(at(A))),
-        inverse_of(A).T @ inverse_of(A),
-    ),
+    "hessian": lambda A, b: (square(torch.func.hessian(by_inverse(A))(at(A))), inverse_of(A).T @ inverse_of(A)),
     "reverse_twice": lambda A, b: (
         square(torch.func.jacrev(torch.func.jacrev(by_inverse(A)))(at(A))),
         inverse_of(A).T @ inverse_of(A),
@@ -186,18 +188,7 @@ class _Factors:
     ids=["jacobi", "block_jacobi", "ilu", "function", "factors"],
 )
 def test_what_a_preconditioner_solves_has_its_derivative(choice: Any, mode: str) -> None:
-    def questions(A: ik.extend.Operator, b: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        return {name: question(A, b) for name, question in INVERSES.items()}
-
-    Asks.answers.clear()
-    solve = layer("root", ik.Implicit(linear_solver=AsksInverse(questions), preconditioner=choice))
-    if mode == "backward":
-        torch.func.vjp(solve, T)[1](V)
-    else:
-        torch.func.jvp(solve, (T,), (V,))
-    assert Asks.answers
-    for name, (found, asked) in Asks.answers[0].items():  # type: ignore[attr-defined]
-        torch.testing.assert_close(found, asked.to(found), rtol=1e-12, atol=1e-12, msg=lambda m: f"{name}: {m}")  # noqa: B023
+    answers_are_right("root", mode, AsksInverse(all_of(INVERSES)), preconditioner=choice)
 
 
 def test_a_linear_solver_by_gradients_is_right() -> None:

@@ -220,28 +220,22 @@ def test_a_hessian_that_is_not_definite_leads_to_a_minimum() -> None:
 
 
 def test_linearised_constraints_without_a_solution_become_penalties() -> None:
-    n = 200
-    target = torch.linspace(1, 2, n, dtype=F64)
-    s = ik.argmin(
-        lambda z, t: 0.5 * (z - 0.1).square().sum() + 0.01 * z.diff().square().sum(),
-        torch.full((n,), 1e-3, dtype=F64),
-        (target,),
-        constraints=[ik.Equality(lambda z, t: z**2 - t)],
-        bounds=(0.0, 1.2),  # the root of 2 is 1.41: from t = 1.44 on no z meets the bound and the constraint
-        solver="sqp",
-        on_failure="ignore",
-        max_steps=12,
-    )
-    assert not bool(s.converged)
-    again = ik.argmin(
-        lambda z, t: 0.5 * (z - 0.1).square().sum() + 0.01 * z.diff().square().sum(),
-        torch.full((n,), 1e-3, dtype=F64),
-        (target,),
-        constraints=[ik.Equality(lambda z, t: z**2 - t)],
-        bounds=(0.0, 3.0),
-        solver="sqp",
-    )
-    torch.testing.assert_close(again.value, target.sqrt(), rtol=1e-9, atol=0)
+    target = torch.linspace(1, 2, 200, dtype=F64)
+
+    def below(upper: float, **options: Any) -> ik.Solution:
+        return ik.argmin(
+            lambda z, t: 0.5 * (z - 0.1).square().sum() + 0.01 * z.diff().square().sum(),
+            torch.full((200,), 1e-3, dtype=F64),
+            (target,),
+            constraints=[ik.Equality(lambda z, t: z**2 - t)],
+            bounds=(0.0, upper),
+            solver="sqp",
+            **options,
+        )
+
+    # the root of 2 is 1.41: from t = 1.44 on no z meets the bound and the constraint
+    assert not bool(below(1.2, on_failure="ignore", max_steps=12).converged)
+    torch.testing.assert_close(below(3.0).value, target.sqrt(), rtol=1e-9, atol=0)
 
 
 def paired(n: int, about: float) -> ik.Solution:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.foundation.compat import transforms_active
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.steps.factored import chord_steps
+from implicitkit.solver.whole_batch import WholeBatch
 
 F64 = torch.float64
 
@@ -89,3 +96,111 @@ def test_who_found_it() -> None:
     assert alone == ["auto (picard)", "auto (anderson)"]
     both = ik.fixed_point(magnet, torch.zeros(2, 10, dtype=F64), fields, batch_dims=1)
     assert both.solver == "auto (anderson, picard)"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Results of all samples while fewer and fewer of them are in work: against a list that is kept by hand.
+@pytest.mark.parametrize("seed", range(8))
+def test_every_sample_has_what_was_last_known_of_it(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    batch = 9
+    whole, at_work = WholeBatch(batch), torch.arange(batch)
+    known, kept = torch.zeros(batch, 2), torch.zeros(batch)
+    for _ in range(4):
+        value = torch.randn(len(at_work), 2, generator=g)
+        whole.store(z=value)
+        known[at_work] = value
+        ended = torch.randperm(len(at_work), generator=g)[: len(at_work) // 3].sort().values
+        mark = torch.randn(len(ended), generator=g)
+        whole.store_some(ended, {"mark": mark})
+        kept[at_work[ended]] = mark
+        torch.testing.assert_close(whole.values["z"], known, rtol=0, atol=0)
+        torch.testing.assert_close(whole.values["kept mark"], kept, rtol=0, atol=0)
+        left = torch.ones(len(at_work), dtype=torch.bool).index_fill(0, ended, False).nonzero().squeeze(1)
+        whole.narrow(left)
+        at_work = at_work[left]
+    now = torch.randn(len(at_work), 2, generator=g)
+    known[at_work] = now
+    torch.testing.assert_close(whole.merge(now, "z"), known, rtol=0, atol=0)
+
+
+def test_what_comes_later_is_zero_of_samples_that_had_ended() -> None:
+    whole = WholeBatch(3)
+    whole.store(a=torch.ones(3))
+    whole.narrow(torch.tensor([2, 0]))
+    whole.store(b=torch.tensor([5.0, 7.0]))
+    assert whole.values["b"].tolist() == [7.0, 0.0, 5.0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A point at which a step has been looked for is not evaluated a second time, whatever became of the trials.
+D = torch.float64
+_N = 160
+
+
+def _valleys(z: Tensor) -> Tensor:
+    return torch.cat([3 * (z[1:] - z[:-1] ** 2), 1 - z])
+
+
+def _rosenbrock(z: Tensor) -> Tensor:
+    return torch.stack([10 * (z[1] - z[0] ** 2), 1 - z[0]])
+
+
+#: verb, solver, function, unknowns, start, and how often a point on the way is evaluated: once more to linearise there
+_CASES: dict[str, tuple[Callable[..., ik.Solution], str, Callable[[Tensor], Tensor], int, float, int]] = {
+    "parts of a step": (ik.least_squares, "levenberg_marquardt", _valleys, _N, -0.5, 1),
+    "dogleg": (ik.least_squares, "dogleg", _valleys, _N, -0.5, 1),
+    "products": (ik.least_squares, "newton_cg", _valleys, _N, -0.5, 2),
+    "trust region": (ik.root, "trust_region", _rosenbrock, 2, -1.2, 2),
+    "df_sane": (ik.root, "df_sane", _rosenbrock, 2, -1.2, 1),
+}
+_LOOKED_AT = 3  # points that are looked at once more: the first, the last, and the best
+
+
+@pytest.mark.parametrize("name", list(_CASES))
+def test_no_point_is_evaluated_twice_in_its_steps(name: str) -> None:
+    verb, solver, function, n, start, most = _CASES[name]
+    seen: Counter[bytes] = Counter()
+
+    def counted(z: Tensor) -> Tensor:
+        if not transforms_active():
+            seen[z.detach().numpy().tobytes()] += 1
+        return function(z)
+
+    verb(counted, torch.full((n,), start, dtype=D), solver=solver, on_failure="ignore", max_steps=8)
+    assert len(seen) >= 8
+    assert all(count <= most for _, count in seen.most_common()[_LOOKED_AT:]), seen.values()
+
+
+@pytest.mark.parametrize(("far", "evaluations"), [(1e6, 1), (1.0, 0)])
+def test_steps_with_old_factors_in_vain_cost_one_evaluation(far: float, evaluations: int) -> None:
+    """The point that they have not led away from is as well known as before; a step that is longer than the last one (here
+    ``far``) is not tried."""
+
+    class Far:
+        """Factors of quite another matrix."""
+
+        def solve(self, b: Tensor) -> Tensor:
+            return -100 * b
+
+        def size(self, x: Tensor) -> Tensor:
+            return torch.zeros_like(x)
+
+    seen = []
+
+    class Once(ik.Method):
+        solves = "root"
+
+        def init(self, f: Evaluations, z: Tensor) -> None:
+            return None
+
+        def step(self, f: Evaluations, z: Tensor, state: None) -> tuple[Tensor, None]:
+            f(z)
+            before = f.evaluations
+            assert chord_steps(f, Far(), z, 10 * f.norm, z + far) is z
+            f(z)
+            seen.append(f.evaluations - before)
+            return z - f(z), state
+
+    ik.root(lambda z: 0.5 * z - 1, torch.zeros(3, dtype=D), solver=Once(), max_steps=4, on_failure="ignore")
+    assert seen and set(seen) == {evaluations}

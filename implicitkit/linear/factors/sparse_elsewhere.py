@@ -1,4 +1,5 @@
-"""Sparse factors from another package: what its linear solver has to say, and nothing else."""
+"""Sparse factors from another package, of which its linear solver has to say nothing else: CHOLMOD's
+(:mod:`implicitkit.linear.factors.definite`), PARDISO's."""
 
 from __future__ import annotations
 
@@ -6,17 +7,22 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import scipy.sparse as sp
 from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.catalogue import register_linear_solver
+from implicitkit.linear.factors.definite import definite_factors
 from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.sparse import solve_with
 from implicitkit.linear.iterative.cycles import in_working_precision
 
-__all__ = ["FactorsElsewhere"]
+__all__ = ["Cholmod", "FactorsElsewhere", "Pardiso"]
+
+_UNSYMMETRIC = 11  # mtype: real, unsymmetric
 
 
 @dataclass(frozen=True)
@@ -70,3 +76,69 @@ class FactorsElsewhere(LinearSolver):
                 f'linear solver {cls.name!r} needs the package {cls.package}: pip install "implicitkit[{cls.name}]"; '
                 "'sparse_lu' needs nothing more"
             ) from error
+
+
+@register_linear_solver("cholmod")
+@dataclass(frozen=True)
+class Cholmod(FactorsElsewhere):
+    """Sparse Cholesky by CHOLMOD, for symmetric definite blocks: minima, diffusion (``pip install "implicitkit[cholmod]"``).
+
+    Equation: ``P D^{-1/2} A D^{-1/2} P' = L L'``.  A block that is not definite is marked as not converged.
+    Source: Chen, Davis, Hager & Rajamanickam (2008), "Algorithm 887: CHOLMOD".
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("symmetric",)
+    package: ClassVar[str] = "cvxopt"
+    module: ClassVar[str] = "cvxopt.cholmod"
+    failure: ClassVar[str] = (
+        'the matrix is not definite (a saddle point or a maximum), or singular; use linear_solver="sparse_lu"'
+    )
+
+    def factorise(self, A: sp.csc_matrix) -> Any:
+        return definite_factors(A)
+
+
+@register_linear_solver("pardiso")
+@dataclass(frozen=True)
+class Pardiso(FactorsElsewhere):
+    """Sparse LU by MKL's PARDISO, on several threads: large grids in space (``pip install "implicitkit[pardiso]"``).
+
+    Equation: ``P A Q = L U``, with nested dissection and supernodes, by all threads that MKL is allowed
+    (``MKL_NUM_THREADS``): for large grids in space, whose factors are nearly dense.  Its analysis costs more than all of
+    SuperLU's work on small systems.
+
+    Source: Schenk & Gaertner (2004), "Solving unsymmetric sparse systems of linear equations with PARDISO", Future
+    Generation Computer Systems 20(3).
+    """
+
+    package: ClassVar[str] = "pypardiso"
+    module: ClassVar[str] = "pypardiso"
+
+    def factorise(self, A: sp.csc_matrix) -> Any:
+        return _Factors(self.load(), A.tocsr())
+
+
+class _Factors:
+    """Factors of a matrix, and of its transposed when that is first asked for: pypardiso has no solve with it."""
+
+    def __init__(self, module: Any, A: sp.csr_matrix) -> None:
+        self.module, self.sides = module, {"N": self._factored(module, A)}
+
+    def solve(self, b: np.ndarray, trans: str = "N") -> np.ndarray:
+        """``A x = b``, or with ``"T"`` that of the transposed."""
+        if trans not in self.sides:
+            self.sides[trans] = self._factored(self.module, self.sides["N"][0].T.tocsr())
+        A, solver = self.sides[trans]
+        x: np.ndarray = solver.solve(A, np.asfortranarray(b))
+        return x.reshape(b.shape)
+
+    @staticmethod
+    def _factored(module: Any, A: sp.csr_matrix) -> tuple[sp.csr_matrix, Any]:
+        A.sort_indices()
+        solver = module.PyPardisoSolver(mtype=_UNSYMMETRIC)
+        solver.factorize(A)
+        return A, solver
+
+    def __del__(self) -> None:
+        for _, solver in self.sides.values():
+            solver.free_memory(everything=True)

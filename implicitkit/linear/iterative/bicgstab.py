@@ -28,7 +28,7 @@ from implicitkit.linear.iterative.cycles import (
     right_preconditioned,
 )
 from implicitkit.linear.iterative.fewer import Fewer, narrowed
-from implicitkit.linear.iterative.preconditioned import PreconditionedSolver
+from implicitkit.linear.iterative.preconditioners import PreconditionedSolver
 
 __all__ = ["BiCGStab"]
 

@@ -43,7 +43,7 @@ from implicitkit.linear.iterative.cycles import (
     right_preconditioned,
 )
 from implicitkit.linear.iterative.fewer import Fewer
-from implicitkit.linear.iterative.preconditioned import PreconditionedSolver
+from implicitkit.linear.iterative.preconditioners import PreconditionedSolver
 
 __all__ = ["GMRES", "PATIENCE", "STALLED", "Look", "arnoldi", "vectors"]
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,11 +31,13 @@ from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.linear_map import product
 from implicitkit.foundation.numbers import array
 from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import check_options, one_of, optional
+from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.factors.dense import factor_batched
 from implicitkit.linear.factors.stale import Stale
 from implicitkit.linear.factors.user_factor import UserFactor
 
-__all__ = ["NAMES", "check_preconditioner", "preconditioner"]
+__all__ = ["NAMES", "PreconditionedSolver", "check_preconditioner", "preconditioner"]
 
 NAMES = ("jacobi", "block_jacobi", "ilu", "amg")
 _BLOCK = 16
@@ -276,3 +279,34 @@ _MAKERS: dict[str, Callable[[Operator], Any]] = {
     "ilu": _ilu,
     "amg": _amg,
 }
+
+
+@dataclass(frozen=True)
+class PreconditionedSolver(LinearSolver):
+    """A linear solver that uses ``A.preconditioner`` or, where there is none, one made of the matrix of ``A`` by name
+    (:mod:`implicitkit.linear.iterative.preconditioners`).  Functions of the state and factorisations go to
+    ``ik.Implicit(preconditioner=)``, which has priority.
+
+    Args:
+        preconditioner: ``"jacobi"``, ``"block_jacobi"``, ``"ilu"``, ``"amg"`` or ``None``.
+
+    Raises:
+        ValueError: another name, or, for a solver of symmetric systems, ``"ilu"``, which is not symmetric.
+    """
+
+    preconditions: ClassVar[bool] = True
+    preconditioner: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        names = tuple(name for name in NAMES if name != "ilu" or "symmetric" not in self.needs)
+        check_options(self, preconditioner=optional(one_of(*names)))
+
+    def preconditioner_of(self, A: Operator) -> Any:
+        """That of ``A``, given to it if it has none; ``None`` without either."""
+        if A.preconditioner is None and self.preconditioner is not None:
+            A.preconditioner = preconditioner(self.preconditioner, A, A.like)
+        return A.preconditioner
+
+    def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        self.preconditioner_of(A)  # one for all right-hand sides
+        return super().solve_many(A, b, rtol=rtol, atol=atol, max_steps=max_steps)

@@ -1,7 +1,10 @@
-"""Projected and proximal gradient, accelerated."""
+"""First-order methods for sets and terms: accelerated projected and proximal gradient, mirror descent on simplices, block
+coordinate descent."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -10,13 +13,15 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.foundation.options import check_options, flag
+from implicitkit.foundation.options import at_least, check_options, flag
+from implicitkit.sets.groups import blocks
+from implicitkit.sets.simplex import Simplex
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
-__all__ = ["Momentum", "ProximalGradient", "proximal_step"]
+__all__ = ["BlockCoordinateDescent", "MirrorDescent", "Momentum", "ProximalGradient", "proximal_step"]
 
 Slope = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -132,3 +137,141 @@ def _slope(model: Model) -> Slope:
         return value, gradient
 
     return slope
+
+
+@register_solver("mirror_descent", solves="constrained")
+@dataclass(frozen=True)
+class MirrorDescent(Method):
+    r"""Exponentiated gradient, ``z_i <- z_i exp(-t g_i) r / sum``, for ``project=ik.project.simplex(r)``.
+
+    Mirror descent with the entropy as mirror map (Beck & Teboulle 2003); ``t`` is halved until
+    ``f(z+) <= f(z) + <g, z+ - z> + KL(z+ | z) / t`` (relative smoothness, Bauschke, Bolte & Teboulle 2017; where rounding
+    hides the decrease, until ``<dg, dz> <= <d log z, dz> / t``) and grows again after each step.  It begins inside the
+    simplex, whatever ``z0``.  The last dimension of ``z`` is the simplex: a matrix is one simplex in each of its rows, all
+    moved by one ``t`` a sample.
+
+    Raises:
+        CapabilityError: the problem is not over simplices, or has constraints.
+    """
+
+    default_max_steps: ClassVar[int] = 20000
+
+    def init(self, f: Evaluations, z: Tensor) -> Any:
+        self._rows(Model(f))
+        return (torch.ones(len(z), dtype=z.dtype, device=z.device),)
+
+    @staticmethod
+    def _rows(model: Model) -> int:
+        """How many simplices there are in a sample."""
+        layout = model.problem.layout
+        shape = layout.events[0] if len(layout.events) == 1 else ()
+        if model.count or not shape or not isinstance(getattr(model.problem.prox, "project", None), Simplex):
+            raise CapabilityError(
+                "mirror_descent is for one tensor whose last dimension is a simplex, project=ik.project.simplex(), without "
+                "constraints=; use solver='proximal_gradient' or 'auto'"
+            )
+        return math.prod(shape[:-1])
+
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        model = Model(f)
+        (t,), rows = state, self._rows(model)
+
+        def split(x: Tensor) -> Tensor:
+            return x.reshape(len(x), rows, -1)
+
+        inside, x = split(model.proximal(z, 1.0)), split(z)
+        radius = inside.sum(2, keepdim=True)
+        outside = ((x - inside).abs().amax(2, keepdim=True) > 1e-9 * radius) | (x <= 0).any(2, keepdim=True)
+        x = torch.where(outside, inside.clamp_min(0) + 1e-2 * radius / x.shape[2], x)
+        x = x * radius / x.sum(2, keepdim=True)
+        value, _, slope = model.slope(x.flatten(1))
+        noise = 1e-10 * (1 + value.abs())
+        g = split(slope)
+        g = g - g.mean(2, keepdim=True)  # on the simplex only differences count
+        for _ in range(60):
+            new = (radius * torch.softmax(torch.log(x) - t[:, None, None] * g, 2)).clamp_min(torch.finfo(z.dtype).tiny)
+            ratio, d = torch.log(new) - torch.log(x), (new - x).flatten(1)
+            divergence = (new * ratio - new + x).flatten(1).sum(1)
+            bound = value + (g.flatten(1) * d).sum(1) + divergence / t
+            reached = model.values(new.flatten(1))[0]
+            short, close = reached <= bound, (reached - bound).abs() <= noise
+            if bool(close.any()):  # rounding hides the decrease: ask the gradients, for KL(z+ | z) + KL(z | z+)
+                curvature = ((model.slope(new.flatten(1))[2] - slope) * d).sum(1)
+                short = torch.where(close, curvature <= (ratio.flatten(1) * d).sum(1) / t, short)
+            if bool((short | ~f.active).all()):
+                break
+            t = torch.where(short, t, 0.5 * t)
+        return new.flatten(1), (1.2 * t,)
+
+
+@register_solver("block_coordinate_descent", solves="constrained")
+@dataclass(frozen=True)
+class BlockCoordinateDescent(Method):
+    """Proximal gradient steps on one block of coordinates after another, each with its own step length; a step is a sweep.
+
+    (Beck & Tetruashvili 2013; Wright 2015, "Coordinate descent algorithms"; with groups, Qin, Scheinberg & Goldfarb 2013.)
+    The proximal map must act on each block alone: on single numbers (``ik.prox.l1``, ``ik.prox.elastic_net``, bounds, ...),
+    or on groups, which are then the blocks (rows of a matrix for ``ik.prox.l2``, balls and simplices; the groups of
+    ``ik.prox.group_lasso``).  One gradient a block.
+
+    ``z_b <- prox(z_b - t_b df/dz_b, t_b)`` for one block ``b`` after another.
+
+    Args:
+        block_size: coordinates in a block, at least; groups are never split.
+
+    Raises:
+        ValueError: ``block_size`` below 1. CapabilityError: constraints, or a proximal map that couples everything.
+    """
+
+    block_size: int = 1
+    default_max_steps: ClassVar[int] = 2000
+
+    def __post_init__(self) -> None:
+        check_options(self, block_size=at_least(1))
+
+    def init(self, f: Evaluations, z: Tensor) -> Any:
+        return (torch.ones(len(z), len(self._blocks(Model(f))), dtype=z.dtype, device=z.device),)
+
+    def _blocks(self, model: Model) -> list[slice]:
+        """Consecutive coordinates that the proximal map couples with no others."""
+        prox = getattr(model.problem.prox, "project", model.problem.prox)
+        sizes: list[int] | None = []
+        for shape in model.problem.layout.events:
+            found = blocks(prox, tuple(shape))
+            sizes = None if sizes is None or found is None else sizes + found
+        if model.count or sizes is None:
+            raise CapabilityError(
+                "block_coordinate_descent takes bounds, or a prox= or project= that is separable or acts on groups, and no "
+                "constraints=: use solver='proximal_gradient' or 'auto'"
+            )
+        ends = [0]
+        for stop in itertools.accumulate(sizes):
+            if stop - ends[-1] >= self.block_size or stop == model.size:
+                ends.append(stop)
+        return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        model = Model(f)
+        lengths = state[0].clone()
+        for number, block in enumerate(self._blocks(model)):
+            value, _, g = model.slope(z)
+            noise = 1e-10 * (1 + value.abs())
+            t = lengths[:, number]
+            for _ in range(60):
+                trial = z.clone()
+                trial[:, block] = model.proximal(z - t.unsqueeze(1) * g, t)[:, block]
+                d = (trial - z)[:, block]
+                square = d.square().sum(1)
+                bound = value + (g[:, block] * d).sum(1) + 0.5 * square / t
+                new = model.values(trial)[0]
+                short = new <= bound
+                close = ~short & (new <= bound + noise)
+                if bool(close.any()):  # rounding hides the decrease: ask the gradients
+                    curvature = ((model.slope(trial)[2] - g)[:, block] * d).sum(1)
+                    short = short | (close & (curvature <= square / t))
+                if bool((short | ~f.active).all()):
+                    break
+                t = torch.where(short, t, 0.5 * t)
+            z = trial
+            lengths[:, number] = 1.2 * t
+        return z, (lengths,)

@@ -14,7 +14,7 @@ from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.constrained.proximal_gradient import Momentum, ProximalGradient
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.root.newton import newton_direction
-from implicitkit.solver.steps.trials import taken_where
+from implicitkit.solver.steps.region import taken_where
 
 __all__ = ["ProximalNewton"]
 

@@ -17,8 +17,8 @@ from implicitkit.solver.steps.factored import at_rounding, leave
 from implicitkit.solver.steps.geodesic import Bend, Bends
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, weighted, with_old_factors
+from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.steps.robust_model import next_share, weights
-from implicitkit.solver.steps.trials import taken_where
 from implicitkit.solver.verdict.scales import FLOOR
 from implicitkit.sparsity.known import SMALLEST
 

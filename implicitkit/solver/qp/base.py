@@ -1,9 +1,19 @@
-"""What all solvers of quadratic programs share: they see data, and are judged by the optimality conditions."""
+r"""What all solvers of quadratic programs share: they see data, and are judged by the optimality conditions.
+
+They see programs whose objectives have the size one, each by itself.
+
+The norm of the natural map adds slopes of the objective to what is missing of constraints.  Beside an objective of 1e-12 any
+feasible point would solve a program by that norm, and beside one of 1e12 a point that is not feasible; and methods whose
+tolerances are absolute stop anywhere.  So programs are solved, and judged once more, with ``c P``, ``c q``, of which the
+solution is ``z``, ``c y``, ``c lam``.  (Rows, and unknowns, have units of their own:
+:mod:`implicitkit.problem.qp_units`, one choice for a batch.)
+"""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,13 +24,104 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.qp.polish import QPPoint, polish
-from implicitkit.solver.qp.unit import Unit
 from implicitkit.solver.steps.refinement import refine
 
-__all__ = ["QPSolver", "judge"]
+__all__ = ["QPSolver", "Unit", "judge"]
 
+
+_LENIENT, _ROUNDED = 100.0, 2.0  # times the tolerance, or the rounding error of one operation: what may be left
+_USUAL = 1e3  # size of an objective, or its inverse, up to which it is solved as it stands
 _ROUNDING = 1e-13  # relative to |F| at the start: nothing is left to polish
 _FINAL = (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE, Status.NONCONVEX)
+
+
+class Unit(NamedTuple):
+    """The programs with objectives of the size one.
+
+    Attributes:
+        c: ``(batch, 1)``, a power of two; 1 where the objective is within a thousand of one, and of relaxed programs, whose
+            ``lam s = kappa`` has a unit of its own. part: the data, by name. differs: is one another? start: packed, in the
+            units of the user.
+    """
+
+    problem: Any
+    c: Tensor
+    part: dict[str, Tensor]
+    differs: bool = False
+    start: Tensor = torch.empty(0, device="cpu")
+
+    @classmethod
+    def of(cls, problem: Any, part: dict[str, Tensor]) -> Unit:
+        """Of the data of :meth:`QPConditions.data`."""
+        objective = [part[name] for name in ("P", "q") if name in part and part[name].numel()]
+        lengths = [torch.linalg.vector_norm(t.detach().flatten(1), torch.inf, dim=1) for t in objective]
+        size = functools.reduce(torch.maximum, lengths, part["q"].new_zeros(()))
+        if problem.kappa or bool(_is_usual(size).all()):
+            return cls(problem, part["q"].new_ones(len(part["q"]), 1), part)
+        c = torch.where(_is_usual(size), 1, torch.exp2(-size.log2().round())).unsqueeze(1)
+        scaled = {name: part[name] * c.view(-1, *(1,) * (part[name].ndim - 1)) for name in ("P", "q") if name in part}
+        return cls(problem, c, part | scaled, bool((c != 1).any()))
+
+    def back(self, w: Tensor) -> Tensor:
+        """Packed states in the units of the user."""
+        n = self.part["q"].shape[1]
+        return torch.cat([w[:, :n], w[:, n:] / self.c], 1)
+
+    def at(self, w0: Tensor) -> Unit:
+        """The same with the start, packed."""
+        return self._replace(start=w0)
+
+    def holds(self, w: Tensor, options: Options) -> Tensor:
+        """Where the conditions hold in this unit, too, by the tolerance, ``(batch,)``."""
+        if not self.differs:
+            return torch.ones(len(w), dtype=torch.bool, device=w.device)
+        norm, start = options.size(self._residual(w)), options.size(self._residual(self.start)).nan_to_num(posinf=0)
+        return norm <= self._not_below_rounding(w, norm, options.atol + options.rtol * start, options, 1.0)
+
+    def bound(self, w: Tensor, norm: Tensor, bound: Tensor, options: Options) -> Tensor:
+        """What is asked of ``|F|``, ``(batch,)``: ``bound``, or what rounding alone may leave of it at ``w``."""
+        return self._not_below_rounding(w, norm, bound, options, self.c)
+
+    def _not_below_rounding(
+        self, w: Tensor, norm: Tensor, bound: Tensor, options: Options, c: Tensor | float
+    ) -> Tensor:
+        if self.problem.kappa or bool((norm <= bound).all()):
+            return bound
+        lenient = max(1.0, min(_LENIENT, torch.finfo(w.dtype).eps ** 0.5 / max(options.rtol, 1e-300)))
+        left = _ROUNDED * torch.finfo(w.dtype).eps * options.size(self._terms(w, c)).nan_to_num(posinf=0)
+        return torch.maximum(bound, torch.minimum(left, lenient * bound))
+
+    def _terms(self, w: Tensor, c: Tensor | float) -> Tensor:
+        """The sizes of what is added up in each condition (of a row that is not active, nothing), objectives by ``c``."""
+        state, part, sizes = self._state(w), self.part, {}
+        of = lambda name, x, back: (self.problem.back if back else self.problem.times)(name, part[name].abs(), x.abs())  # noqa: E731
+        sizes["z"] = part["q"].abs() + sum(
+            of(name, state[of_], True) for name, of_ in (("P", "z"), ("A", "y"), ("G", "lam")) if name in part
+        )
+        sizes["z"] = sizes["z"] / c
+        if "A" in part:
+            sizes["y"] = part["b"].abs() + of("A", state["z"], False)
+        if "G" in part:
+            active = self.problem.residual(state, *part.values())["lam"] != state["lam"]
+            sizes["lam"] = torch.where(active, of("G", state["z"], False), 0)
+        return torch.cat(list(sizes.values()), 1)
+
+    def _state(self, w: Tensor) -> dict[str, Tensor]:
+        """Packed states of the user as those of the programs here, by name."""
+        n, p = self.part["q"].shape[1], self.part["b"].shape[1] if "b" in self.part else 0
+        z, y, lam = w.split([n, p, w.shape[1] - n - p], 1)
+        there = {"z": z} | ({"y": y * self.c} if "A" in self.part else {})
+        return there | ({"lam": lam * self.c} if "G" in self.part else {})
+
+    def _residual(self, w: Tensor) -> Tensor:
+        state = self._state(w)
+        out = self.problem.residual(state, *self.part.values())
+        return torch.cat([out[name] for name in state], 1)
+
+
+def _is_usual(size: Tensor) -> Tensor:
+    """Objectives that are solved as they stand: of about the size one, zero, or not finite."""
+    return ((size >= 1 / _USUAL) & (size <= _USUAL)) | ~((size > 0) & (size < torch.inf))
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,7 @@ import scipy.sparse as sp
 from implicitkit.linear.conditions.sparse_saddle import ENOUGH, Layout, SparseSaddle, both_sides, equilibrated
 from implicitkit.sparsity.places import with_entries
 
-__all__ = [
-    "Active",
-    "SparsePoint",
-    "SparseProgram",
-    "active_set",
-    "guess",
-    "least_squares_multipliers",
-    "penalised",
-]
+__all__ = ["Active", "SparsePoint", "SparseProgram", "active_set", "guess", "least_squares_multipliers", "penalised"]
 
 _SETS = 30  # active sets that are tried from one guess
 _SLOW = 6  # of them that changed by more than half as many conditions as the one before

@@ -151,15 +151,7 @@ def _system(p: _Parts, K: sp.csc_matrix, point: qp.SparsePoint, bounds: Bounds, 
     which = np.flatnonzero(held >= 0)
     holds, slopes = np.full(len(held), -1), np.ones(len(held))
     holds[which], slopes[which] = row[held[which]], (sign * bounds.slopes)[held[which]]
-    reduced = Reduced(
-        K,
-        point,
-        len(p.b),
-        row[others],
-        sign[others],
-        holds,
-        slopes,
-    )
+    reduced = Reduced(K, point, len(p.b), row[others], sign[others], holds, slopes)
     G = p.G[: p.upper] if p.upper else -p.G
     return reduced.system(p.P, p.A, sp.csr_matrix(G))
 

@@ -1,4 +1,4 @@
-"""Bisection of scalar equations."""
+"""Scalar equations between points of opposite sign: bisection, and Chandrupatla's inverse quadratic interpolation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps.bracketing import Bracketing, into_domain
 
-__all__ = ["Bisection"]
+__all__ = ["Bisection", "Chandrupatla"]
 
 
 @register_solver("bisection", solves="root", max_size=1)
@@ -52,3 +52,41 @@ class Bisection(Bracketing):
             torch.where(left, fb, F),
         )
         return middle, {"a": a, "fa": fa, "b": b, "fb": fb}
+
+
+@register_solver("chandrupatla", solves="root", max_size=1)
+@dataclass(frozen=True)
+class Chandrupatla(Bracketing):
+    r"""Inverse quadratic interpolation where it is trustworthy, bisection elsewhere; one unknown a sample.
+
+    Of the last three points ``a`` (newest), ``b`` (opposite sign), ``c``, with ``xi = (a - b) / (c - b)`` and
+    ``phi = (fa - fb) / (fc - fb)``, the interpolation is taken if ``phi^2 < xi`` and ``(1 - phi)^2 < 1 - xi``, which says
+    that it is monotone in the interval (Chandrupatla 1997, Adv. Eng. Software 28; Scherer 2013, section 6.1.7.3).
+    Convergence is superlinear, and the interval cannot be lost.  Search for the interval, samples that have none, options
+    and errors as in :class:`Bisection`.
+    """
+
+    def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
+        return super().init(f, z) | {"t": None}
+
+    def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        (a, fa, b, fb), missing = self.opened(f, z, state)
+        t = torch.full_like(z, 0.5) if state["t"] is None else state["t"]
+        new, F, bad = into_domain(f, a + t * (b - a), a)
+        stop = ((new == a) | (new == b) | bad).squeeze(1)
+        f.stuck = stop if missing is None else stop | missing
+        # the new point becomes a; b stays on the other side; what is left over is c
+        same = torch.sign(F) == torch.sign(fa)
+        c, fc = torch.where(same, a, b), torch.where(same, fa, fb)
+        b, fb = torch.where(same, b, a), torch.where(same, fb, fa)
+        a, fa = new, F
+        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+        trust = (phi.square() < xi) & ((1 - phi).square() < 1 - xi)
+        inverse = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+        # a step shorter than rounding of the better point would change nothing
+        least = (2 * torch.finfo(z.dtype).eps * torch.where(fa.abs() < fb.abs(), a, b).abs() / (b - a).abs()).clamp(
+            0, 0.5
+        )
+        t = torch.where(trust & torch.isfinite(inverse), inverse, 0.5)
+        t = torch.minimum(torch.maximum(t, least), 1 - least)
+        return new, {"a": a, "fa": fa, "b": b, "fb": fb, "t": t}

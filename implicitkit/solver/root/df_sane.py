@@ -12,8 +12,8 @@ from implicitkit.foundation.options import at_least, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
+from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.steps.restarts import in_vain
-from implicitkit.solver.steps.trials import taken_where
 
 __all__ = ["DFSANE"]
 

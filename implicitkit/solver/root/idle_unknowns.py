@@ -17,7 +17,7 @@ from torch import Tensor
 from implicitkit.foundation import seeded
 from implicitkit.foundation.options import check_options, part
 from implicitkit.solution import Status
-from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["Awakened", "awake"]
@@ -87,8 +87,7 @@ def awake(f: Evaluations, z: Tensor) -> Tensor:
             start, found = torch.where(woken, moved, start), found | woken
             if bool((found | ~idle).all()):
                 break
-    f.evaluations += probe.evaluations
-    f.sample_evaluations += probe.sample_evaluations
+    account(f, probe)
     return start if bool(found.any()) else z
 
 

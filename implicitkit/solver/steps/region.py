@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from implicitkit.solver.steps.trials import taken_where
-
-__all__ = ["Region"]
+__all__ = ["Region", "taken_where"]
 
 _TAKEN, _POOR, _GOOD = 1e-4, 0.25, 0.75  # of the decrease that was promised
 _BOUNDARY = 0.99  # of the radius
@@ -53,3 +51,9 @@ class Region:
     def hopeless(self, smallest: Tensor) -> Tensor:
         """Which samples have found none within a radius above ``smallest``, ``(batch,)``."""
         return ~self.found & ~(self.radius > smallest)
+
+
+def taken_where(accept: Tensor, trial: Tensor, z: Tensor) -> Tensor:
+    """``trial`` of the samples that ``accept`` it, ``(batch,)`` bool, and ``z`` of the others, ``(batch, n)``; where all do,
+    the same tensor, of which :class:`~implicitkit.solver.evaluations.Evaluations` remembers what is known."""
+    return trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.factors.dense import factor_batched
+from implicitkit.solver.base import account
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.scales import NOISE, in_working_precision
 
@@ -69,8 +70,7 @@ def is_lower(f: Evaluations, z: Tensor, there: Tensor, which: Tensor) -> Tensor:
         return torch.zeros_like(which)
     probe = Evaluations(f.system, f.theta, "minimise")
     value, other = probe.value(z), probe.value(there)
-    f.evaluations += probe.evaluations
-    f.sample_evaluations += probe.sample_evaluations
+    account(f, probe)
     return which & (other < value - NOISE * torch.finfo(z.dtype).eps * value.abs())  # false for NaN
 
 

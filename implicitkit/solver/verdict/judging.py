@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.solution import Status
-from implicitkit.solver.base import Options
+from implicitkit.solver.base import Options, account
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.steps.factored import is_noise
@@ -217,8 +217,7 @@ class Judge:
             return torch.zeros_like(which)
         probe = Evaluations(self.f.system, self.f.theta, "root")
         found = which & (probe.residual(z).abs() > _HIDDEN * self.rtol * self._rows).any(1)
-        self.f.evaluations += probe.evaluations
-        self.f.sample_evaluations += probe.sample_evaluations
+        account(self.f, probe)
         return found
 
     def _floor(self) -> float | Tensor:

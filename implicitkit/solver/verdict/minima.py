@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
+from implicitkit.solver.base import account
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.inflection import inflected
 from implicitkit.solver.verdict.scales import in_working_precision
@@ -72,8 +73,7 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
     if getattr(known, "positive", False) and len(known.units) == len(z):
         which = which & ~_is_like(product, known, z, steps)
         if not bool(which.any()):
-            f.evaluations += probe.evaluations
-            f.sample_evaluations += probe.sample_evaluations
+            account(f, probe)
             return z
     lowest, direction, largest = lanczos(product, z, steps)
     suspect = which & (lowest < -(eps**0.5) * largest)
@@ -100,8 +100,7 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
             lower = suspect & torch.isfinite(new) & (new < least)
             best = torch.where(lower.unsqueeze(1), trial, best)
             least = torch.where(lower, new, least)
-    f.evaluations += probe.evaluations
-    f.sample_evaluations += probe.sample_evaluations
+    account(f, probe)
     return best
 
 
@@ -143,8 +142,7 @@ def falls_forever(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         new = probe.value(z + t.unsqueeze(1) * ray)
         falls = falls & ((new < last) | (new == -torch.inf)) & (value - new >= _SHARE * t * slope)
         last = new
-    f.evaluations += probe.evaluations
-    f.sample_evaluations += probe.sample_evaluations
+    account(f, probe)
     return falls
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from implicitkit.solution import Status
-from implicitkit.solver.base import Outcome
+from implicitkit.solver.base import Outcome, account
 from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["refuse_noise"]
@@ -24,8 +24,7 @@ def refuse_noise(f: Evaluations, outcome: Outcome) -> bool:
     for _ in range(2):
         probe = Evaluations(f.system, f.theta, f.solves)
         draws.append(probe.residual(outcome.z))
-        outcome.evaluations += probe.evaluations
-        outcome.sample_evaluations += probe.sample_evaluations
+        account(outcome, probe)
     change = torch.linalg.vector_norm(draws[1] - draws[0], dim=1)
     allowed = torch.zeros_like(change) if outcome.tolerance is None else outcome.tolerance.to(change)
     noisy = (change > allowed) & (outcome.status != int(Status.STOPPED))

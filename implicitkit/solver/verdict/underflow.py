@@ -1,12 +1,15 @@
-"""Is a residual zero because it has underflowed, or been rounded away (``exp(-1000 z)`` at 1, ``1 - tanh(z)`` at 30)?"""
+"""Is a residual zero because it has underflowed or been rounded away (``exp(-1000 z)`` at 1, ``1 - tanh(z)`` at 30), or
+because a number on its way there has overflowed (``(1 + z^2)^-0.05`` where ``z^2`` is infinite)?"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.tracers import TorchDispatchMode
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.overflow import has_overflowed
 from implicitkit.solver.verdict.scales import doubling, grows, in_working_precision, uneven
 
 __all__ = ["has_underflowed"]
@@ -23,6 +26,7 @@ _NOISE = 1e3  # times eps: what rounding leaves of a derivative
 _SHARE = 0.4  # power of eps: what is left at the edge, at most, of what rounding may have left
 _DENSE = 64  # unknowns up to which the derivative of each equation is asked, beyond it is that of their sum
 _TINY = 8.0  # times eps: what is left at the edge, beside F nearer to the origin, of what was rounded away
+_MANY = 16  # samples that are looked at one by one; beyond, they are looked at together
 
 
 def has_underflowed(
@@ -34,9 +38,8 @@ def has_underflowed(
     On the way from the origin to ``z`` the last point ``t z`` is looked for, by bisection, at which one of them is not zero.
     A residual that was cut off has a value there that belongs to the distance (``relu(1 - z)`` at 0.99: 0.01); of one
     that has underflowed nothing is left already (``exp(-1000 z)`` at 0.7: 1e-304), and one that jumps to zero may have
-    overflowed (:func:`~implicitkit.solver.verdict.overflow.has_overflowed`).  One that is zero all the way, origin included,
-    is a plateau.  An equation that has a derivative at ``z`` has not been cut off
-    (``z_0 - z_1`` does not change along ``z`` either, where it is zero).
+    overflowed (:func:`has_overflowed`).  One that is zero all the way, origin included, is a plateau.  An equation that has
+    a derivative at ``z`` has not been cut off (``z_0 - z_1`` does not change along ``z`` either, where it is zero).
 
     ``seen``: :func:`~implicitkit.solver.verdict.scales.doubling` the uneven way, where that is known.
     """
@@ -105,3 +108,42 @@ def _has_derivative(f: Evaluations, z: Tensor, flat: Tensor) -> Tensor:
         )
     least = _NOISE * torch.finfo(z.dtype).eps * torch.nan_to_num(there, nan=0.0, posinf=0.0)
     return flat & (here > least.clamp_min(torch.finfo(z.dtype).tiny))
+
+
+def has_overflowed(f: Evaluations, z: Tensor, point: Tensor, which: Tensor) -> Tensor:
+    """Where more numbers are infinite on the way to ``F(z)`` than on that to ``F(point)``, ``(batch,)`` of ``which``.
+
+    ``z`` and ``point``: ``(batch, n)``, on both sides of a jump to zero.  Infinities that are meant (a mask's) are on both.
+    Two evaluations of each sample.
+    """
+    if not bool(which.any()):
+        return which
+    samples = which.nonzero().squeeze(1).tolist()
+    groups = [[i] for i in samples] if len(samples) <= _MANY else [samples]
+    before, found = _infinities(f, point), torch.zeros_like(which)
+    for group in groups:
+        mine = torch.zeros_like(which)
+        mine[group] = True
+        found = found | (mine & (_infinities(f, torch.where(mine.unsqueeze(1), z, point)) > before))
+    return found
+
+
+def _infinities(f: Evaluations, z: Tensor) -> int:
+    with _Infinities() as seen:
+        f.residual(z.clone())  # not remembered
+    return seen.count
+
+
+class _Infinities(TorchDispatchMode):
+    """Counts infinite numbers in whatever operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(t, Tensor) and t.is_floating_point():
+                self.count += int(torch.isinf(t).count_nonzero())
+        return out

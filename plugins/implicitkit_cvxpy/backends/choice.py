@@ -99,12 +99,7 @@ def _installed(name: str) -> bool:
 
 
 def _cone_names(cones: Cones) -> str:
-    present = {
-        "second-order": cones.soc,
-        "semidefinite": cones.psd,
-        "exponential": cones.exp,
-        "power": cones.power,
-    }
+    present = {"second-order": cones.soc, "semidefinite": cones.psd, "exponential": cones.exp, "power": cones.power}
     return ", ".join(name for name, value in present.items() if value) or "linear"
 
 

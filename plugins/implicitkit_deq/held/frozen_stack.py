@@ -24,13 +24,7 @@ class FrozenStack:
     """
 
     def __init__(
-        self,
-        cell: Composed,
-        places: Sequence[hoist.Place],
-        device: torch.device,
-        *,
-        independent: bool,
-        may_draw: bool,
+        self, cell: Composed, places: Sequence[hoist.Place], device: torch.device, *, independent: bool, may_draw: bool
     ) -> None:
         self.stages: dict[str, tuple[Frozen, str | None]] = {}
         previous = None

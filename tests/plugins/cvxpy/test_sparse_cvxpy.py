@@ -13,7 +13,7 @@ from torch import Tensor
 
 cp = pytest.importorskip("cvxpy")
 from implicitkit_cvxpy import ConvexLayer, DegenerateError, layer  # noqa: E402
-from implicitkit_cvxpy.sparse_assembly import SparseAssembly  # noqa: E402
+from implicitkit_cvxpy.assembly import SparseAssembly  # noqa: E402
 
 F64 = torch.float64
 

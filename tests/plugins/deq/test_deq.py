@@ -830,11 +830,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "what init returned",
     ),
-    "a typo in evaluation": (
-        lambda: DEQ(Plain(), (6,), evaluation={"rtoll": 1e-3}),
-        TypeError,
-        "Did you mean 'rtol'",
-    ),
+    "a typo in evaluation": (lambda: DEQ(Plain(), (6,), evaluation={"rtoll": 1e-3}), TypeError, "Did you mean 'rtol'"),
     "a typo in using": (lambda: DEQ(Plain(), (6,)).using(sover="picard").__enter__(), TypeError, "'solver'"),
     "a typo in the constructor": (lambda: DEQ(Plain(), (6,), tol=1e-3), TypeError, "tol"),
     "an unknown solver": (lambda: DEQ(Plain(), (6,), solver="andersen"), Exception, "anderson"),

@@ -57,9 +57,7 @@ ROWS: dict[str, Row] = {
         deq.PerPosition, free="method sizes positions length and_then options begun"
     ),  # made by per_position, as is
     "InTurn": Row(
-        deq.InTurn,
-        lambda: {"inner": ik.Picard(), "sizes": (4,), "positions": 5},
-        free="inner sizes positions length",
+        deq.InTurn, lambda: {"inner": ik.Picard(), "sizes": (4,), "positions": 5}, free="inner sizes positions length"
     ),
     "per_position": Row(deq.per_position, lambda: {"solver": "anderson", "state": STATE}, {"state": "tensor"}),
     "future_leak": Row(deq.future_leak, lambda: {"layer": half, "x": torch.ones(2, 4, 3, **F64), "position": 1}),

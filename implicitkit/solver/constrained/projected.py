@@ -1,4 +1,4 @@
-"""Levenberg-Marquardt within bounds."""
+"""Steps within bounds: Newton's, for as long as the objective looks convex and they pay, and Levenberg-Marquardt's."""
 
 from __future__ import annotations
 
@@ -8,19 +8,107 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import autodiff
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import check_options, positive
 from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
+from implicitkit.solver.minimise.convex_newton import by_factors
 from implicitkit.solver.steps.normal_equations import column_scales, normal_equations
+from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.steps.robust_model import next_share, weights
-from implicitkit.solver.steps.trials import taken_where
 
-__all__ = ["ProjectedLevenbergMarquardt"]
+__all__ = ["ProjectedLevenbergMarquardt", "ProjectedNewton"]
 
+_PAYS = 0.5  # of the residual that a step may leave, if it is not to be forgiven
+_FORGIVEN = 10  # such steps in a row
+_SWEEPS = 15  # changes of the active bounds; a cycle of sets never ends
+_HALVINGS = 10  # of a step
+_ARMIJO = 1e-4
 _NEAR = 1e-3  # how near to a bound an unknown may be held by it, at most, relative to its size
+
+
+@dataclass(frozen=True)
+class ProjectedNewton(Method):
+    r"""``z <- P(z + t p)``, ``p`` the minimiser of ``g'p + p'Hp / 2`` within ``l <= z + p <= u``; sample by sample.
+
+    That is a quadratic program, solved by primal-dual active sets: with some unknowns at their bounds and ``H_FF p_F =
+    -g_F - H_FB p_B`` for the others, every free unknown beyond a bound is put there and every one at a bound with a
+    multiplier of the wrong sign is freed, all at once, until nothing changes (Bergounioux, Ito & Kunisch 1999, SIAM J.
+    Control Optim. 37).  ``t = 1, 1/2, ...`` until ``f(z) - f(P(z + t p)) >= -1e-4 g'(P(z + t p) - z)``.  A quadratic takes
+    one step; else once the active bounds are found the steps are Newton's on the other unknowns (Nocedal & Wright 2006,
+    section 18.1, without constraints but bounds).
+
+    A sample is given up (status ``STALLED``) as soon as ``H_FF`` is not positive definite beyond rounding, ten halvings
+    are not enough, or eleven steps in a row each leave more than half of ``|z - P(z - g)|``; other methods go on from there.
+
+    An evaluation or a few and ``n`` Hessian products (in one batched call) a step, ``O(batch n^3)`` work for each change
+    of the bounds.
+
+    Raises:
+        CapabilityError: the problem has constraints, or another set than bounds.
+    """
+
+    name: ClassVar[str] = "projected_newton"
+    solves: ClassVar[str] = "constrained"
+    default_max_steps: ClassVar[int] = 50
+    hands_over: ClassVar[bool] = True
+
+    def init(self, f: Evaluations, z: Tensor) -> Any:
+        bounds = None if Model(f).count else Model(f).bounds(z)
+        if bounds is None:
+            raise CapabilityError("this solver is for minimisation within bounds: ik.argmin(..., bounds=)")
+        return {"lower": bounds[0], "upper": bounds[1], "idle": torch.zeros_like(f.active, dtype=torch.int64)}
+
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        model, lower, upper = Model(f), state["lower"], state["upper"]
+        z = z.maximum(lower).minimum(upper)  # where it starts outside
+        value, _, g = model.slope(z)
+        try:
+            H = model.hessian(z, z[:, :0])
+        except RuntimeError as error:
+            if not autodiff.lacks_second_derivative(error):
+                raise
+            f.stuck = torch.ones_like(f.active)
+            return z, state
+        p, convex = _within(H, g, lower - z, upper - z, f.active)
+        t, z_next, found = torch.ones_like(value), z, torch.zeros_like(f.active)
+        for _ in range(_HALVINGS + 1):
+            trial = torch.addcmul(z, t.unsqueeze(1), p).maximum(lower).minimum(upper)
+            promised = -(g * (trial - z)).sum(1)
+            fallen = convex & (promised > 0) & (model.decrease(z, value, g, trial) >= _ARMIJO * promised)
+            z_next = taken_where(fallen & ~found, trial, z_next)
+            found = found | fallen
+            if bool((found | ~f.active | ~convex).all()):
+                break
+            t = 0.5 * t
+        pays = torch.linalg.vector_norm(f(z_next), dim=1) <= _PAYS * f.norm
+        idle = torch.where(pays, 0, state["idle"] + 1)
+        f.stuck = f.active & ~(found & (idle <= _FORGIVEN))
+        return z_next, state | {"idle": idle}
+
+
+def _within(H: Tensor, g: Tensor, lower: Tensor, upper: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    """The minimisers of ``g'p + p'Hp / 2`` in ``lower <= p <= upper``, ``(batch, n)``, as far as the sets of active bounds
+    have been found, and whether the last ``H_FF`` was positive definite, ``(batch,)``."""
+    below, above = (lower >= 0) & (g > 0), (upper <= 0) & (g < 0)
+    for _ in range(_SWEEPS):
+        free = ~(below | above)
+        at = torch.where(below, lower, torch.where(above, upper, 0))
+        rhs = torch.where(free, g + torch.matmul(H, at.unsqueeze(2)).squeeze(2), 0)
+        both, one = free.unsqueeze(1) & free.unsqueeze(2), torch.diag_embed((~free).to(H))
+        p, convex = by_factors(torch.where(both, H, one), rhs)
+        p = torch.where(free, p, at)
+        mu = -(g + torch.matmul(H, p.unsqueeze(2)).squeeze(2))
+        down = (below & (mu < 0)) | (free & (p < lower))
+        up = ~down & ((above & (mu > 0)) | (free & (p > upper)))
+        same = ((down == below) & (up == above)).all(1)
+        if bool((same | ~convex | ~active).all()):
+            break
+        below, above = down, up
+    return p, convex
 
 
 @dataclass(frozen=True)
