@@ -16,6 +16,7 @@ from torch import Tensor
 from implicitkit.foundation.written import Values
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
+from implicitkit.solver.constrained.inside import put_inside
 from implicitkit.solver.costs import dropping_pays
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.returned import kept, stepped
@@ -339,6 +340,10 @@ class _Loop:
         if not self.all_converged and int(torch.count_nonzero(status)):
             norm = torch.where(torch.isinf(norm), torch.nan, norm)
         status, tolerance = self._last_word(best, norm, status, steep, tolerance)
+        if self.f.kind.returns_program and self.f.solves == "root":
+            best = put_inside(
+                self.f if self.everything is None else self.whole.f, best, status == int(Status.CONVERGED)
+            )
         remark = self.remark or (self.f.inner if int(torch.count_nonzero(status)) else "")
         figures = self.f.evaluations, self.f.sample_evaluations, self.traces, remark
         if self.halted:  # a sample that its method gave up in that step is not for others to go on with

@@ -1042,6 +1042,12 @@ MUTANTS = [
         ("self.problem.proximal(self.f.uncounted, z, step)", "self.problem.proximal(self.f.kernel, z, step)"),
     ),
     *mutants(
+        "implicitkit/solver/constrained/inside.py",
+        "tests/solver/test_proximal_newton.py -k 'inside or moves'",
+        ("moved = model.proximal(z - t.unsqueeze(1) * slope, t)", "moved = z"),
+        ("<= _ROUNDING * eps * size", "<= size"),
+    ),
+    *mutants(
         "implicitkit/solver/steps/forcing.py",
         "tests/solver/test_forcing.py",
         ("coarse = f.kind.iteration or", "coarse ="),

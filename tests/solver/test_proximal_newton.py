@@ -171,3 +171,32 @@ def test_steps_against_the_curvature_are_not_taken() -> None:
     root = found.value.abs()
     torch.testing.assert_close(root**3 - root + 1e-4, torch.zeros(7, dtype=D), rtol=0, atol=1e-9)
     assert bool((root > 0.9).all()) and found.evaluations <= 80, found
+
+
+INSIDE: dict[str, dict[str, Any]] = {
+    "bounds": {"bounds": (0.0, 0.3)},
+    "a simplex": {"project": ik.project.simplex()},
+    "an l1 penalty": {"prox": ik.prox.l1(1.0)},
+}
+
+
+@pytest.mark.parametrize("solver", ["newton", "trust_region", "newton_krylov"])
+@pytest.mark.parametrize("options", INSIDE.values(), ids=INSIDE)
+def test_solvers_of_equations_end_inside(options: dict[str, Any], solver: str) -> None:
+    """Beside a bound, or a zero that a penalty makes, is no place to be by rounding: -1e-18 has no root."""
+    X, y = regression(20, 10, seed=3)
+    start = torch.full((10,), 0.1, dtype=D)
+    found = ik.argmin(fit, start, (X, y), solver=solver, **options).value
+    want = ik.argmin(fit, start, (X, y), **options).value
+    assert ((found == 0) == (want == 0)).all() and ((found == 0.3) == (want == 0.3)).all(), (found, want)
+    assert 1 <= int((want == 0).sum()) < 10
+    assert "prox" in options or float(found.min()) == 0.0
+    torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-11)
+
+
+def test_of_no_active_bound_nothing_moves() -> None:
+    """The slope is a residual there, and its step a step of nothing."""
+    X, y = regression(20, 10)
+    start = torch.zeros(10, dtype=D)
+    within = ik.argmin(fit, start, (X, y), bounds=(-100.0, 100.0), solver="newton").value
+    torch.testing.assert_close(within, torch.linalg.lstsq(X, y).solution, rtol=1e-13, atol=1e-14)
