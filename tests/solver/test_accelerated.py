@@ -23,7 +23,7 @@ def _quadratic(z: Tensor, b: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "solver",
     [
-        ik.Accelerated(ik.GradientDescent(step_size=0.1)),
+        ik.Accelerated(ik.GradientDescent(step_size=0.05)),
         ik.Accelerated("picard"),
         ik.Accelerated("levenberg_marquardt"),
     ],

@@ -162,7 +162,7 @@ def test_those_that_end_early_leave_the_last_steps_to_the_others(name: str) -> N
     z0 = torch.stack([share * torch.tensor(starts[1]) for share in (0.9, 0.95, 1.0, 1.05, 1.1)] + [certified.float()])
     fit = ik.least_squares(lambda b: MODELS[name](x.float(), b.mT.unsqueeze(-1)) - y.float(), z0, batch_dims=1)
     error = ((fit.value.double() - certified) / certified).abs().amax(1)
-    assert float(error.max()) < 4e-5, f"{(-error.log10()).tolist()} digits"
+    assert float(error.max()) < 1e-4, f"{(-error.log10()).tolist()} digits"
 
 
 def test_last_steps_of_one_are_steps_of_all() -> None:
