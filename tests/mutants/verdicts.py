@@ -409,6 +409,13 @@ MUTANTS = [
         ("torch.where(asked, _FAST * norm, self._again)", "self._again"),
     ),
     *mutants(
+        "implicitkit/solver/verdict/probing.py",
+        "tests/solver/test_nothing_ran_away.py -k nor_does",
+        ("_SURE if z.shape[1] <= DENSE else _HALF", "_HALF"),
+        ("(tiny & is_rounding(f, z, F, drifts & tiny))", "is_rounding(f, z, F, drifts)"),
+        ("(F.abs() > _DRIFTS * scale)", "(F.abs() > 0.1 * scale)"),
+    ),
+    *mutants(
         "implicitkit/solver/verdict/strides.py",
         "tests/solver/test_units.py -k still_falls",
         ("misses = (left > rtol * size)", "misses = (left > size)"),
