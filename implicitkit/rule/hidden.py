@@ -11,7 +11,8 @@ say nothing.  Of the others ``w = D``, and ``w'D = (A'w)'v`` must hold, a produc
 more than 3 % are left it is asked again with ``4 h``, whose ``D`` must be the same, and with the noise of each equation
 added, ``K + sigma / h`` (and its mean over the equations), as fourth differences at seven points ``16 h`` apart have it,
 ``sigma^2 = mean (Delta^4 F)^2 4!^2 / 8!``: what is computed in half precision, under autocast say, is flat between jumps,
-and either may look like a slope; and so is ``1 - exp(-z)`` beside a ``z`` of 1e-16, so that at last ``v`` is made longer.
+and either may look like a slope; and so is ``1 - exp(-z)`` beside a ``z`` of 1e-16, so that at last ``v`` is made longer:
+where ``D`` is then known to a half or better, and explained, nothing is said.
 
 Of a minimisation ``F`` is the gradient that autograd has, and consistent with itself; there the change of the objective
 beside the solution must be that gradient's, too, and so must those of constraints: else the solution itself is another.
@@ -52,6 +53,7 @@ _STEP = {torch.float64: 1e-5, torch.float32: 1e-3}  # relative to z
 _WIDER, _APART = 4.0, 16.0
 _TIMES_K = 10.0  # what is explained
 _PART, _SAME = 0.03, 0.1  # of D: what is too much, and how far two quotients may differ
+_DECIDED = 0.5  # of D, what may be unknown of it where a longer v is to explain it
 _TIMES = 16  # functions of the same code
 _asked: dict[Hashable, int] = {}
 
@@ -194,7 +196,8 @@ def _warned(change: _Change, h: float, name: str) -> bool:
         hidden = (left > _PART) & (still > _PART) & (norm(D - again) <= _SAME * norm(D))
         if not bool(hidden.any()):
             return False
-    hidden = hidden & (change.widened().unexplained(h)[2] > _PART)
+    wide, _, left = change.widened().unexplained(h)
+    hidden = hidden & ~((left <= _PART) & (left > -_DECIDED) & (norm(wide) > 0))  # else it is too long to say anything
     if not bool(hidden.any()):
         return False
     sample = int(hidden.nonzero()[0])

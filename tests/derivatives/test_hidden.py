@@ -415,3 +415,16 @@ def test_what_is_flat_beside_a_solution_of_the_size_of_rounding(kept: float, sai
     R = torch.tensor(0.8, dtype=D)
     warned = _warned(lambda: grad(lambda R: ik.fixed_point(infected, torch.tensor(0.5, dtype=D), (R,)).value)(R))
     assert len(warned) == said
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e-12, 1e-14, 1e-20])
+def test_nor_is_a_function_in_small_units_flat(unit: float) -> None:
+    """Along a ``v`` that is longer by far than what the function varies over nothing is seen, and nothing is explained."""
+
+    def residual(z: Tensor, a: Tensor) -> Tensor:
+        return (z / unit) ** 2 + z / unit - a + 0.5 * z.detach() / unit
+
+    a = torch.ones((), dtype=D)
+    assert (
+        len(_warned(lambda: grad(lambda a: ik.root(residual, torch.tensor(0.5 * unit, dtype=D), (a,)).value)(a))) == 1
+    )

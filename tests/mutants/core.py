@@ -67,6 +67,7 @@ MUTANTS = [
             "sigma",
             "tests/derivatives/test_hidden.py -k few_digits",
         ),
+        ("& (left > -_DECIDED) & (norm(wide) > 0)", "", "tests/derivatives/test_hidden.py -k small_units"),
         ("told = _compare_program(", "return _compare_program("),
         ("if system.lifted.numbers and not told:", "if not told:"),
         ("if system.lifted.numbers and not told:", "if False:"),

@@ -269,6 +269,19 @@ def test_a_small_residual_that_still_falls_is_no_solution_yet(name: str) -> None
     assert found.evaluations <= (230 if isinstance(verb, partial) else 130)
 
 
+@pytest.mark.parametrize(("n", "seed", "dtype", "most"), [(200, 2, F64, 26), (400, 2, F64, 34), (1000, 0, F32, 21)])
+def test_what_is_as_precise_as_asked_needs_no_more(n: int, seed: int, dtype: torch.dtype, most: int) -> None:
+    """An unknown that happens to be near zero, and single precision, are no reason for another step."""
+    A = (0.5 * torch.randn(n, n, generator=torch.Generator().manual_seed(seed)) / n**0.5).to(dtype)
+    found = ik.root(lambda z: z - torch.tanh(A @ z) - 0.01, torch.zeros(n, dtype=dtype), solver="newton_krylov")
+    assert found.evaluations <= most
+
+
+def test_a_root_in_single_precision_costs_no_more() -> None:
+    found = ik.root(lambda z: z**2 - 2, torch.ones((), dtype=F32))
+    assert found.evaluations <= 7 and float(found.value) == pytest.approx(2**0.5, rel=5e-6)
+
+
 def test_an_atol_that_was_given_is_taken_as_it_is() -> None:
     found = ik.root(lambda z: z**2 - 1e-12, torch.ones(1, dtype=torch.float64), atol=1e-10)
     assert 1e-12 < float(found.residual_norm) <= 1e-10

@@ -50,6 +50,7 @@ _UNSIGNED = 100.0  # |A| |z| of so many times a change of F with z may be one wi
 _LEAST = 2e-16  # of |F(z0)|: units of a single equation that holds at the start, at least
 _HIDDEN = 10.0  # times rtol: what is left of an equation that is small in the norm only
 _FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
+_LOOSE = 1e-8  # of z_j, by which it may be wrong where |F| <= atol, or ten times rtol if that is more
 _Maybe = Tensor | None
 _BY_SAMPLE = (
     "start_norm",
@@ -195,13 +196,14 @@ class Judge:
         """The claims but those which ``|F| <= atol`` alone lets stop while steps get on (``z^2 = 1e-12`` from 1 at 4e-6)."""
         if not self._by_default or before is None or self.came_from is None:
             return claims
-        loose = claims & ~others & gets_on(z, norm, self.came_from[0], before) & (norm > self.rtol * self.floor)
+        rtol = max(_HIDDEN * self.rtol, _LOOSE)
+        loose = claims & ~others & gets_on(z, norm, self.came_from[0], before, rtol) & (norm > self.rtol * self.floor)
         if not bool(loose.any()):
             return claims
         self._again = torch.full_like(norm, math.inf) if self._again is None else self._again
         asked = loose & (norm <= self._again)
         if bool(asked.any()):
-            fair = asked & (self._excess(z, asked, self.rtol, careful=False, noise=False, floor=0.0) <= 1)
+            fair = asked & (self._excess(z, asked, rtol, careful=False, noise=False, floor=0.0) <= 1)
             loose, self._again = loose & ~fair, torch.where(asked, _FAST * norm, self._again)
         return claims & ~loose
 

@@ -41,7 +41,9 @@ LEFT = 0.347  # what a step leaves of F at most: of a zero of order 9; of exp(-z
 _SURE = 1e-2  # what a step leaves of F where nothing more need be asked
 _ACROSS = (2, 3)  # Newton steps that lead across a zero
 BEHIND = (4, 16, 64)  # steps beyond which F is as large again behind such a zero ...
-_HALF = 0.5  # of a map's residual: what a correction leaves at most where that is not far below its changes
+_HALF = 0.5  # of a map's residual: what a correction by products leaves at most (one by factors: _SURE), ...
+_DRIFTS = 1e-5  # ... where that is so much of its changes, which waves alone may make, ...
+_ROUNDED = 8.0  # ... and not so many eps of z
 DENSE = 64  # unknowns up to which the correction is found by factors
 _MANY = 10  # directions along which many equations are looked at
 _STEPS = 20  # ... and products beyond ...
@@ -314,7 +316,8 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor,
     small = _is_small(d, z)
     weight = scale.clamp_min(torch.finfo(scale.dtype).tiny)
     norm = lambda t: torch.linalg.vector_norm(in_working_precision(t) / weight, dim=1)  # noqa: E731
-    before, after = norm(F), norm(f.residual(z + torch.nan_to_num(d).to(z.dtype)))
+    behind = in_working_precision(f.residual(z + torch.nan_to_num(d).to(z.dtype)))
+    before, after = norm(F), norm(behind)
     # a gradient goes down as the square of its residuals, of which exp(-z) leaves 1 / e
     falls = _FALLS * LEFT if f.kind.of_residuals else _FALLS
     outwards = ((z + d).abs() > z.abs()).any(1)
@@ -322,8 +325,8 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor,
     def across(open_: Tensor) -> Tensor:  # a zero: F is as large again behind it, or it lies towards the origin
         if not bool((open_ & outwards).any()):
             return open_
-        behind = [norm(f.residual(z + k * torch.nan_to_num(d).to(z.dtype))) for k in (*_ACROSS, *BEHIND)]
-        return open_ & (~outwards | (torch.stack(behind) >= before).any(0))
+        beyond = [norm(f.residual(z + k * torch.nan_to_num(d).to(z.dtype))) for k in (*_ACROSS, *BEHIND)]
+        return open_ & (~outwards | (torch.stack(beyond) >= before).any(0))
 
     if not f.kind.of_residuals and not f.kind.iteration:
         # erfc(24) = 1e-252 has a small correction, but it leaves a third; and far out a hundredth can be a period (but
@@ -332,7 +335,12 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor,
         odd = standing & ~(across(standing) & (after <= LEFT * before))
         small = small & (~odd | is_rounding(f, z, F, odd))
     if f.kind.iteration:  # a map that drifts, z + 2 + sin(z), has small corrections everywhere, which leave all of F
-        drifts = small & (F.abs() > _SOUND * scale).any(1) & ~(after <= _HALF * before)
-        drifts = drifts & (F.abs() <= torch.finfo(z.dtype).eps ** 0.5 * largest).all(1)  # else it is the tolerance's
-        small = small & (~drifts | is_rounding(f, z, F, drifts))
+        eps, share = torch.finfo(z.dtype).eps, _SURE if z.shape[1] <= DENSE else _HALF
+        gone = (after <= share * before) | (behind.abs() <= _ROUNDED * eps * largest).all(1)
+        drifts = small & (F.abs() > _DRIFTS * scale).any(1) & ~gone
+        drifts = drifts & (F.abs() <= eps**0.5 * largest).all(1)  # else it is the tolerance's
+        tiny = (F.abs() <= eps**0.75 * largest).all(
+            1
+        )  # waves that are shorter than the test's steps look like rounding
+        small = small & (~drifts | (tiny & is_rounding(f, z, F, drifts & tiny)))
     return small | across(~small & (after <= falls * before) & (d.abs() <= 0.5 * largest).all(1))

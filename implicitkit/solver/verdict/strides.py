@@ -16,8 +16,7 @@ _SOUND = 1e-3  # of its change along a step, how small a residual near a solutio
 _FAR, _HARDLY = 1e-3, 0.02  # a step that is longer than such a share of z, and of which F changes by such a share ...
 _LEAP, _OF_A_LEAP = 0.1, 0.5  # ... or these
 _GAINS = 0.5  # of |F|, what a step leaves at most that is worth another one ...
-_MISSES = 1e-8  # ... if z may be wrong by so much of itself, ...
-_COUNTS = 1e-14  # ... and by so much of the largest
+_COUNTS = 1e-14  # ... if z may be wrong by so much of the largest
 
 
 def by_the_last_step(iteration: bool, z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor) -> Tensor:
@@ -71,13 +70,13 @@ def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor) 
     return far.logical_and_(norm(F - before) <= least * step)
 
 
-def gets_on(z: Tensor, norm: Tensor, point: Tensor, last: Tensor) -> Tensor:
+def gets_on(z: Tensor, norm: Tensor, point: Tensor, last: Tensor, rtol: float) -> Tensor:
     """Where the last step, from ``point`` with its ``|F| = last``, left half of it or less, and some ``z_j`` may still be
-    wrong by 1e-8 of itself, ``(batch,)``: ``|F|`` is small beside where it began, and not beside what it is made of.
+    wrong by ``rtol`` of itself, ``(batch,)``: ``|F|`` is small beside where it began, and not beside what it is made of.
 
     A step that is followed by others like it leaves the share ``|F| / last`` of itself to be gone.
     """
     z, share = in_working_precision(z), (norm / last).unsqueeze(1)
     size, left = z.abs(), share * (z - in_working_precision(point)).abs()
-    misses = (left > _MISSES * size) & (left > _COUNTS * size.amax(1, keepdim=True))
+    misses = (left > rtol * size) & (left > _COUNTS * size.amax(1, keepdim=True))
     return misses.any(1) & (norm > 0) & (share.squeeze(1) <= _GAINS)
