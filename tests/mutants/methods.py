@@ -1033,6 +1033,11 @@ MUTANTS = [
         ("_IN_A_ROW = 10 ", "_IN_A_ROW = 0 "),
     ),
     *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        "tests/solver/test_proximal_newton.py -k left_out",
+        ("if not f.kind.returns_program or not autodiff.lacks_second_derivative(error):", "if True:"),
+    ),
+    *mutants(
         "implicitkit/solver/constrained/proximal_gradient.py",
         "tests/solver/test_proximal_newton.py -k no_evaluations",
         ("if z_next is seen:", "if False:"),

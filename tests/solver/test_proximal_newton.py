@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.extend import Polyalgorithm, Stage
 
 D = torch.float64
 Data = tuple[Tensor, Tensor]
@@ -152,6 +153,18 @@ def test_gradient_steps_alone_where_there_is_no_derivative(square: Any, prox: An
     want = ik.argmin(fit, z0, (X, y), prox=ik.prox.l1(5.0), solver="proximal_gradient")
     torch.testing.assert_close(found.value, want.value, rtol=1e-6, atol=1e-8)
     assert found.evaluations <= want.evaluations + 25, (found, want)
+
+
+@pytest.mark.parametrize(("square", "prox"), LESS.values(), ids=LESS)
+def test_stages_that_need_a_derivative_are_left_out_where_there_is_none(square: Any, prox: Any) -> None:
+    """Newton's steps between two stages of gradient steps, of which the first does not get there."""
+    X, y = regression(100, 20)
+    first = Stage("proximal_gradient", max_steps=3)
+    solver = Polyalgorithm((first, "newton", "proximal_gradient"))
+    found = ik.argmin(lambda w: 0.5 * square(X @ w - y).sum(), torch.zeros(20, dtype=D), prox=prox, solver=solver)
+    g = X.T @ (X @ found.value - y)
+    torch.testing.assert_close(g.abs().clamp_max(5.0), g.abs(), rtol=1e-6, atol=0)
+    assert bool(found.converged)
 
 
 def test_samples_of_their_own() -> None:
