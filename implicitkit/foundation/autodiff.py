@@ -20,7 +20,7 @@ from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionEr
 from implicitkit.foundation.faithful import transposed
 from implicitkit.foundation.operators import Operator, seem_alike
 from implicitkit.foundation.structured import WORTH, rows_by_structure, side_by_side
-from implicitkit.foundation.wording import COMPILED_ONCE
+from implicitkit.foundation.wording import COMPILED_ONCE, NOT_DIFFERENTIABLE
 
 __all__ = [
     "gradient",
@@ -130,13 +130,13 @@ def lacks_second_derivative(error: RuntimeError) -> bool:
     """Does an error raised by a Hessian mean that the function cannot be differentiated twice?
 
     torch says so in many words ("derivative for aten::op is not implemented", "differentiate twice a function that was
-    marked with @once_differentiable", "does not support double backward"), and so may a Function of the user's.  A solve
-    inside that failed, memory that is used up, or an error in the user's own code mean something else.
+    marked with @once_differentiable", "does not support double backward"), and so may a Function of the user's; one that
+    has no backward, or a backward in NumPy, has no derivative either.  A solve inside that failed, memory that is used up,
+    or an error in the user's own code mean something else.
     """
     if isinstance(error, (ConvergenceError, CapturedTensorError, ChangedFunctionError, torch.OutOfMemoryError)):
         return False
-    words = ("derivative", "differentiate twice", "differentiable twice", "double backward")
-    return any(word in str(error) for word in words)
+    return any(words in str(error) for words in NOT_DIFFERENTIABLE)
 
 
 def linearise(

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = [
-    "COMPILED_ONCE", "DRAWN", "ELSEWHERE", "KEPT", "UNSEEN", "UNSTEADY", "called", "kind_of", "nearest", "of_operations",
-    "of_the_objective", "option_error",
+    "COMPILED_ONCE", "DRAWN", "ELSEWHERE", "KEPT", "NOT_DIFFERENTIABLE", "UNSEEN", "UNSTEADY", "called", "kind_of",
+    "nearest", "of_operations", "of_the_objective", "option_error",
 ]  # fmt: skip
 
 _IN_NUMPY = ("Can't call numpy()", "data pointer of Tensor that doesn't have storage", "to numpy array")
+_BY_TORCH = ("derivative", "differentiate twice", "differentiable twice", "double backward", "the backward or vjp")
+NOT_DIFFERENTIABLE = (*_BY_TORCH, *_IN_NUMPY)
 _AS_NUMBERS = ("converted to Python scalars", "write it in torch's operations", "converted to a Scalar")
 
 # the words of other libraries, and what may be called so here

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import autodiff
 from implicitkit.foundation.options import at_least, check_options, finite, flag, instance, optional, part
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver, account
@@ -201,7 +202,11 @@ class Polyalgorithm(Solver):
             sizes = None if later.start_size is None else later.start_size.index_select(0, samples)
             rows = None if later.start_rows is None else later.start_rows.index_select(0, samples)
             norms, limited = start_norm.index_select(0, samples), _limited(later, granted.max_steps)
-            found = solver.run(part, begin, replace(limited, start_norm=norms, start_size=sizes, start_rows=rows))
+            limited = replace(limited, start_norm=norms, start_size=sizes, start_rows=rows)
+            found = _run(solver, part, begin, limited)
+            if found is None:
+                total.evaluations, total.sample_evaluations = part.evaluations, part.sample_evaluations
+                continue
             falls.index_add_(0, samples, (found.status == int(Status.UNBOUNDED)).long())
             if _merge(total, found, samples, open_.index_select(0, samples)):
                 finishers.append(found.solver or solver.name)
@@ -218,6 +223,16 @@ class Polyalgorithm(Solver):
     def _granted(self, stage: Stage, f: Evaluations, z: Tensor) -> Stage | None:
         """A stage as it may run from ``z`` on; ``None``: it is left out."""
         return stage
+
+
+def _run(solver: Solver, f: Evaluations, z: Tensor, options: Options) -> Outcome | None:
+    """What a stage finds; ``None`` where it asks a program for a derivative that is not there: others do without."""
+    try:
+        return solver.run(f, z, options)
+    except RuntimeError as error:
+        if not f.kind.returns_program or not autodiff.lacks_second_derivative(error):
+            raise
+        return None
 
 
 def _limited(options: Options, max_steps: int | None) -> Options:

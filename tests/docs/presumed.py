@@ -63,23 +63,23 @@ PRESUMED = {
     "options.py::<module>": (
         "from implicitkit import Method\nfrom implicitkit.foundation.options import at_least, between, check_options"
     ),
-    "entropic.py::KLTransport": "cost = torch.rand(3, 3)\nr = c = torch.full((3,), 1 / 3)",
-    "entropic.py::KLBirkhoff": "scores = torch.randn(3, 3)",
+    "couplings.py::KLTransport": "cost = torch.rand(3, 3)\nr = c = torch.full((3,), 1 / 3)",
+    "couplings.py::KLBirkhoff": "scores = torch.randn(3, 3)",
     "fenchel_young.py::FenchelYoung": (
         "best = lambda s: torch.nn.functional.one_hot(s.argmax(-1), s.shape[-1]).to(s)\ncheapest_path = best\n"
         "labels = best(torch.randn(4, 3))\nscores.requires_grad_()"
     ),
-    "golden_section.py::GoldenSection": "z0 = torch.zeros(3, 1)",
-    "nelder_mead.py::NelderMead": "",
+    "direct_search.py::GoldenSection": "z0 = torch.zeros(3, 1)",
+    "direct_search.py::NelderMead": "",
     "manifold/__init__.py::<module>": (
         "z0 = T0 = torch.eye(4)\nX0, data = torch.randn(5, 3), torch.randn(5, 3)\n"
         "def residuals(z, y=data):\n"
         "    T, x = (z, data) if torch.is_tensor(z) else (z['pose'], z['points'])\n"
         "    return {'at': x @ T[:3, :3].mT + T[:3, 3] - y, 'prior': 0.1 * (x - X0)}"
     ),
-    "quaternion.py::UnitQuaternion": "residuals = lambda q: q - torch.tensor([0.6, 0.8, 0.0, 0.0])",
-    "se3.py::SE3": "x = torch.randn(5, 3)\ny = x + 0.1",
-    "so3.py::SO3": "a = torch.randn(5, 3)\nb = a[:, [1, 2, 0]]",
+    "groups.py::UnitQuaternion": "residuals = lambda q: q - torch.tensor([0.6, 0.8, 0.0, 0.0])",
+    "groups.py::SE3": "x = torch.randn(5, 3)\ny = x + 0.1",
+    "groups.py::SO3": "a = torch.randn(5, 3)\nb = a[:, [1, 2, 0]]",
     "initial_value.py::InitialValue": "rhs = lambda t, y, theta: -theta * y\ny0, t = torch.ones(2), torch.linspace(0, 1, 5)",
     "series.py::Neumann": "inner = lambda w, theta: (w - theta).square().sum()\nw0 = torch.zeros(2)",
     "stale.py::Stale": (

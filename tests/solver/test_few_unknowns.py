@@ -103,6 +103,11 @@ def test_an_error_inside_a_hessian_is_the_users(solver: str, n: int) -> None:
         (RuntimeError("derivative for aten::_histogram is not implemented"), True),
         (RuntimeError("trying to differentiate twice a function that was marked with @once_differentiable"), True),
         (RuntimeError("torch.compile with aot_autograd does not currently support double backward"), True),
+        (
+            NotImplementedError("You must implement either the backward or vjp method for your Function"),
+            True,
+        ),
+        (RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (torch.OutOfMemoryError("out of memory in a derivative"), False),
         (ik.CapturedTensorError("its derivative would be lost"), False),

@@ -20,9 +20,9 @@ D = torch.float64
 @pytest.mark.parametrize(
     ("kind", "batch", "size", "dtype", "margin"),
     [
-        pytest.param(ik.Root.kind, 1, 3, D, 2.0, id="few equations"),
+        pytest.param(ik.Root.kind, 1, 3, D, 4 * math.sqrt(2 * math.log(3)), id="few equations"),
         pytest.param(ik.Root.kind, 1, 1, D, 2.0, id="one equation"),
-        pytest.param(ik.Root.kind, 64, 300, D, math.sqrt(2 * math.log(19200)), id="many equations"),
+        pytest.param(ik.Root.kind, 64, 300, D, 4 * math.sqrt(2 * math.log(19200)), id="many equations"),
         pytest.param(ik.FixedPoint.kind, 64, 300, D, 2.0, id="fixed points"),
         pytest.param(ik.Root.kind, 64, 300, torch.float32, 2.0, id="single precision"),
     ],

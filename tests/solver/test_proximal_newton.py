@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.extend import Polyalgorithm, Stage
 
 D = torch.float64
 Data = tuple[Tensor, Tensor]
@@ -105,7 +106,7 @@ def test_is_the_minimum_of_gradient_steps(options: dict[str, Any]) -> None:
 
 
 class Square(torch.autograd.Function):
-    """``x^2``, once differentiable."""
+    """``x^2``, once differentiable: autograd sees no second derivative, and torch does not say so."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -119,13 +120,51 @@ class Square(torch.autograd.Function):
         return 2 * x * w
 
 
-def test_an_objective_without_a_second_derivative() -> None:
-    """Gradient steps alone."""
+class InNumPy(Square):
+    """The same with a backward in NumPy, which knows no derivative."""
+
+    @staticmethod
+    def backward(ctx: Any, w: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy(2 * x.numpy() * w.numpy())
+
+
+class SoftThreshold(torch.autograd.Function):
+    """The proximal map of ``|x|``, without a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, t: Tensor) -> Tensor:
+        return v.sign() * (v.abs() - 5.0 * t).clamp_min(0)
+
+
+LESS: dict[str, tuple[Any, Any]] = {
+    "no second derivative": (Square.apply, ik.prox.l1(5.0)),
+    "a backward in NumPy": (InNumPy.apply, ik.prox.l1(5.0)),
+    "a proximal map without a derivative": (torch.square, SoftThreshold.apply),
+}
+
+
+@pytest.mark.parametrize(("square", "prox"), LESS.values(), ids=LESS)
+def test_gradient_steps_alone_where_there_is_no_derivative(square: Any, prox: Any) -> None:
+    """With an evaluation or two more for every trial, of which there are few."""
     X, y = regression(100, 20)
-    lasso = {"prox": ik.prox.l1(5.0)}
-    found = ik.argmin(lambda w: 0.5 * Square.apply(X @ w - y).sum(), torch.zeros(20, dtype=D), **lasso)
-    want = ik.argmin(fit, torch.zeros(20, dtype=D), (X, y), **lasso)
+    z0 = torch.zeros(20, dtype=D)
+    found = ik.argmin(lambda w: 0.5 * square(X @ w - y).sum(), z0, prox=prox)
+    want = ik.argmin(fit, z0, (X, y), prox=ik.prox.l1(5.0), solver="proximal_gradient")
     torch.testing.assert_close(found.value, want.value, rtol=1e-6, atol=1e-8)
+    assert found.evaluations <= want.evaluations + 25, (found, want)
+
+
+@pytest.mark.parametrize(("square", "prox"), LESS.values(), ids=LESS)
+def test_stages_that_need_a_derivative_are_left_out_where_there_is_none(square: Any, prox: Any) -> None:
+    """Newton's steps between two stages of gradient steps, of which the first does not get there."""
+    X, y = regression(100, 20)
+    first = Stage("proximal_gradient", max_steps=3)
+    solver = Polyalgorithm((first, "newton", "proximal_gradient"))
+    found = ik.argmin(lambda w: 0.5 * square(X @ w - y).sum(), torch.zeros(20, dtype=D), prox=prox, solver=solver)
+    g = X.T @ (X @ found.value - y)
+    torch.testing.assert_close(g.abs().clamp_max(5.0), g.abs(), rtol=1e-6, atol=0)
+    assert bool(found.converged)
 
 
 def test_samples_of_their_own() -> None:

@@ -92,7 +92,9 @@ class ProximalNewton(ProximalGradient):
             z_next, later = trial.z, momentum
         else:
             z_next, later = super().step(f, z, momentum)
-            z_next, made = taken_where(good, trial.z, z_next), torch.where(good, made, made + 1)
+            if bool(good.any()):  # else what is known there is kept
+                z_next = taken_where(good, trial.z, z_next)
+            made = torch.where(good, made, made + 1)
         last = torch.where(good.unsqueeze(1), z_next, later.last)
         momentum = Momentum(last, torch.where(good, 1.0, later.theta), torch.where(good, momentum.length, later.length))
         return z_next, {"momentum": momentum, "wait": wait, "made": made, "least": least}
@@ -173,7 +175,10 @@ def _tried(
                 if not bool(due.any()):
                     return wait, due, None
                 steps = min(_IN_A_ROW, int(made[due].max()) // price)
-            y = y.index_copy(1, S, at.y.index_select(1, S) + newton_direction(M.dense(), r.detach()))
+            J = M.dense()
+            if not bool(J[due].any()):  # no curvature: a linear f, or one whose second derivative autograd does not see
+                break
+            y = y.index_copy(1, S, at.y.index_select(1, S) + newton_direction(J, r.detach()))
         there = T.look(y)
         rise = ((there.gradient - at.gradient) * (y - at.y)).sum(1)
         convex = convex & (rise >= -_LINEAR * (at.gradient.norm(dim=1) * (y - at.y).norm(dim=1)))

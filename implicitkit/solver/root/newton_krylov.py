@@ -32,7 +32,7 @@ class NewtonKrylov(Method):
         eta_k = 0.9 (|F_k| / |F_{k-1}|)^2,   at least 0.9 eta_{k-1}^2 where that is above 0.1,   at most ``forcing``,
 
     and never smaller than the last step needs: ``tolerance / (c |F_k|)``, ``c = 2`` (Kelley 2003, eq. 3.20), or where
-    equations are judged one by one ``\sqrt{2 \log N}``, of ``N`` in all, if that is more (in double precision).  The
+    equations are judged one by one ``4 \sqrt{2 \log N}``, of ``N`` in all, if that is more (in double precision).  The
     preconditioner acts from the right, ``J M^{-1} u = -F``, ``d = M^{-1} u``, so that ``eta`` refers to the true residual.
     Samples that have hardly lowered ``|F|`` for ``patience`` steps in a row go over to full steps with ``eta = 1e-4``, like
     ``newton``.

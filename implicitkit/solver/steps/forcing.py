@@ -17,6 +17,7 @@ from implicitkit.solver.evaluations import Evaluations
 __all__ = ["after_step", "forcing_term"]
 
 _GAMMA, _ALPHA = 0.9, 2.0  # Eisenstat & Walker's choice 2
+_SMALLER = 4.0  # times smaller than the scale of all equations is that of some
 _SINGLE = 1e-10  # roundings that are larger are those of single precision, or of less
 
 
@@ -26,8 +27,9 @@ def forcing_term(f: Evaluations, state: Any, largest: float) -> Tensor:
 
     ``c`` is 2 where only the norm is judged, of fixed points.  Other equations are judged one by one: what is left is spread
     over the ``N`` of all samples much as random numbers are, of which the largest is about ``\sqrt{2 \log N}`` times their
-    root mean square.  A product or two more in the last step cost less than a claim that is refused, and a step after it.
-    In single precision tolerances are some hundred roundings, which a finer last step does not come below: 2.
+    root mean square, and the scales of some are a quarter of the others': ``4 \sqrt{2 \log N}``.  A few products more in the
+    last step cost less than a claim that is refused, which asks about rounding, and a step after it.  In single precision
+    tolerances are some hundred roundings, which a finer last step does not come below: 2.
 
     Args:
         state: with ``eta`` and ``norm`` of the step before (:func:`after_step`), ``None`` in the first.
@@ -44,7 +46,7 @@ def forcing_term(f: Evaluations, state: Any, largest: float) -> Tensor:
 def _margin(f: Evaluations) -> float:
     """``c``."""
     coarse = f.kind.iteration or torch.finfo(f.norm.dtype).eps > _SINGLE
-    return 2.0 if coarse else max(2.0, math.sqrt(2 * math.log(f.batch * f.size)))
+    return 2.0 if coarse else max(2.0, _SMALLER * math.sqrt(2 * math.log(f.batch * f.size)))
 
 
 def after_step(eta: Tensor, t: Tensor, norm: Tensor) -> dict[str, Tensor]:
