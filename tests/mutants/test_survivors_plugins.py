@@ -156,18 +156,17 @@ def test_frobenius_bound_of_a_convolution_bounds_its_operator() -> None:
     assert float(gain) <= 0.9
 
 
-def test_monotone_cell_steps_within_its_bound_of_convergence() -> None:
-    """Forward-backward splitting contracts with ``0 < step < 2 m / L^2``; the step chosen is the best bound, ``m / L^2``."""
-    from implicitkit_deq import cells
+def test_monotone_cell_steps_by_the_inverse_of_its_slope() -> None:
+    """``1 / L``, ``L = |I - W|``: the fixed point is that of any step, ``z = relu(W z + U x + b)``."""
+    from implicitkit_deq import DEQ, cells
 
     torch.manual_seed(0)
     cell = cells.Monotone(3, 5, dtype=D)
-    _, operator, step = cell.inject(seeded(2, 3))
-    operator, step = operator.detach(), step.detach()
-    L = torch.linalg.matrix_norm(operator, 2)
-    close(step, cell.margin / L.square(), rtol=1e-9)
-    contraction = torch.linalg.matrix_norm(torch.eye(5, dtype=D) - step * operator, 2)
-    assert float(contraction) <= float((1 - cell.margin**2 / L.square()).sqrt()) + 1e-9
+    x = seeded(2, 3)
+    injected, operator, step = (t.detach() for t in cell.inject(x))
+    close(step, 1 / torch.linalg.matrix_norm(operator, 2), rtol=1e-9)
+    z = DEQ(cell, (5,), rtol=1e-10)(x).detach()
+    torch.testing.assert_close(z, torch.relu(z - z @ operator.mT + injected), rtol=1e-7, atol=1e-8)
 
 
 def test_start_loss_is_the_relative_square_by_hand() -> None:

@@ -65,7 +65,7 @@ ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
     "constraints: linear": (_argmin(torch.sum, constraints=[ik.Inequality(lambda z: z[0] - 1)]), 600, "unbounded"),
     "constraints: z^2 = -1": (
         _argmin(lambda z: z.square().sum(), constraints=[ik.Equality(lambda z: z.square().sum() + 1)]),
-        3500,
+        4500,
         "violated",
     ),
     "constraints: two planes": (
@@ -222,6 +222,6 @@ def test_the_others_are_as_they_are_alone(
         torch.testing.assert_close(found.value[i : i + 1], value, rtol=1e-12, atol=1e-12, msg=said)
         torch.testing.assert_close(slope[i : i + 1], expected, rtol=1e-11, atol=1e-12, msg=said)
     assert torch.equal(found.status[1], alone[1].status[0])
-    assert found.evaluations <= 1.5 * sum(s.evaluations for s in alone) + 40
+    assert found.evaluations <= 1.5 * sum(s.evaluations for s in alone) + 80
     if in_dims is not None:
         assert found.sample_evaluations <= 2 * sum(s.sample_evaluations for s in alone) + 60

@@ -11,7 +11,8 @@ has one for all), but a lower point of it close by is a proof: for unknowns ``i`
 says that ``z`` is no minimum.  ``Delta f`` is the largest change of ``f`` to any of these points or to ``P((1 +- 1/10) z)``:
 a small unknown known to ``rtol`` of the largest, as was asked, leaves the square of that, however small ``f(z)`` is.
 
-Asked where the sizes of unknowns, zeros apart, are more than a hundred times apart.
+Asked where the sizes of unknowns, zeros apart, are more than a hundred times apart; or ten times, and ``z_i - g_i`` is
+``z_i`` by rounding, though ``g_i z_i`` is not little beside ``f``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ __all__ = ["UNITS_APART", "lower_in_other_units"]
 
 _SHARES = (0.1, 0.01, 0.001)
 _GROUPS = 8  # of unknowns
-_APART = 100.0  # the largest of them, times the smallest that is not zero
+_RATHER, _APART = 10.0, 100.0  # the largest of them, times the smallest that is not zero
+_LOST = 4.0  # units in the last place of ``z_i`` that a gradient step moves it by
 UNITS_APART = (
     "The sizes of the unknowns are so far apart that the optimality conditions of a set, z = P(z - df/dz), say nothing of "
     "some of them: a lower point of the set is near. State the problem in units in which all unknowns are of like size "
@@ -43,10 +45,14 @@ def lower_in_other_units(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
     z, eps = model.split(w)[0], torch.finfo(w.dtype).eps
     size = z.abs()
     least = torch.where(size > 0, size, torch.inf).amin(1)
-    which = which & (size.amax(1) > _APART * least)
+    which = which & (size.amax(1) > _RATHER * least)
     if not bool(which.any()):
         return which
     value, slope, _, _ = model.local(z)
+    lost = (slope.abs() <= _LOST * eps * size) & ((slope * size).abs() > eps**0.5 * value.abs().unsqueeze(1))
+    which = which & ((size.amax(1) > _APART * least) | lost.any(1))
+    if not bool(which.any()):
+        return which
     reach = torch.where((slope != 0) & (size > 0), size / slope.abs(), 0)
     decade = torch.where(reach > 0, reach.log10().round(), torch.nan)
     trials = [(1 - _SHARES[0]) * z, (1 + _SHARES[0]) * z]
