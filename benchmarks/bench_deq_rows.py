@@ -333,7 +333,8 @@ def main() -> None:
             repeats = arguments.repeats if size == (64, 128) else max(3, arguments.repeats // 3)
             found = trained(problem, c, max(3, repeats // 3)) if name == "training" else row(problem, c, repeats)
             rows += kept(name, size, found)
-            results.save("bench_deq_rows", rows, (__doc__ or "").split("\n\n", 1)[1], part=True)
+            few = len(arguments.rows) < len(ROWS) or len(arguments.sizes) < len(SIZES)
+            results.save("bench_deq_rows", rows, (__doc__ or "").split("\n\n", 1)[1], part=True, chosen=few)
             if not arguments.json:
                 shown = (f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items())
                 print(f"{name:14} {', '.join(shown)}", flush=True)

@@ -613,7 +613,7 @@ def main() -> int:
             found.append(measure_jacobian(make(), 3))
             print(line(found[-1]), flush=True)
     if found and not arguments.no_json:
-        results.save("bench_large", found, (__doc__ or "").split("\n\n", 2)[2], part=True)
+        results.save("bench_large", found, (__doc__ or "").split("\n\n", 2)[2], part=True, chosen=bool(arguments.parts))
     bad = [row["row"] for row in found if not row.get("right")]
     if bad:
         print(f"\nfailed, or differs from what is found by hand: {'; '.join(bad)}")

@@ -311,7 +311,9 @@ def main() -> None:
         for found in rows:
             print(line(found), flush=True)
         if not arguments.no_json:
-            results.save("bench_regret", rows, (__doc__ or "").split("\n\n", 2)[2], part=True)
+            results.save(
+                "bench_regret", rows, (__doc__ or "").split("\n\n", 2)[2], part=True, chosen=bool(arguments.parts)
+            )
 
 
 if __name__ == "__main__":

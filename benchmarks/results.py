@@ -61,11 +61,20 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def save(name: str, rows: list[dict[str, Any]], about: str, folder: Path = FOLDER, *, part: bool = False) -> Path:
+def save(
+    name: str,
+    rows: list[dict[str, Any]],
+    about: str,
+    folder: Path = FOLDER,
+    *,
+    part: bool = False,
+    chosen: bool = False,
+) -> Path:
     """Write the rows of a benchmark, ``about`` being what was measured and how.
 
     ``part``: rows of other names stay, if they were measured on this machine with these versions; what has been installed
-    beside them since does not matter.
+    beside them since does not matter.  ``chosen``: no more rows than these were asked for; then rows of another machine
+    are not given up for them, and nothing is written.
     """
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
@@ -75,6 +84,12 @@ def save(name: str, rows: list[dict[str, Any]], about: str, folder: Path = FOLDE
         same = all(old["machine"][key] == here[key] for key in ("processor", "cores", "python", "threads"))
         if same and old["machine"]["versions"].items() <= here["versions"].items():
             rows = _replaced(old["rows"], rows)
+        elif chosen:
+            print(
+                f"{path.name} stays as it is: it is of another machine, or other versions. All rows replace it",
+                flush=True,
+            )
+            return path
     path.write_text(json.dumps({"about": about, "machine": here, "rows": rows}, indent=1) + "\n")
     return path
 

@@ -87,3 +87,14 @@ def test_the_picture_of_the_readme_is_of_the_results() -> None:
     assert {
         row["row"] for row in json.loads((benchmark_page.RESULTS / "bench_scaling.json").read_text())["rows"]
     } == set(benchmark_page.AXES)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_rows_of_another_machine_are_not_given_up_for_a_few(tmp_path: Path, chosen: bool) -> None:
+    old = results.save("bench_this", [results.row("a", 1.0, "s"), results.row("b", 2.0, "s")], "What.", folder=tmp_path)
+    found = json.loads(old.read_text())
+    found["machine"]["processor"] = "another"
+    old.write_text(json.dumps(found))
+    results.save("bench_this", [results.row("a", 3.0, "s")], "What.", folder=tmp_path, part=True, chosen=chosen)
+    values = {row["row"]: row["value"] for row in json.loads(old.read_text())["rows"]}
+    assert values == ({"a": 1.0, "b": 2.0} if chosen else {"a": 3.0})
