@@ -52,6 +52,8 @@ def raise_in_words(error: Exception, z: Any, args: tuple[Any, ...], function: An
     """Raise the error of the user's ``function``, called with ``z`` and ``args``, again: with a word on what it was given,
     if there is one to add."""
     text = str(error)
+    if getattr(z, "_fields", None) == ("z", "multipliers"):  # the state of a program: its function is given the first
+        z = z.z
     if any(isinstance(t, Tensor) and is_fake(t) for t in tree_flatten(args)[0]):
         raise CapabilityError(NO_NUMBERS.format(what="fake tensors (FakeTensorMode), as in args,")) from error
     if type(error) in (TypeError, AttributeError, RuntimeError, ValueError):

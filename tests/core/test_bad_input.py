@@ -414,6 +414,9 @@ REFUSED: dict[str, Row] = {
     "shapes": (
         lambda: ik.root(lambda z, x: z - x, zeros(4, 3), zeros(5, 3)), RuntimeError,
         r"must match the size.*called with z \(4, 3\), args\[0\] \(5, 3\)"),
+    "shapes, of a program": (
+        lambda: ik.argmin(lambda z, x: (z - x).sum(), zeros(4, 3), zeros(5, 3), constraints=ik.Equality(lambda z, x: z[0])),
+        RuntimeError, r"must match the size.*called with z \(4, 3\), args\[0\] \(5, 3\)$"),
     "a list of arguments, whose attribute is asked for": (
         lambda: ik.root(lambda z, p: z - p.exp(), zeros(1), [zeros(1)]), AttributeError,
         r"'exp'\. The function was called with z and one argument, a list"),
