@@ -341,9 +341,7 @@ class _Loop:
             norm = torch.where(torch.isinf(norm), torch.nan, norm)
         status, tolerance = self._last_word(best, norm, status, steep, tolerance)
         if self.f.kind.returns_program and self.f.solves == "root":
-            best = put_inside(
-                self.f if self.everything is None else self.whole.f, best, status == int(Status.CONVERGED)
-            )
+            best = put_inside(self.whole.f, best, status == int(Status.CONVERGED), self.f)
         remark = self.remark or (self.f.inner if int(torch.count_nonzero(status)) else "")
         figures = self.f.evaluations, self.f.sample_evaluations, self.traces, remark
         if self.halted:  # a sample that its method gave up in that step is not for others to go on with

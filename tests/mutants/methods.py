@@ -1052,6 +1052,7 @@ MUTANTS = [
         "tests/solver/test_proximal_newton.py -k 'inside or moves'",
         ("moved = model.proximal(z - t.unsqueeze(1) * slope, t)", "moved = z"),
         ("<= _ROUNDING * eps * size", "<= size"),
+        ("    account(counted, probe)\n", ""),
     ),
     *mutants(
         "implicitkit/solver/steps/forcing.py",

@@ -193,6 +193,7 @@ MUTANTS = [
         ("self.policy.amplification * size", "self.policy.amplification * size.max()"),
         ("x=answer.x * share.unsqueeze(1)", "x=answer.x"),
         ("converged=answer.converged & ~over", "converged=answer.converged"),
+        ("~(which & (moved > 0))", "~(moved > 0)"),
         (
             "self._scaled(self._instead(answer, b.flatten(0, 1)), A, b)",
             "self._instead(self._scaled(answer, A, b), b.flatten(0, 1))",

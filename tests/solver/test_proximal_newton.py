@@ -239,3 +239,23 @@ def test_of_no_active_bound_nothing_moves() -> None:
     start = torch.zeros(10, dtype=D)
     within = ik.argmin(fit, start, (X, y), bounds=(-100.0, 100.0), solver="newton").value
     torch.testing.assert_close(within, torch.linalg.lstsq(X, y).solution, rtol=1e-13, atol=1e-14)
+
+
+def test_what_puts_them_inside_is_counted() -> None:
+    """Also where samples have ended at different times, and rows have been dropped."""
+    calls = 0
+
+    def loss(z: Tensor, a: Tensor) -> Tensor:
+        nonlocal calls
+        calls += len(z)
+        return ((z - a).square() + 0.1 * (z - a) ** 4).sum(1)
+
+    a = torch.cat([torch.full((15, 4), -0.5, dtype=D), torch.full((1, 4), 300.0, dtype=D)])
+    start = torch.full((16, 4), 0.4, dtype=D)
+    found = ik.argmin(loss, start, (a,), bounds=(0.0, None), solver="newton", batch_dims=1)
+    assert int(found.steps.max()) > 2 * int(found.steps.min())
+    assert 0 <= calls - found.sample_evaluations <= 16, (
+        calls,
+        found.sample_evaluations,
+    )  # one look at the function before
+    assert bool((found.value[:15] == 0).all())

@@ -30,7 +30,7 @@ from implicitkit_deq import (
     compat,
     forgive,
 )
-from implicitkit_deq.forgive import Effort
+from implicitkit_deq.forgive import Effort, _Linear
 
 F64 = torch.float64
 
@@ -524,6 +524,21 @@ def test_a_cell_that_takes_short_steps_has_the_derivative_of_one_that_takes_long
     torch.testing.assert_close(got, torch.tensor([[2.0], [2.5]], dtype=F64))
     z.sum().backward()
     torch.testing.assert_close(layer.cell.f.w.grad, torch.tensor([2 + 1 + 0.5], dtype=F64))
+
+
+def test_what_is_scaled_down_does_not_hang_on_samples_whose_backward_failed() -> None:
+    """Of three samples that take short steps, and a full one that nothing solves."""
+    slopes = torch.tensor([[1e-3], [2e-3], [1.0]], dtype=F64)
+    A, b = SimpleNamespace(mv=lambda v: slopes * v), torch.ones(2, 3, 1, dtype=F64)
+    x = torch.tensor([500.0, 500.0, 500.0], dtype=F64).repeat(2).unsqueeze(1)
+    steps = torch.ones(6, dtype=torch.int64)
+    for solved, want in ((True, 100.0), (False, 500.0)):
+        converged = torch.tensor([True, True, solved]).repeat(2)
+        answer = ik.extend.LinearSolution(x, 0 * x.squeeze(1), steps, converged)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ForgivenWarning)
+            scaled = _Linear(get_linear_solver("lu"), Forgive())._scaled(answer, A, b)
+        torch.testing.assert_close(scaled.x[:2].squeeze(1), torch.full((2,), want, dtype=F64))
 
 
 def test_each_of_several_cotangents_is_scaled_down_by_itself() -> None:
