@@ -59,12 +59,12 @@ class Forgive(extend.Configured):
     all others: a gradient 1,000 times that of the steps before has been seen.  It holds in a neighbourhood as much smaller,
     and Adam, which divides by a running mean of squares, then takes steps a thirtieth as long for hundreds of steps.  So
     ``u`` keeps its direction and is scaled down to ``|u| = amplification |g| / s`` where it is larger.  ``s``, at most 1, is
-    the largest ``|A g| / |g|`` of the samples solved, ``A = (I - J)^T``: where a cell takes short steps,
-    ``(1 - a) z + a f(z)``, it is ``a`` times that of ``f`` for all samples, and none outweighs the others.
-    ``cells.MLP(4, 16)`` at rate 1e-3, every solve from zero, 10 seeds, 500 steps: two backwards in 10,000 are scaled, and the
-    loss is a third (the mean of ``log10`` of the ratio, seed by seed, -0.47 +- 0.11 in training, -0.46 +- 0.11 in evaluation), in the median
-    2.6e-3 where it was 1.2e-2; of a GRU at 1e-2, whose closing gates amplify, 14 % are, and no difference is seen (+0.02 +-
-    0.43).  Under ``torch.func`` transforms and in forward mode, where the derivative itself is asked for, nothing is scaled.
+    the largest ``|A g| / |g|`` of the samples solved, ``A = (I - J)^T``: where a cell takes short steps, ``(1 - a) z + a
+    f(z)``, it is ``a`` times that of ``f`` for all samples, and none outweighs the others.  ``cells.MLP(4, 16)`` at rate
+    1e-3, every solve from zero, 10 seeds, 500 steps: two backwards in 10,000 are scaled, and the loss is a third (the mean
+    of ``log10`` of the ratio, seed by seed, -0.47 +- 0.11 in training, -0.46 +- 0.11 in evaluation), in the median 2.6e-3
+    where it was 1.2e-2; of a GRU at 1e-2, whose closing gates amplify, 14 % are, and no difference is seen (+0.02 +- 0.43).
+    Under ``torch.func`` transforms and in forward mode, where the derivative itself is asked for, nothing is scaled.
 
     A few hard samples would cost most of a training: the later members of the ``"relay"`` take hundreds of evaluations for
     them in every step.  So where these were in vain, or a call took more than 300 evaluations, the next ``every - 1``
