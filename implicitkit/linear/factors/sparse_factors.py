@@ -314,19 +314,27 @@ class _Unscaled:
 
 
 class _BandFactor:
-    """LAPACK's ``gbtrf`` of all blocks, one below the other; ``ok``: which have no pivot that is zero."""
+    """LAPACK's ``gbtrf`` of all blocks, one below the other, or ``gttrf`` where they are tridiagonal (a third of the time);
+    ``ok``: which have no pivot that is zero."""
 
     def __init__(self, analysis: Analysis, values: np.ndarray) -> None:
         assert analysis.band is not None
-        self.lower, self.upper = analysis.band
+        lower, upper = analysis.band
         self.order, self.batch, self.size = analysis.order, len(values), analysis.pattern.shape[0]
         first = (np.arange(self.batch) * self.size)[:, None]
-        band = np.zeros((2 * self.lower + self.upper + 1, self.batch * self.size), order="F")
-        height = self.lower + self.upper + analysis.rows - analysis.columns
+        band = np.zeros((2 * lower + upper + 1, self.batch * self.size), order="F")
+        height = lower + upper + analysis.rows - analysis.columns
         band[np.broadcast_to(height, values.shape), first + analysis.columns] = values
-        factor, self._back = la.get_lapack_funcs(("gbtrf", "gbtrs"), (band,))
-        self.lu, self.pivots, _ = factor(band, self.lower, self.upper, overwrite_ab=True)
-        diagonal = self.lu[self.lower + self.upper]
+        if lower == upper == 1 and band.shape[1] > 1:
+            factor, back = la.get_lapack_funcs(("gttrf", "gttrs"), (band,))
+            *factors, _ = factor(band[3, :-1], band[2], band[1, 1:])
+            diagonal = factors[1]
+            self._back = lambda b, trans: back(*factors, b, trans="NT"[trans])[0]
+        else:
+            factor, back = la.get_lapack_funcs(("gbtrf", "gbtrs"), (band,))
+            lu, pivots, _ = factor(band, lower, upper, overwrite_ab=True)
+            diagonal = lu[lower + upper]
+            self._back = lambda b, trans: back(lu, lower, upper, b, pivots, trans=trans)[0]
         bad = (diagonal == 0) | ~np.isfinite(diagonal)
         diagonal[bad] = 1.0  # Inf would spread from one block to the next
         self.ok = ~bad.reshape(self.batch, self.size).any(1)
@@ -335,8 +343,7 @@ class _BandFactor:
         """``(batch, n, k)``, both."""
         rhs = columns if self.order is None else columns[:, self.order]
         flat = rhs.reshape(self.batch * self.size, -1)
-        x, _ = self._back(self.lu, self.lower, self.upper, flat, self.pivots, trans=int(transpose))
-        x = np.asarray(x).reshape(columns.shape)
+        x = np.asarray(self._back(flat, int(transpose))).reshape(columns.shape)
         if self.order is None:
             return np.array(x)
         back = np.empty_like(x)

@@ -61,6 +61,8 @@ def moved(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     def replaced(x: Any) -> Any:
         return swap.get(id(x), x) if isinstance(x, Tensor) else x
 
+    if tracers.operation(func)[0] == "aten::constant_pad_nd":
+        args, kwargs = args[:2], {}  # what it pads with is no number of an entry
     again = func(*tree_map(replaced, tuple(args)), **tree_map(replaced, kwargs))
     sets = collections[0] if len(collections) == 1 else sp.vstack(collections, format="csr")
     for o, m in zip(outputs, [t for t in tree_flatten(again)[0] if isinstance(t, Tensor)], strict=True):
