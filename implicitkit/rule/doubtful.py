@@ -11,9 +11,9 @@ whatever the units of equations and unknowns (in reverse mode with the transpose
 the singular part has ``e = 0``.
 
 That is asked only where the linear system makes so much of its right-hand side that ``|x| |F| / |b|``, which bounds ``d``
-where unknowns are of like size, is more than a regular solution is off by: ``max(0.001 sqrt(rtol), 10 rtol) |z|``; or where
-``|x| >= |b| / sqrt(eps)``, since the solution may be known better, and an unknown be small.  Then it costs two linear solves
-and a product.
+where unknowns are of like size, is more than a regular solution is off by: ``max(0.001 sqrt(rtol), 10 rtol) |z|``, in
+largest entries, since the double root may be one unknown of many; or where ``|x| >= |b| / sqrt(eps)``, since the solution
+may be known better, and an unknown be small.  Then it costs two linear solves and a product.
 
 Where solutions are not isolated (an eigenvector's phase) ``A`` is singular at each of them, and regular by rounding alone:
 nothing need change on the way.  Rounding makes an error ``e_i = eps s_i``, ``s_i^2 = \sum_j (A_ij x_j)^2``, in ``A x``; with
@@ -29,7 +29,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, seeded
+from implicitkit.foundation import autodiff, graph, seeded
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
@@ -41,6 +41,7 @@ _ASKED, _LOOSE = 0.001, 10.0  # times the root of rtol, and rtol: relative error
 _STEEP, _SUSPECT = 1e8, 0.01  # |x| / |b| and |e| / |b| from which on rounding is asked about
 _ROUNDED, _DRAWS = 0.05, 4  # the part of x that rounding may make, in the mean square of so many draws
 _FEW = 65_536  # numbers that are copied rather than looked at in three calls
+_MOST = 16  # derivatives of a sample that are asked about, those that the linear system makes most of
 _OWN_CHANGE = 0.4  # of a derivative on the way to the solution: from here on it is not determined
 
 
@@ -61,15 +62,15 @@ def warn_if_singular(
     """
     outcome, system = record.outcome, record.system
     z = outcome.z
-    if system is None or system.problem.kind.returns_program or len(b) % len(z) or not len(z):
+    if system is None or system.problem.kind.returns_program or not z.numel() or len(b) % len(z):
         return
     rtol = max(rtol, torch.finfo(z.dtype).eps ** (2 / 3))
     size = max(_ASKED * rtol**0.5, _LOOSE * rtol)
     times, residual = len(b) // len(z), outcome.residual_norm
     if times == 1 and x.numel() < _FEW:  # one call, where calls are what it costs
-        gained, of, at = torch.linalg.vector_norm(torch.stack((x, b, z.to(x.dtype))), dim=2)
+        gained, of, at = torch.linalg.vector_norm(torch.stack((x, b, z.to(x.dtype))), torch.inf, dim=2)
     else:
-        gained, of, at = (torch.linalg.vector_norm(t, dim=1) for t in (x, b, z.to(x.dtype)))
+        gained, of, at = (torch.linalg.vector_norm(t, torch.inf, dim=1) for t in (x, b, z.to(x.dtype)))
         residual, at = residual.repeat(times), at.repeat(times)
     asked, steep = gained * residual > (size * of) * at, gained > _STEEP * of
     asked = asked | (gained > torch.finfo(z.dtype).eps ** -0.5 * of)
@@ -122,7 +123,11 @@ def _undetermined(
             product = lambda v: pullback(v)[0]  # noqa: E731
         else:
             product = lambda v: autodiff.jvp(residual, (there,), (v,))  # noqa: E731
-        image = torch.cat([product(v) for v in x.split(len(z))])
+        if times > _MOST and A.batch == len(z):
+            gained = torch.linalg.vector_norm(x, dim=1) / torch.linalg.vector_norm(b, dim=1)
+            most = gained.nan_to_num(0).view(times, -1).topk(_MOST, 0).indices
+            x, times = x.view(times, *z.shape).take_along_dim(most.unsqueeze(2), 0).flatten(0, 1), _MOST
+        image = graph.each(product, x.view(times, *z.shape)).flatten(0, 1)
         changed = solve(A, image)
         large = torch.linalg.vector_norm(x - changed.x, dim=1) >= _OWN_CHANGE * torch.linalg.vector_norm(x, dim=1)
     return (changed.converged & large & (x != 0).any(1)).view(times, len(z)).any(0)

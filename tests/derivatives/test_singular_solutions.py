@@ -12,6 +12,8 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit import ConvergenceWarning
+from implicitkit.foundation import graph
+from implicitkit.rule import doubtful
 
 SINGULAR: dict[str, Callable[[Tensor, Tensor], ik.Solution]] = {
     "z^2 = c": lambda one, c: ik.root(lambda z, c: z**2 - c, one, (c,)),
@@ -159,3 +161,24 @@ def _scaled(equations: int, unknowns: int) -> tuple[Tensor, Tensor, Tensor]:
     order = torch.randperm(6, generator=generator)
     units = [10 ** (power * torch.linspace(-1, 1, 6, dtype=torch.float64)) for power in (equations, unknowns)]
     return torch.randn(6, 6, dtype=torch.float64, generator=generator), units[0][order], units[1]
+
+
+@pytest.mark.parametrize("derivative", [torch.func.jacrev, torch.func.jacfwd], ids=["jacrev", "jacfwd"])
+def test_of_many_derivatives_those_that_are_most_amplified_are_asked_about(
+    derivative: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One double root among 40 unknowns; the whole Jacobian of a system of 1,000 took 1,000 products one by one."""
+    asked: list[int] = []
+    each = graph.each
+
+    def counted(product: Callable[[Tensor], Tensor], vectors: Tensor) -> Tensor:
+        asked.append(len(vectors))
+        return each(product, vectors)
+
+    monkeypatch.setattr(doubtful.graph, "each", counted)
+    power = torch.where(torch.arange(40) == 23, 2.0, 1.0).double()
+    z0 = torch.full((40,), 1.5, dtype=torch.float64)
+    solve = lambda c: ik.root(lambda z, c: (z - 1) ** power - c, z0, (c,)).value  # noqa: E731
+    with pytest.warns(ConvergenceWarning, match="singular"):
+        derivative(solve)(torch.zeros(40, dtype=torch.float64))
+    assert 16 in asked and max(asked, default=0) <= 40

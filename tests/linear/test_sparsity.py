@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+import torch.nn.functional as F
 from patterns_table import PATTERNS, Case
 from torch import Tensor
 
@@ -461,3 +462,25 @@ def test_one_function_of_real_and_complex_unknowns_has_two_patterns() -> None:
         a = torch.linspace(0.5, 1.5, 200, dtype=dtype)
         z = ik.root(coupled, torch.zeros_like(a), a).value
         assert coupled(z, a).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z, y: F.huber_loss(z, y, reduction="sum", delta=0.2),
+        lambda z, y: F.smooth_l1_loss(z, y, reduction="sum", beta=0.2),
+        lambda z, y: F.leaky_relu(z - y).square().sum(),
+        lambda z, y: 2000 * F.mse_loss(z, y),
+        lambda z, y: F.soft_margin_loss(z, y.detach().sign(), reduction="sum") + 0.1 * (z - y).square().sum(),
+        lambda z, y: (F.interpolate(z.view(1, 1, -1), scale_factor=2, mode="linear")[0, 0, ::2] - y).square().sum(),
+    ],
+    ids=["huber", "smooth l1", "leaky", "mse", "soft margin", "interpolated"],
+)
+def test_torchs_own_losses_show_their_pattern(loss) -> None:
+    """A smoothed signal of 2,000 numbers: hundreds of steps of L-BFGS, or no derivative, where a loss hides the Hessian."""
+    y = torch.sin(torch.linspace(0, 60, 2000, dtype=torch.float64)).requires_grad_()
+    solution = ik.argmin(
+        lambda z, y: loss(z, y) + 50 * F.mse_loss(z[1:], z[:-1], reduction="sum"), torch.zeros_like(y), (y,)
+    )
+    assert solution.evaluations <= 80
+    assert bool(torch.isfinite(torch.autograd.grad(solution.value.sum(), y)[0]).all())

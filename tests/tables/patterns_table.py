@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +105,37 @@ def _rosenbrock(z: Tensor) -> Tensor:
     return (100 * (z[:, 1:] - z[:, :-1] ** 2) ** 2 + (1 - z[:, :-1]) ** 2).sum(1)
 
 
+def _resized(**options: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: F.interpolate(x, **options)
+
+
+_RESAMPLED = [
+    ("bilinear", _resized(scale_factor=2, mode="bilinear"), 0),
+    ("bilinear to five by three", _resized(size=(5, 3), mode="bilinear"), 0),
+    ("bilinear, corners", _resized(size=(9, 4), mode="bilinear", align_corners=True), 0),
+    ("bicubic", _resized(size=(11, 4), mode="bicubic"), 0),
+    ("nearest", _resized(size=(4, 13), mode="nearest"), 0),
+    ("nearest-exact", _resized(size=(4, 13), mode="nearest-exact"), 0),
+    ("linear", lambda x: F.interpolate(x[:, :, 0], size=9, mode="linear"), 0),
+    ("trilinear", lambda x: F.interpolate(x[:, :, None], size=(2, 4, 9), mode="trilinear"), 0),
+    ("adaptive average", lambda x: F.adaptive_avg_pool2d(x, (4, 3)), 0),
+    ("adaptive average, 3d", lambda x: F.adaptive_avg_pool3d(x.view(-1, 1, 4, 3, 3), (3, 2, 2)), 0),
+]
+_AIMS = torch.arange(12).double() / 4 - 1
+_LOSSES: dict[str, Callable[[Tensor, str], Tensor]] = {
+    "mse": lambda z, r: F.mse_loss(z, z.roll(1, 1) ** 2, reduction=r),
+    "huber": lambda z, r: F.huber_loss(z, _AIMS.expand_as(z), reduction=r, delta=3.0),
+    "smooth l1": lambda z, r: F.smooth_l1_loss(z, _AIMS.expand_as(z), reduction=r, beta=4.0),
+    "soft margin": lambda z, r: F.soft_margin_loss(z, _AIMS.sign().expand_as(z), reduction=r),
+    "cross entropy": lambda z, r: F.binary_cross_entropy(z.sigmoid(), _AIMS.sigmoid().expand_as(z), reduction=r),
+    "classes": lambda z, r: F.cross_entropy(z.view(-1, 4), torch.arange(3 * len(z)) % 4, reduction=r),
+    "classes on a grid": lambda z, r: F.cross_entropy(
+        z.view(-1, 3, 2, 2), (torch.arange(4 * len(z)) % 3).view(-1, 2, 2), reduction=r
+    ),
+    "leaky": lambda z, r: F.leaky_relu(z - z.roll(1, 1), 0.2) ** 2,
+}
+
+
 PATTERNS = [
     Case("square", lambda z: z**2),
     Case("affine", lambda z: 3 * z + 1),
@@ -113,6 +145,8 @@ PATTERNS = [
     Case("flip", lambda z: torch.sin(z.flip(1)) + z),
     Case("slices", lambda z: torch.cat([z[:, :1], z[:, 1:] - z[:, :-1]], 1)),
     Case("pad constant", lambda z: F.pad(z, (1, 1))[:, 2:] + F.pad(z, (1, 1))[:, :-2]),
+    Case("pad with seven", lambda z: F.pad(z, (1, 1), value=7.0)[:, 2:] * z),
+    Case("pad with much", lambda z: F.pad(_grid(z), (1, 1, 1, 1), value=-1e9)[:, 2:, 1:-1].clamp(min=-9).flatten(1)),
     Case("pad circular", lambda z: F.pad(z[:, None], (1, 1), mode="circular")[:, 0, 2:] * z),
     Case("pad reflect", lambda z: F.pad(z[:, None], (2, 2), mode="reflect")[:, 0, 4:] + z),
     Case("pad replicate", lambda z: F.pad(z[:, None], (1, 1), mode="replicate")[:, 0, :-2] * z),
@@ -235,4 +269,21 @@ PATTERNS = [
     Case("tril", lambda z: z.view(-1, 3, 2, 2).tril().flatten(1) ** 2, hidden=()),
     Case("repeat", lambda z: z[:, :6].repeat(1, 2) * z),
     Case("outer with constants", lambda z: (z.view(-1, 6, 2)[:, :, :, None] * torch.ones(2).double()).flatten(1)),
+    Case("renorm", lambda z: z.view(-1, 6, 2).flatten(0, 1).renorm(2, 0, 0.5).view(z.shape)),
+    Case("glu", lambda z: F.glu(z.view(-1, 3, 4), 2).flatten(1)),
+    Case("gradient of glu", _gradient(lambda z: F.glu(z.view(-1, 3, 4), 2).exp().sum((1, 2)))),
+    Case("gradient of layer norm", _gradient(lambda z: F.layer_norm(z.view(-1, 3, 4), (4,)).exp().sum((1, 2)))),
+    Case("gradient of avg_pool", _gradient(lambda z: F.avg_pool2d(_image(z), 3, 2, 1).exp().sum((1, 2, 3))), n=36),
+    Case("gradient of max_pool", _gradient(lambda z: F.max_pool2d(_image(z), 2).exp().sum((1, 2, 3))), n=36, extra=124),
+    *(
+        Case(f"{mode}, {how}", turn(lambda z, f=function: f(_image(z)).flatten(1)), n=36, extra=extra)
+        for mode, function, extra in _RESAMPLED
+        for how, turn in (("forward", lambda f: f), ("gradient", lambda f: _gradient(lambda z: f(z).exp().sum(1))))
+    ),
+    *(
+        Case(f"gradient of {name}, {reduction}", _gradient(lambda z, f=f, r=reduction: f(z, r).sum() + (z**3).sum()))
+        for name, f in _LOSSES.items()
+        for reduction in ("none", "mean", "sum")
+    ),
+    Case("losses one by one", lambda z: sum(f(z, "none").reshape(len(z), -1) for f in list(_LOSSES.values())[:4])),
 ]

@@ -1,6 +1,6 @@
 """How each operation passes on what its arguments depend on: one file a family."""
 
-from implicitkit.sparsity.rules import mixing, moves, pointwise, products, scatter, windows
+from implicitkit.sparsity.rules import losses, mixing, moves, pointwise, products, resampling, scatter, windows
 from implicitkit.sparsity.tracing import Rule
 
 __all__ = ["RULES"]
@@ -12,4 +12,6 @@ RULES: dict[str, Rule] = {
     **scatter.RULES,
     **products.RULES,
     **windows.RULES,
+    **resampling.RULES,
+    **losses.RULES,
 }

@@ -81,6 +81,16 @@ def _layer(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return [-1 - i for i in range(len(args[1]))]
 
 
+def layer_backward(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """``native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, ...)``, weights constant."""
+    grad, x, shape = args[:3]
+    if trace.tracked(args[5]) or any(isinstance(t, Tensor) for t in out[1:]):
+        written = [t for t in out if isinstance(t, Tensor)]
+        trace.guess("native_layer_norm_backward", [t for t in args if isinstance(t, Tensor)], written)
+        return
+    mix(trace, [grad, x], range(-len(shape), 0), [out[0]])
+
+
 def _none(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return None
 
@@ -106,8 +116,8 @@ def matrices(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any
 
 _SECOND = names(
     "sum mean amax amin prod logsumexp nansum var std var_mean std_mean cumsum cumprod logcumsumexp _softmax "
-    "_log_softmax softmax log_softmax max min mode aminmax cummax cummin glu "
-    "_fft_c2c _fft_r2c _fft_c2r renorm argmax _safe_softmax"
+    "_log_softmax softmax log_softmax max min mode aminmax cummax cummin "
+    "_fft_c2c _fft_r2c _fft_c2r argmax _safe_softmax"
 )
 _NORMALISED = names(
     "_softmax _log_softmax softmax log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data"
@@ -129,8 +139,10 @@ RULES: dict[str, Rule] = {
     "median": along(_argument(1)),
     "nanmedian": along(_argument(1)),
     "cumsum_backward": along(_argument(1)),
+    "renorm": along(lambda a, k: [d for d in range(a[0].dim()) if d != a[2] % a[0].dim()]),
     "linalg_cross": along(lambda a, k: k.get("dim", -1)),
     "native_layer_norm": along(_layer),
+    "native_layer_norm_backward": layer_backward,
     **dict.fromkeys(("dot", "vdot", "trace", "dist", "_pdist_forward"), along(_none)),
     **dict.fromkeys(_MATRICES, matrices),
 }

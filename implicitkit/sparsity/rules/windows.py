@@ -121,24 +121,34 @@ def convolution_backward(trace: Trace, func: Any, args: Sequence[Any], kwargs: d
 
 
 def pooled(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """``avg_pool(x, kernel, stride, padding, ...)`` and ``max_pool(x, kernel, stride, padding, dilation, ...)``."""
-    x, name = args[0], tracers.operation(func)[0]
+    """``avg_pool(x, kernel, stride, padding, ...)`` and ``max_pool(x, kernel, stride, padding, dilation, ...)``, and their
+    transposes ``(grad, x, kernel, ...)``."""
+    name = tracers.operation(func)[0]
     result = out[0] if isinstance(out, (tuple, list)) else out
+    turned = name.endswith("_backward")
+    large, small = (result, args[0]) if turned else (args[0], result)
+    options = args[2:] if turned else args[1:]
     count = 3 if "3d" in name else 2
-    kernel = _all_of(args[1], count)
-    stride = _all_of(args[2], count) if len(args) > 2 and args[2] else kernel
-    padding = _all_of(args[3], count) if len(args) > 3 else [0] * count
-    dilation = _all_of(args[4], count) if "max" in name and len(args) > 4 else [1] * count
-    geometry = _taps(x.shape[-count:], result.shape[-count:], kernel, stride, padding, dilation)
+    kernel = _all_of(options[0], count)
+    stride = _all_of(options[1], count) if len(options) > 1 and options[1] else kernel
+    padding = _all_of(options[2], count) if len(options) > 2 else [0] * count
+    dilation = _all_of(options[3], count) if "max" in name and len(options) > 3 else [1] * count
+    geometry = _taps(large.shape[-count:], small.shape[-count:], kernel, stride, padding, dilation)
     outs, ins = (np.concatenate(parts) for parts in zip(*geometry, strict=True))
-    planes = np.arange(math.prod(x.shape[:-count]))[:, None]
+    outs, ins = (ins, outs) if turned else (outs, ins)
+    planes = np.arange(math.prod(large.shape[:-count]))[:, None]
     targets = (planes * math.prod(result.shape[-count:]) + outs).reshape(-1)
-    sources = (planes * math.prod(x.shape[-count:]) + ins).reshape(-1)
-    trace.write(result, index_sets.through(targets, sources, result.numel(), trace.read(x)))
+    sources = (planes * math.prod(args[0].shape[-count:]) + ins).reshape(-1)
+    trace.write(result, index_sets.through(targets, sources, result.numel(), trace.read(args[0])))
 
 
+_POOLS = tuple(
+    f"{pool}{suffix}"
+    for pool in ("avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices")
+    for suffix in ("", "_backward")
+)
 RULES: dict[str, Rule] = {
     "convolution": convolution,
     "convolution_backward": convolution_backward,
-    **dict.fromkeys(("avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices"), pooled),
+    **dict.fromkeys(_POOLS, pooled),
 }
