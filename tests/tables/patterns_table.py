@@ -105,6 +105,11 @@ def _rosenbrock(z: Tensor) -> Tensor:
     return (100 * (z[:, 1:] - z[:, :-1] ** 2) ** 2 + (1 - z[:, :-1]) ** 2).sum(1)
 
 
+def _sampled(z: Tensor) -> Tensor:
+    x = torch.sin(torch.arange(50).double()).view(1, 2, 5, 5).expand(len(z), 2, 5, 5)
+    return F.grid_sample(x, z.view(-1, 3, 4, 2) / 4, align_corners=False).flatten(1)
+
+
 def _resized(**options: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: F.interpolate(x, **options)
 
@@ -270,6 +275,9 @@ PATTERNS = [
     Case("repeat", lambda z: z[:, :6].repeat(1, 2) * z),
     Case("outer with constants", lambda z: (z.view(-1, 6, 2)[:, :, :, None] * torch.ones(2).double()).flatten(1)),
     Case("renorm", lambda z: z.view(-1, 6, 2).flatten(0, 1).renorm(2, 0, 0.5).view(z.shape)),
+    Case("hardswish", lambda z: F.hardswish(z - z.roll(1, 1))),
+    Case("samples of an image", _sampled, n=24),
+    Case("gradient of samples of an image", _gradient(lambda z: _sampled(z).exp().sum(1)), n=24),
     Case("glu", lambda z: F.glu(z.view(-1, 3, 4), 2).flatten(1)),
     Case("gradient of glu", _gradient(lambda z: F.glu(z.view(-1, 3, 4), 2).exp().sum((1, 2)))),
     Case("gradient of layer norm", _gradient(lambda z: F.layer_norm(z.view(-1, 3, 4), (4,)).exp().sum((1, 2)))),

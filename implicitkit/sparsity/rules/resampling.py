@@ -1,4 +1,5 @@
-"""Interpolation and adaptive averages: constant linear maps, one for each dimension of space, and their transposes.
+"""Interpolation and adaptive averages: constant linear maps, one for each dimension of space, and their transposes; and
+samples of a constant image at places that are unknown.
 
 The map of a dimension of ``n`` entries, ``(P x)_o = sum_i P_oi x_i`` with ``sum_i P_oi = 1``, sees a window of ``w``
 entries at most.  So ``m = 2 w + 1`` vectors show it: that of the residue class ``r`` is one where ``i = r`` modulo ``m``,
@@ -70,4 +71,30 @@ def _line(forward: Any, n: int, outputs: int, axis: int, count: int, options: Se
     return sp.csr_matrix((np.ones(len(place), bool), (place.numpy(), entry.numpy())), shape=(outputs, n))
 
 
-RULES: dict[str, Rule] = dict.fromkeys((*_RESAMPLED, *_NEAREST, *_AVERAGED), resampled)
+def sampled(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """``grid_sampler(x, grid, ...)``, ``grid`` ``(n, *places, dims)``, and ``(grad, x, grid, ...)`` of its transpose: an
+    output depends on its own place, while ``x`` is constant."""
+    turned = tracers.operation(func)[0].endswith("_backward")
+    grad, (x, grid) = (args[0], args[1:3]) if turned else (None, args[:2])
+    written = [t for t in (out if turned else (out,)) if isinstance(t, Tensor)]
+    if trace.tracked(x) or len(written) > 1:
+        trace.guess(tracers.operation(func)[0], [t for t in (grad, x, grid) if isinstance(t, Tensor)], written)
+        return
+    dims, batch = grid.shape[-1], len(grid)
+    count = grid.numel() // dims
+    sets = index_sets.merge(trace.read(grid), np.arange(grid.numel()) // dims, count)
+    places = np.arange(count).reshape(batch, 1, -1)
+    if grad is None:
+        spread = np.broadcast_to(places, (batch, out.shape[1], places.shape[2]))
+    else:
+        of = np.broadcast_to(places, (batch, grad.shape[1], places.shape[2])).reshape(-1)
+        sets = index_sets.union([sets, index_sets.merge(trace.read(grad), of, count)])
+        spread = np.repeat(places, dims)
+    trace.write(written[0], index_sets.take(sets, spread.reshape(-1)))
+
+
+_SAMPLED = tuple(f"grid_sampler_{d}d{suffix}" for d in (2, 3) for suffix in ("", "_backward"))
+RULES: dict[str, Rule] = {
+    **dict.fromkeys((*_RESAMPLED, *_NEAREST, *_AVERAGED), resampled),
+    **dict.fromkeys(_SAMPLED, sampled),
+}
