@@ -179,6 +179,13 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/sparsity/low_rank.py",
+        "tests/solver/test_low_rank_parts.py -k seen",
+        ("_SAME = 4.0", "_SAME = 4e4"),
+        (" or like.dtype != self.dtype", ""),
+        (" / np.where((sizes > 0) & np.isfinite(sizes), sizes, 1.0)", ""),
+    ),
+    *mutants(
+        "implicitkit/sparsity/low_rank.py",
         "tests/solver/test_low_rank_parts.py -k symmetric_entries",
         ("mv == rmv", "False"),
         ("basis.T, Q @ R.T", "basis.T, Q"),
