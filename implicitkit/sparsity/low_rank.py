@@ -36,6 +36,7 @@ from torch import Tensor
 
 from implicitkit.foundation import graph, seeded
 from implicitkit.sparsity.colouring import groups_of_columns
+from implicitkit.sparsity.compression import product_of_one
 from implicitkit.sparsity.index_sets import IndexSets, take
 from implicitkit.sparsity.places import with_entries
 
@@ -266,13 +267,13 @@ class _Last(NamedTuple):
         sizes = np.max([np.maximum(abs(A).max(0).toarray()[0], U.max(0, initial=0.0) @ V) for A, U, V in matrices], 0)
         v = seeded.normal(len(sizes), seed=0x53).numpy() / np.where((sizes > 0) & np.isfinite(sizes), sizes, 1.0)
         rounding = _SAME * torch.finfo(like.dtype).eps * np.stack([matrix @ np.abs(v) for matrix in matrices])
-        return cls(entries, error, v, _shown(mv, v[None], len(error), like)[0], rounding, like.dtype)
+        return cls(entries, error, v, product_of_one(mv, v, len(error), like), rounding, like.dtype)
 
     def still(self, mv: _Product, batch: int, like: Tensor) -> bool:
         """Are they those of the matrix with this product?"""
         if batch != len(self.error) or like.dtype != self.dtype:
             return False
-        now = _shown(mv, self.v[None], batch, like)[0]
+        now = product_of_one(mv, self.v, batch, like)
         return bool((np.abs(now - self.product) <= self.rounding).all())
 
 

@@ -59,9 +59,13 @@ class Layout:
         self.rows = K.indices.astype(np.intp)  # what NumPy indexes with
         self.columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
         self.diagonal = np.flatnonzero(self.rows == self.columns)
-        self.ordering = Ordering()
+        self.ordering, self._pointer = Ordering(), K.indptr
         self._among: tuple[int, np.ndarray] | None = None
         self._arrowhead: tuple[int, Arrowhead | None] | None = None
+
+    def fits(self, K: sp.csc_matrix) -> bool:
+        """Is it that of ``K``, too?"""
+        return np.array_equal(self.rows, K.indices) and np.array_equal(self._pointer, K.indptr)
 
     def among(self, n: int) -> np.ndarray:
         """Which entries stand among the first ``n`` rows and columns, ``(nnz,)`` bool."""

@@ -85,6 +85,10 @@ class ArrowheadMatrix(NamedTuple):
     def __abs__(self) -> ArrowheadMatrix:
         return ArrowheadMatrix(*map(np.abs, self))
 
+    def diagonal(self) -> np.ndarray:
+        """``(n + m,)``."""
+        return np.concatenate([self.d, self.E.diagonal()])
+
     def both_sides(self, by: np.ndarray) -> ArrowheadMatrix:
         """``diag(by) K diag(by)``."""
         first, second = by[: len(self.d)], by[len(self.d) :, None]

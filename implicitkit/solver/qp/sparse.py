@@ -160,7 +160,7 @@ def guess(program: SparseProgram, y: np.ndarray) -> Active:
     """From the multipliers so far, at ``d = 0``: conditions whose multiplier outweighs their distance, in units of ``H`` and
     ``C``."""
     n = program.size
-    diagonal = program.K.diagonal()
+    diagonal = program.matrix.diagonal()
     curvature = np.abs(diagonal[:n])
     curvature = np.where(curvature > 0, curvature, curvature.max(initial=0.0) or 1.0)
     slope = program.q + (program.matrix @ np.concatenate([np.zeros(n), y]))[:n]
@@ -216,7 +216,7 @@ def _with_active(
     fixed = np.where(active.bounds > 0, program.upper, np.where(active.bounds < 0, program.lower, 0.0))
     known = np.concatenate([fixed, np.where(active.rows, near, 0.0)])
     rhs = np.where(free, np.concatenate([-program.q, program.b]) - program.matrix @ known, 0.0)
-    size = float(np.abs(program.K.diagonal()[:n]).max(initial=0.0)) or 1.0
+    size = float(np.abs(program.matrix.diagonal()[:n]).max(initial=0.0)) or 1.0
     for _ in range(shifts):
         saddle = program.system(free, shift)
         if saddle.negative == m:
@@ -271,7 +271,7 @@ def penalised(p: SparseProgram, weight: float) -> tuple[np.ndarray, np.ndarray]:
     other rows, cut off at the bounds; ``rho``: ``weight (1 + |H|) / |C|^2``, by the largest entries."""
     n, m = p.size, len(p.b)
     wrong = ~p.one_sided | (p.b < 0)
-    sizes = np.abs(p.K.diagonal()[:n]).max(initial=0.0)
+    sizes = np.abs(p.matrix.diagonal()[:n]).max(initial=0.0)
     rho = weight * (1 + sizes) / max(float(np.abs(p.K[n:, :n].data).max(initial=0.0)) ** 2, 1e-12)
     free = np.concatenate([p.lower < p.upper, wrong])
     shift = 0.0
