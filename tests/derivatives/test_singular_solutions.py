@@ -86,6 +86,16 @@ def test_only_the_samples_in_question_are_named_in_every_mode() -> None:
         assert float(found[0, 0, 0, 0]) == pytest.approx(0.5) and float(found[2, 0, 2, 0]) == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("derivative", [torch.func.jacrev, torch.func.jacfwd], ids=["jacrev", "jacfwd"])
+def test_one_of_many_unknowns_is_found_in_whatever_units_the_others_are(derivative: Callable[..., Any]) -> None:
+    """Their derivatives are 1e6 times as large beside what they are of."""
+    c, one = torch.zeros(40, dtype=torch.float64), torch.arange(40) == 17
+    f = lambda z, c: torch.where(one, z**2, 1e-6 * (z - 1)) - c  # noqa: E731
+    solve = lambda c: ik.root(f, torch.ones(40, dtype=torch.float64), (c,)).value  # noqa: E731
+    with pytest.warns(ConvergenceWarning, match=r"singular at \|z\| = .* as far as the solution is known"):
+        derivative(solve)(c)
+
+
 def test_a_derivative_that_does_not_meet_the_singular_part_is_not_suspected() -> None:
     def two(one: Tensor, c: Tensor) -> ik.Solution:
         return ik.root(lambda z, c: torch.stack([z[0] - c[0], z[1] ** 2]), torch.cat([one, one]), (c,))
