@@ -723,6 +723,8 @@ MUTANTS = [
         ("torch.where(largest > 0, largest, 1)", "1"),
         ("torch.maximum(sizes.amax(2), added)", "sizes.amax(2)"),
         ("if not self.gained and len(here) < len(self._left):", "if False:"),
+        ("if len(several) < min(_SEVERAL, self.rows // 4):", "if not several:"),
+        ("if len(several) < min(_SEVERAL, self.rows // 4):", "if True:"),
         ("if bool(same.all()):", "if True:"),
         ("if bool((places == first).all()):", "if False:"),
         ("None if full is None else full.clone()", "full"),
