@@ -1091,7 +1091,6 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/qp/interior_point.py",
         "tests/problem/test_qp.py -k nearby",
-        ("lam * g_norm / cost[:, None], status", "lam, status"),
         ("left = (point.status != int(Status.CONVERGED))", "left = (point.status < 0)"),
     ),
     *mutants(
