@@ -5,8 +5,9 @@ graph, the cotangents of a tensor ``t`` stay as sparse as that for as long as ea
 only: through whatever works entry by entry (``\tanh``, sums, products), moves entries (views, slices) or adds them up.  They
 are then two arrays of the shape of ``t``,
 
-    values_i = dF_{places_i} / dt_i,          dF_j / dt_i = 0   for all other j.
+    values_i = dF_{places_i} / dt_i,          dF_j / dt_i = 0   for all other j;
 
+or a few such pairs, added up, where a stencil uses each entry a few times.
 A product with a matrix of constants, ``t = A u``, makes full ones of them, and no product of two matrices is needed:
 
     dF_j / du = sum_{i: places_i = j} values_i A_i,           n^2 operations, and not n^3.
@@ -40,6 +41,7 @@ __all__ = ["WORTH", "rows_by_structure", "side_by_side"]
 
 WORTH = 1 << 22  # multiplications of the products, all samples and rows, below which these cost no more
 _NODES = 4000  # of a graph that is gone through, at most
+_SEVERAL = 16  # diagonals of one tensor, at most: what stencils make of it takes a few
 _UNITS = 64.0  # of rounding that a product may differ by
 _DTYPES = (torch.float32, torch.float64)
 _CHUNK, _CHUNK_ELSEWHERE = 1 << 20, 1 << 24  # numbers in one batch of products, on a CPU and on what needs more at once
@@ -97,7 +99,7 @@ class _Backwards:
         self.leads = _leading_to(out.grad_fn, point)
         self.gained = False
         self.added = out.new_zeros(out.shape)
-        self._open: dict[Any, dict[int, Diagonal]] = {}
+        self._open: dict[Any, dict[int, list[Diagonal]]] = {}
         self._queue: list[tuple[int, int, Any]] = []
         self._number = count()
         self._full: dict[Edge, Tensor] = {}
@@ -109,9 +111,11 @@ class _Backwards:
         self._add((self.out.grad_fn, 0), Diagonal(torch.ones_like(self.out), places))
         while self._queue:
             node = heapq.heappop(self._queue)[2]
-            given = self._open.pop(node)
-            if given and not through(self, node, given):
-                self._left += [((node, number), diagonal) for number, diagonal in given.items()]
+            several = self._open.pop(node)
+            for k in range(max(map(len, several.values()), default=0)):
+                given = {number: diagonals[k] for number, diagonals in several.items() if k < len(diagonals)}
+                if not through(self, node, given):
+                    self._left += [((node, number), diagonal) for number, diagonal in given.items()]
             full = self._full.get((node, 0))
             if full is not None and through_full(self, node, full):
                 del self._full[node, 0]
@@ -176,14 +180,15 @@ class _Backwards:
             self._left.append((edge, diagonal))
             return
         self._enqueue(node)
-        before = self._open[node].get(number)
-        if before is None:
-            self._open[node][number] = diagonal
-            return
-        same = (before.places == diagonal.places) | (before.places < 0) | (diagonal.places < 0)
-        if bool(same.all()):
-            places = torch.maximum(before.places, diagonal.places)
-            self._open[node][number] = Diagonal(before.values + diagonal.values, places)
+        several = self._open[node].setdefault(number, [])
+        for k, before in enumerate(several):
+            same = (before.places == diagonal.places) | (before.places < 0) | (diagonal.places < 0)
+            if bool(same.all()):
+                places = torch.maximum(before.places, diagonal.places)
+                several[k] = Diagonal(before.values + diagonal.values, places)
+                return
+        if len(several) < min(_SEVERAL, self.rows // 4):
+            several.append(diagonal)
         else:
             self._left.append((edge, diagonal))
 

@@ -13,7 +13,9 @@ the singular part has ``e = 0``.
 That is asked only where the linear system makes so much of its right-hand side that ``|x| |F| / |b|``, which bounds ``d``
 where unknowns are of like size, is more than a regular solution is off by: ``max(0.001 sqrt(rtol), 10 rtol) |z|``, in
 largest entries, since the double root may be one unknown of many; or where ``|x| >= |b| / sqrt(eps)``, since the solution
-may be known better, and an unknown be small.  Then it costs two linear solves and a product.
+may be known better, and an unknown be small.  Then it costs two linear solves and a product.  Of many right-hand sides of
+one matrix few are asked about, those in which ``e`` is largest beside ``x``: random weights ``w`` tell, ``w'e = (w - A(z -
+d)^T A^{-T} w)' x``, by as many transposed solves and products as weights.
 
 Where solutions are not isolated (an eigenvector's phase) ``A`` is singular at each of them, and regular by rounding alone:
 nothing need change on the way.  Rounding makes an error ``e_i = eps s_i``, ``s_i^2 = \sum_j (A_ij x_j)^2``, in ``A x``; with
@@ -24,6 +26,7 @@ random weights ``u, w`` that is ``eps u_i (A (w x))_i`` in the mean square (of f
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -40,8 +43,8 @@ __all__ = ["warn_if_singular"]
 _ASKED, _LOOSE = 0.001, 10.0  # times the root of rtol, and rtol: relative errors of a solution that are asked about
 _STEEP, _SUSPECT = 1e8, 0.01  # |x| / |b| and |e| / |b| from which on rounding is asked about
 _ROUNDED, _DRAWS = 0.05, 4  # the part of x that rounding may make, in the mean square of so many draws
+_MOST = 8  # right-hand sides of a sample that are asked about: those whose e is largest beside x
 _FEW = 65_536  # numbers that are copied rather than looked at in three calls
-_MOST = 16  # derivatives of a sample that are asked about, those that the linear system makes most of
 _OWN_CHANGE = 0.4  # of a derivative on the way to the solution: from here on it is not determined
 
 
@@ -118,19 +121,29 @@ def _undetermined(
         r = residual(z).repeat(A.batch // len(z), 1)  # below vmap A has a block for every direction
         d = solve(A.T if transposed else A, r).x[: len(z)]
         there = (z - d).detach()
-        if transposed:
-            _, pullback = autodiff.vjp(residual, there)
-            product = lambda v: pullback(v)[0]  # noqa: E731
-        else:
-            product = lambda v: autodiff.jvp(residual, (there,), (v,))  # noqa: E731
-        if times > _MOST and A.batch == len(z):
-            gained = torch.linalg.vector_norm(x, dim=1) / torch.linalg.vector_norm(b, dim=1)
-            most = gained.nan_to_num(0).view(times, -1).topk(_MOST, 0).indices
-            x, times = x.view(times, *z.shape).take_along_dim(most.unsqueeze(2), 0).flatten(0, 1), _MOST
-        image = graph.each(product, x.view(times, *z.shape)).flatten(0, 1)
+        pullback = functools.cache(lambda: autodiff.vjp(residual, there)[1])
+        pull = lambda v: pullback()(v)[0]  # noqa: E731
+        push = lambda v: autodiff.jvp(residual, (there,), (v,))  # noqa: E731
+        product, back = (pull, push) if transposed else (push, pull)
+        if A.batch == len(z) and times > _MOST:
+            x = _changing(A, x.view(times, *z.shape), back, solve).flatten(0, 1)
+        image = graph.each(product, x.view(-1, *z.shape)).flatten(0, 1)
         changed = solve(A, image)
         large = torch.linalg.vector_norm(x - changed.x, dim=1) >= _OWN_CHANGE * torch.linalg.vector_norm(x, dim=1)
-    return (changed.converged & large & (x != 0).any(1)).view(times, len(z)).any(0)
+    return (changed.converged & large & (x != 0).any(1)).view(-1, len(z)).any(0)
+
+
+def _changing(
+    A: Operator, x: Tensor, back: Callable[[Tensor], Tensor], solve: Callable[[Operator, Tensor], LinearSolution]
+) -> Tensor:
+    """Of every sample's ``x``, ``(times, batch, n)``, those with the largest ``|e| / |x|``, as many for each; ``back``:
+    products with the transposed ``A(z - d)``."""
+    w = seeded.normal(_DRAWS, 1, A.size, seed=0x52).to(x).expand(-1, A.batch, -1).flatten(0, 1)
+    y = solve(A.T, w).x
+    q = (w - torch.cat([back(v) for v in y.split(A.batch)])).view(_DRAWS, A.batch, A.size)
+    share = torch.einsum("dbn,tbn->dtb", q, x).square().sum(0) / x.square().sum(2)
+    which = share.nan_to_num(0.0).topk(_MOST, 0).indices
+    return x.gather(0, which.unsqueeze(2).expand(-1, -1, A.size))
 
 
 def _said(singular: Tensor, z: Tensor) -> str:

@@ -19,7 +19,7 @@ from implicitkit.sparsity.colouring import Colouring, colour, fewest, most
 from implicitkit.sparsity.index_sets import IndexSets
 from implicitkit.sparsity.places import with_entries
 
-__all__ = ["Coloured", "as_pattern", "below_each_other", "coloured", "known_entries"]
+__all__ = ["Coloured", "as_pattern", "below_each_other", "coloured", "known_entries", "product_of_one"]
 
 _CHUNK = 1 << 18  # numbers in one batch of products: fewer cost more calls, more take memory and save no time
 _CHUNK_ELSEWHERE = 1 << 25
@@ -116,7 +116,7 @@ class Coloured:
             first, alone = first.and_then(alone), _Seeds(members[:0], members[:0], 0)
         check = None
         if batch >= _SAMPLES and not alone.number and batch * first.number * size_out >= _LEAST:
-            check = _one(own, random, batch, like)
+            check = product_of_one(own, random, batch, like)
             if bool((np.abs(check - check[0]) <= _LIKELY * np.abs(check[0])).all()):
                 one = self._of_one(own, first, batch, size_in, like)
                 if one is not None:
@@ -133,13 +133,13 @@ class Coloured:
         rounding leaves of ``|A| |v|``; it gives each column the size one, so that a large one hides no small one."""
         block = np.zeros((-(-seeds.number // batch) * batch, n))
         block[seeds.groups, seeds.members] = 1
-        line = np.concatenate([_one(product, some, batch, like) for some in block.reshape(-1, batch, n)])
+        line = np.concatenate([product_of_one(product, some, batch, like) for some in block.reshape(-1, batch, n)])
         values: np.ndarray = np.take(line, self.places)
         sizes = np.zeros(n)
         rows, columns = _coordinates(self.pattern)
         np.maximum.at(sizes, rows if self.colouring.by_rows else columns, np.abs(values))
         v = self._random / np.where(sizes > 0, sizes, 1)
-        wrong = np.abs(_one(product, v, batch, like) - self._product(values[None], v))
+        wrong = np.abs(product_of_one(product, v, batch, like) - self._product(values[None], v))
         rounding = _ALIKE * torch.finfo(like.dtype).eps * self._product(np.abs(values[None]), v)
         return values if bool((wrong <= rounding).all()) else None
 
@@ -189,10 +189,10 @@ class Coloured:
         own, batch = rmv if self.colouring.by_rows else mv, len(values)
         every = np.tile(self._random, batch)
         inside, size = (self._product(part, every).reshape(batch, -1) for part in (values, np.abs(values)))
-        shown = _one(own, self._random, batch, like)
+        shown = product_of_one(own, self._random, batch, like)
         more = (np.abs(shown - inside) > tolerance * size) & (shown != 0)  # what cancels may leave nothing
         for times in _TIMES:
-            grown = np.abs(_one(own, times * self._random, batch, like) - times * shown)
+            grown = np.abs(product_of_one(own, times * self._random, batch, like) - times * shown)
             more &= grown <= _AS_MUCH * times * np.abs(shown - inside)
         return not bool(more.any())
 
@@ -321,7 +321,7 @@ def _shown(
         yield numbers(graph.each(product, vectors))
 
 
-def _one(product: _Product, vectors: np.ndarray, batch: int, like: Tensor) -> np.ndarray:
+def product_of_one(product: _Product, vectors: np.ndarray, batch: int, like: Tensor) -> np.ndarray:
     """``product`` of ``(batch, n)``, or of ``(n,)`` for each sample: ``(batch, width)``."""
     return numbers(product(torch.from_numpy(vectors).to(like).expand(batch, -1)))
 

@@ -98,6 +98,11 @@ def leaky(z: Tensor) -> Tensor:
     return torch.nn.functional.leaky_relu(z @ like(W, z), 0.3)
 
 
+def stencil(z: Tensor, *steps: int) -> Tensor:
+    """Neighbours so many places away."""
+    return torch.stack([(k + 2) * z.roll(k, 1) - z.roll(-k, 1) * z for k in steps]).sum(0)
+
+
 Function = Callable[[Tensor], Tensor]
 FEWER: dict[str, Function] = {  # than N products
     "a matrix and a cube": lambda z: z @ like(W, z) + 0.1 * z**3,
@@ -168,10 +173,14 @@ FEWER: dict[str, Function] = {  # than N products
     "custom function before": lambda z: sine_through_a_function(z) @ like(W, z),
     "index before": lambda z: z[:, ORDER] @ like(W, z),
     "samples in one row": lambda z: (z.reshape(1, -1) @ torch.block_diag(*[like(W, z)] * len(z))).view_as(z),
+    "a stencil": lambda z: stencil(z.sin(), 1, 2) * z + z**3,
+    "a stencil of a layer": lambda z: stencil(torch.tanh(z @ like(W, z)), 1) - z,
+    "a stencil by parts": lambda z: torch.cat([(p := z.sin())[:, 1:] - p[:, :-1], p[:, :1] * p[:, 1:2]], 1),
     "pointwise": lambda z: torch.tanh(3 * z) - z,
     "of nothing much": lambda z: z[:, :1] * like(X, z) + z,
 }
 AS_MANY: dict[str, Function] = {  # something else comes first, or the check says no
+    "a wide stencil": lambda z: stencil(z.sin(), *range(1, 40)),
     "cumsum": lambda z: (z @ like(W, z)).cumsum(1) - z,
     "softmax": lambda z: torch.softmax(z @ like(W, z), 1) - z,
     "layer norm": lambda z: torch.nn.functional.layer_norm(z @ like(W, z), (N,)) - z,

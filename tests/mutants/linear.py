@@ -179,6 +179,13 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/sparsity/low_rank.py",
+        "tests/solver/test_low_rank_parts.py -k seen",
+        ("_SAME = 4.0", "_SAME = 4e4"),
+        (" or like.dtype != self.dtype", ""),
+        (" / np.where((sizes > 0) & np.isfinite(sizes), sizes, 1.0)", ""),
+    ),
+    *mutants(
+        "implicitkit/sparsity/low_rank.py",
         "tests/solver/test_low_rank_parts.py -k symmetric_entries",
         ("mv == rmv", "False"),
         ("basis.T, Q @ R.T", "basis.T, Q"),
@@ -716,6 +723,8 @@ MUTANTS = [
         ("torch.where(largest > 0, largest, 1)", "1"),
         ("torch.maximum(sizes.amax(2), added)", "sizes.amax(2)"),
         ("if not self.gained and len(here) < len(self._left):", "if False:"),
+        ("if len(several) < min(_SEVERAL, self.rows // 4):", "if not several:"),
+        ("if len(several) < min(_SEVERAL, self.rows // 4):", "if True:"),
         ("if bool(same.all()):", "if True:"),
         ("if bool((places == first).all()):", "if False:"),
         ("None if full is None else full.clone()", "full"),

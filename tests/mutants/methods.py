@@ -1089,6 +1089,16 @@ MUTANTS = [
         ("if A.known is not None and", "if A.known is None and"),
     ),
     *mutants(
+        "implicitkit/solver/qp/interior_point.py",
+        "tests/problem/test_qp.py -k nearby",
+        ("left = (point.status != int(Status.CONVERGED))", "left = (point.status < 0)"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/sqp.py",
+        "tests/problem/test_constrained.py -k one_active_set",
+        ("program.solve(H, slope, self.near)", "program.solve(H, slope)"),
+    ),
+    *mutants(
         "implicitkit/solver/qp/polish.py",
         "tests/problem/test_qp.py tests/mutants/test_survivors.py -k 'planted or rounding or weakly'",
         ("active = v + mv(part.G, x) - part.h > 0", "active = mv(part.G, x) - part.h > -1e-3"),

@@ -361,6 +361,7 @@ MUTANTS = [
         ("size = max(_ASKED * rtol**0.5, _LOOSE * rtol)", "size = _ASKED * rtol**0.5"),
         ("large = torch.linalg.vector_norm(x - changed.x, dim=1) >=", "large = torch.linalg.vector_norm(x, dim=1) >="),
         ("there = (z - d).detach()", "there = z"),
+        ("topk(_MOST, 0).indices", "topk(_MOST, 0, False).indices"),
         ("A.mv(part * w) * u for", "A.mv(part) * u for"),
         ("A.mv(part * w) * u for", "A.mv(part * w) * u[0] for"),
         ("few = size(made.x) < _ROUNDED *", "few = size(made.x) < 0 *"),

@@ -774,3 +774,23 @@ def test_a_start_that_is_the_least_point_hides_nothing(centre: float) -> None:
     torch.testing.assert_close(s.value, start, rtol=0, atol=1e-9)
     flat = ik.argmin(lambda z: torch.relu(z.abs() - 2).sum(), start, constraints=[ik.Inequality(lambda z: -z - 3)])
     assert bool(flat.converged)
+
+
+def test_most_steps_of_a_small_program_are_one_active_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problem 71 of Hock & Schittkowski: its multipliers say what is active, and nothing is solved from inside."""
+    from implicitkit.solver.qp import interior_point as ip
+
+    inside: list[int] = []
+    iterate = ip._iterate
+    monkeypatch.setattr(ip, "_iterate", lambda *a: inside.append(1) or iterate(*a))  # type: ignore[func-returns-value]
+    x0, p = torch.tensor([1.0, 5.0, 5.0, 1.0], dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    solution = ik.argmin(
+        lambda x, p: p * x[0] * x[3] * (x[0] + x[1] + x[2]) + x[2],
+        x0,
+        (p,),
+        constraints=[ik.Inequality(lambda x, p: 25 - x.prod()), ik.Equality(lambda x, p: x.square().sum() - 40)],
+        bounds=(1.0, 5.0),
+    )
+    wanted = torch.tensor([1.0, 4.74299963, 3.82114998, 1.37940829], dtype=torch.float64)
+    torch.testing.assert_close(solution.value, wanted, rtol=1e-7, atol=0)
+    assert len(inside) <= 1 < int(solution.steps)

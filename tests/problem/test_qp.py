@@ -22,6 +22,7 @@ from implicitkit.diagnostics import degeneracy
 from implicitkit.extend import KKT, DegenerateWarning
 from implicitkit.problem.qp_data import QPData, natural_residual
 from implicitkit.problem.qp_jacobian import QPJacobian
+from implicitkit.solver.qp import interior_point as ip
 from implicitkit.solver.qp.plain import solve_qp
 
 F64 = torch.float64
@@ -664,3 +665,36 @@ def test_programs_of_a_batch_may_have_units_of_their_own(degenerate: str) -> Non
     for one, p, c in zip(found, P, q, strict=True):
         alone = ik.solve(ik.QuadraticProgram(p, c, G=G, h=h, degenerate=degenerate)).value
         torch.testing.assert_close(one, alone, rtol=1e-6, atol=1e-9 * float(alone.abs().max()))
+
+
+# ------------------------------------------------------------------------------------------ from a point nearby
+#: What is said of a solution, in terms of it, and is it enough for all samples?
+NEARBY: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "the solution": (lambda t: t, True),
+    "roughly": (lambda t: t * 1.01, True),
+    "nothing of one sample": (lambda t: t * (torch.arange(len(t)) != 1).unsqueeze(1), False),
+    "the opposite": (lambda t: -t, False),
+    "no numbers": (lambda t: t * torch.nan, False),
+}
+
+
+@pytest.mark.parametrize("name", NEARBY)
+def test_a_program_is_solved_by_active_sets_from_a_point_nearby(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same point, and from inside only those samples for which the point does not do."""
+    generator = torch.Generator().manual_seed(0)
+    R, q, A, G, h = (
+        torch.randn(3, *shape, generator=generator, dtype=torch.float64)
+        for shape in ((12, 12), (12,), (2, 12), (20, 12), (20,))
+    )
+    units = torch.logspace(-2, 2, 20, dtype=torch.float64)
+    data = QPData(30 * R.mT @ R, 100 * q, A, A.sum(2), G * units[:, None], (G.sum(2) + h.abs()) * units)
+    whole = ip.interior_point(data)
+    assert bool((whole.lam > 1e-3).any(1).all())
+    inside: list[int] = []
+    iterate = ip._iterate
+    monkeypatch.setattr(ip, "_iterate", lambda part, *more: inside.append(len(part.q)) or iterate(part, *more))  # type: ignore[func-returns-value]
+    change, enough = NEARBY[name]
+    found = ip.interior_point(data, near=(change(whole.z), change(whole.y), change(whole.lam)))
+    for a, b in zip(found[:3], whole[:3], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+    assert bool((found.status == 0).all()) and (not inside) is enough

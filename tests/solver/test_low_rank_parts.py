@@ -98,6 +98,48 @@ def test_symmetric_entries_come_from_fewer_products(name: str, batch: int, monke
         assert len(V) == rank
 
 
+#: What becomes of a diagonal and a low-rank part that were seen before, and are all entries looked for anew then?
+CHANGES: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], bool]] = {
+    "nothing": (lambda d, w: (d.clone(), w.clone()), False),
+    "an entry": (lambda d, w: (d * (1 + 1e-12 * (torch.arange(N) == 7).to(D)), w), True),
+    "a small entry": (lambda d, w: (d * (1 + 1e-9 * (torch.arange(N) == 3).to(D)), w), True),
+    "a number in a row": (lambda d, w: (d, w * (1 + 1e-9 * (torch.arange(3 * N).view(3, N) == 5).to(D))), True),
+    "fewer digits": (lambda d, w: (d, w), True),
+    "not a number": (lambda d, w: (d * torch.nan, w), True),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_matrix_that_has_been_seen_is_known_by_one_product(name: str) -> None:
+    change, anew = CHANGES[name]
+    d = torch.linspace(1, 2, N, dtype=D)
+    d[3] = 1e-7  # beside a whole row of larger ones
+    f = lambda z: (d * z**2).sum(1) + (z @ W.T).square().sum(1)  # noqa: E731
+    gradient = lambda y: torch.func.grad(lambda z: f(z).sum())(y)  # noqa: E731
+    z, products = torch.ones(1, N, dtype=D), 0
+    ready = Sparsity(("seen", name)).find_bordered(gradient, z)
+    assert ready is not None
+
+    def found(d: Tensor, w: Tensor) -> np.ndarray:
+        def product(v: Tensor) -> Tensor:
+            nonlocal products
+            products += 1
+            return 2 * d * v + 2 * (v @ w.T) @ w
+
+        entries = ready.values(product, product, 1, z.to(d))[0]
+        return ready.matrix(entries.A[0]).toarray() + entries.U[0] @ entries.V[0]
+
+    found(d, W) if name != "fewer digits" else found(d.float(), W.float())
+    products, (new_d, new_w) = 0, change(d, W)
+    J = found(new_d, new_w)
+    assert (products > 1) is anew
+    if name == "not a number":
+        assert np.isnan(J).any()
+        return
+    dense = (2 * torch.diag(new_d) + 2 * new_w.T @ new_w).double().numpy()
+    np.testing.assert_allclose(J, dense, rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", MAPS)
 def test_blocks_with_a_border_are_the_matrix(name: str, transposed: bool) -> None:

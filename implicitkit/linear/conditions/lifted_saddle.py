@@ -23,6 +23,7 @@ import scipy.sparse as sp
 
 from implicitkit.linear.conditions.active_factors import Saddle
 from implicitkit.linear.conditions.sparse_saddle import Layout
+from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
 from implicitkit.linear.factors.low_rank_blocks import symmetric_border
 from implicitkit.sparsity.low_rank import Bordered, Entries
 
@@ -35,13 +36,7 @@ def lifted_saddles(ready: Bordered, entries: Entries, J: np.ndarray) -> tuple[li
     Args:
         entries: of the Hessians. J: ``(batch, m, n)``, all entries of which count.
     """
-    V, signs = symmetric_border(entries)
-    (batch, k, n), m = V.shape, J.shape[1]
-    matrices = [
-        _lifted(ready.matrix(entries.A[i]), np.concatenate([J[i], -V[i]]), np.concatenate([np.zeros(n), signs[i]]), m)
-        for i in range(batch)
-    ]
-    return matrices, ready.analysed(_Layouts).of(matrices[0]), k
+    return ready.analysed(_Lifts).of(ready, entries, J)
 
 
 def _lifted(A: sp.csr_matrix, rows: np.ndarray, diagonal: np.ndarray, m: int) -> sp.csc_matrix:
@@ -70,7 +65,7 @@ class LiftedMatrix:
         K: the matrix of the second form. n, m: unknowns and rows of the first.
     """
 
-    def __init__(self, K: sp.csc_matrix, n: int, m: int) -> None:
+    def __init__(self, K: sp.csc_matrix | ArrowheadMatrix, n: int, m: int) -> None:
         self.K, self.n, self.m = K, n, m
         self.k = (K.shape[0] - n - m) // 2
         self.signs = K.diagonal()[n : n + self.k]
@@ -107,20 +102,31 @@ class LiftedFactors:
         return np.delete(x[: n + self.k + self.m], np.s_[n : n + self.k])
 
 
-class _Layouts:
-    """That of the last pattern: how many numbers are shared may depend on the point.
+class _Lifts:
+    """The last ones of a pattern: a Hessian that is the same from solve to solve has the same entries, object by object
+    (:meth:`Bordered.values`).
 
     Args:
         pattern: not looked at (:meth:`Bordered.analysed`).
     """
 
     def __init__(self, pattern: object) -> None:
-        self.last: tuple[sp.csc_matrix, Layout] | None = None
+        self.last: tuple[Entries, np.ndarray, tuple[list[sp.csc_matrix], Layout, int]] | None = None
 
-    def of(self, K: sp.csc_matrix) -> Layout:
-        """Of the pattern of ``K``."""
-        if self.last is None or not (
-            np.array_equal(self.last[0].indptr, K.indptr) and np.array_equal(self.last[0].indices, K.indices)
-        ):
-            self.last = K, Layout(K)
-        return self.last[1]
+    def of(self, ready: Bordered, entries: Entries, J: np.ndarray) -> tuple[list[sp.csc_matrix], Layout, int]:
+        """Matrices, layout and ``k`` (:func:`lifted_saddles`)."""
+        last = self.last
+        if last is not None and last[0] is entries and np.array_equal(last[1], J):
+            return last[2]
+        V, signs = symmetric_border(entries)
+        (batch, k, n), m = V.shape, J.shape[1]
+        matrices = [
+            _lifted(
+                ready.matrix(entries.A[i]), np.concatenate([J[i], -V[i]]), np.concatenate([np.zeros(n), signs[i]]), m
+            )
+            for i in range(batch)
+        ]
+        layout = None if last is None else last[2][1]  # how many numbers are shared may depend on the point
+        found = matrices, layout if layout is not None and layout.fits(matrices[0]) else Layout(matrices[0]), k
+        self.last = entries, J.copy(), found
+        return found

@@ -19,12 +19,12 @@ less, until these outweigh what rounding puts in, ``eps |L| |U|`` (Higham 2002, 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
 
-from implicitkit.linear.factors.arrowhead import Arrowhead
+from implicitkit.linear.factors.arrowhead import Arrowhead, ArrowheadMatrix
 from implicitkit.linear.factors.banded import SymmetricBand
 from implicitkit.linear.factors.ordering import Ordering, superlu
 from implicitkit.sparsity.places import with_entries
@@ -42,6 +42,7 @@ _AMPLIFIED = 1e6  # of a right-hand side of size one: more is the inverse of wha
 _DOUBTFUL = 1e8  # up to here it is not where refinement, which removes what regularises, leaves it as large
 _SLOWLY = 1e-3  # a part of the solution that refinement still has to find: pivots of any row are worth it
 _OUT_OF_REACH = 0.1  # of what is left: all that one more sweep moves, where the rest is in the null space of the matrix
+Symmetric = TypeVar("Symmetric", sp.csc_matrix, ArrowheadMatrix)
 _SINGULAR = 1e12  # the same without what regularises: more is the inverse of rounding
 
 
@@ -58,9 +59,13 @@ class Layout:
         self.rows = K.indices.astype(np.intp)  # what NumPy indexes with
         self.columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
         self.diagonal = np.flatnonzero(self.rows == self.columns)
-        self.ordering = Ordering()
+        self.ordering, self._pointer = Ordering(), K.indptr
         self._among: tuple[int, np.ndarray] | None = None
         self._arrowhead: tuple[int, Arrowhead | None] | None = None
+
+    def fits(self, K: sp.csc_matrix) -> bool:
+        """Is it that of ``K``, too?"""
+        return np.array_equal(self.rows, K.indices) and np.array_equal(self._pointer, K.indptr)
 
     def among(self, n: int) -> np.ndarray:
         """Which entries stand among the first ``n`` rows and columns, ``(nnz,)`` bool."""
@@ -70,6 +75,8 @@ class Layout:
 
     def arrowhead(self, n: int) -> Arrowhead | None:
         """Where the entries stand if the first ``n`` rows and columns are a diagonal, and the others full."""
+        if self.band is not None:
+            return None
         if self._arrowhead is None or self._arrowhead[0] != n:
             size = int(self.columns[-1]) + 1
             self._arrowhead = n, Arrowhead.of(self.rows, self.columns, n, size)
@@ -81,14 +88,15 @@ class SparseSaddle:
     complement where ``H`` is diagonal and the rows of ``C`` are full (:mod:`implicitkit.linear.factors.arrowhead`).
 
     Args:
-        K: ``(n + m, n + m)``, symmetric in pattern and values, every entry of the diagonal there. n: unknowns in front.
+        K: ``(n + m, n + m)``, symmetric in pattern and values, every entry of the diagonal there; or an arrowhead. n:
+            unknowns in front.
         scale: ``K`` is ``diag(scale)`` on both sides of the matrix that is meant; ``None``: it is to be scaled.
         layout: of its pattern, where others have it, too. regularised: ``delta``, and ``rho`` by the rows of ``|H|``.
     """
 
     def __init__(
         self,
-        K: sp.csc_matrix,
+        K: sp.csc_matrix | ArrowheadMatrix,
         n: int,
         scale: np.ndarray | None = None,
         layout: Layout | None = None,
@@ -99,9 +107,11 @@ class SparseSaddle:
         self.scale = np.ones(K.shape[0])
         if not np.isfinite(K.data).all():
             return
+        self.layout, self.regularised = Layout(K) if layout is None else layout, regularised
+        place = None if isinstance(K, ArrowheadMatrix) else self.layout.arrowhead(n)
+        K = K if place is None else place.matrix(K.data)
         self.scale = equilibrated(K) if scale is None else scale
         self.K = both_sides(K, self.scale) if scale is None else K
-        self.layout, self.regularised = Layout(K) if layout is None else layout, regularised
         signs = np.full(K.shape[0], -1.0)
         signs[:n] = np.maximum((_size(self.K) @ np.r_[np.ones(n), np.zeros(len(signs) - n)])[:n], _LEAST)
         self.signs, self.rows = signs, len(signs) - n
@@ -123,7 +133,8 @@ class SparseSaddle:
     @functools.cached_property
     def _pivoted(self) -> Any:
         """Factors of ``K`` with pivots of any row; ``None`` where it is exactly singular."""
-        return superlu(self.K, 1.0, permc_spec="COLAMD", options={"SymmetricMode": False}, panel_size=None, relax=None)
+        K = self.K.compressed() if isinstance(self.K, ArrowheadMatrix) else self.K
+        return superlu(K, 1.0, permc_spec="COLAMD", options={"SymmetricMode": False}, panel_size=None, relax=None)
 
     @property
     def regular(self) -> bool:
@@ -201,7 +212,7 @@ class SparseSaddle:
         return x, norm
 
 
-def equilibrated(K: sp.csc_matrix) -> np.ndarray:
+def equilibrated(K: Symmetric) -> np.ndarray:
     """``d`` such that the rows of ``diag(d) |K| diag(d)``, symmetric, have about the sum one (Ruiz 2001, in the 1-norm)."""
     d, size = np.ones(K.shape[0]), _size(K)
     for _ in range(3):
@@ -210,27 +221,29 @@ def equilibrated(K: sp.csc_matrix) -> np.ndarray:
     return d
 
 
-def both_sides(K: sp.csc_matrix, d: np.ndarray) -> sp.csc_matrix:
+def both_sides(K: Symmetric, d: np.ndarray) -> Symmetric:
     """``diag(d) K diag(d)``."""
+    if isinstance(K, ArrowheadMatrix):
+        return K.both_sides(d)
     data = K.data * d.take(K.indices) * np.repeat(d, np.diff(K.indptr))
     return with_entries(K, data)
 
 
-def _size(K: sp.csc_matrix) -> sp.csc_matrix:
+def _size(K: Symmetric) -> Symmetric:
     """``|K|``."""
-    return with_entries(K, np.abs(K.data))
+    return abs(K) if isinstance(K, ArrowheadMatrix) else with_entries(K, np.abs(K.data))
 
 
-def _factor(K: sp.csc_matrix, shift: np.ndarray, n: int, layout: Layout) -> Any:
+def _factor(K: sp.csc_matrix | ArrowheadMatrix, shift: np.ndarray, n: int, layout: Layout) -> Any:
     """Factors of ``K + diag(shift)``; ``None`` where there are none."""
+    if isinstance(K, ArrowheadMatrix):
+        K = K.shifted(shift)
+        found = K.factor()
+        return layout.ordering.factor(K.compressed(), 0.0) if found is None else found
     data = K.data.copy()
     data[layout.diagonal] += shift
     if layout.band is not None:
         return layout.band.cholesky(data)
-    arrowhead = layout.arrowhead(n)
-    found = None if arrowhead is None else arrowhead.factor(data)
-    if found is not None:
-        return found
     return layout.ordering.factor(with_entries(K, data), 0.0)
 
 

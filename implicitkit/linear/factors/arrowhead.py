@@ -16,10 +16,13 @@ Source: Nocedal & Wright (2006), *Numerical Optimization*, section 16.2 (Schur-c
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import scipy.linalg as la
+import scipy.sparse as sp
 
-__all__ = ["Arrowhead", "ArrowheadFactors"]
+__all__ = ["Arrowhead", "ArrowheadFactors", "ArrowheadMatrix"]
 
 _FULL = 0.5  # of the entries of C that are there
 _SMALL = 1e-6  # of rows of size one: a pivot of D that is smaller drowns what the others add to S
@@ -49,15 +52,64 @@ class Arrowhead:
             return None
         return Arrowhead(rows, columns, n, m)
 
-    def factor(self, data: np.ndarray) -> ArrowheadFactors | None:
-        """Factors of the matrix with the entries ``data``; ``None`` where ``D`` has small entries, or ``S`` is not negative
-        definite."""
-        d, C, S = data[self.diagonal], np.zeros((self.m, self.n)), np.zeros((self.m, self.m))
-        if not np.abs(d).min() >= _SMALL:
+    def matrix(self, data: np.ndarray) -> ArrowheadMatrix:
+        """The one with the entries ``data``."""
+        d, C, E = data[self.diagonal], np.zeros((self.m, self.n)), np.zeros((self.m, self.m))
+        C.reshape(-1)[self.at], E.reshape(-1)[self.within] = data[self.below], data[self.corner]
+        return ArrowheadMatrix(d, C, E)
+
+
+class ArrowheadMatrix(NamedTuple):
+    """``D`` ``(n,)``, ``C`` ``(m, n)`` and ``E`` ``(m, m)``: full rows are multiplied with, cut and factored in a fifth of
+    the time that they take compressed."""
+
+    d: np.ndarray
+    C: np.ndarray
+    E: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(n + m, n + m)``."""
+        size = len(self.d) + len(self.E)
+        return size, size
+
+    @property
+    def data(self) -> np.ndarray:
+        """Its entries, those of ``C`` once."""
+        return np.concatenate([self.d, self.C.reshape(-1), self.E.reshape(-1)])
+
+    def __matmul__(self, x: np.ndarray) -> np.ndarray:
+        first, second = x[: len(self.d)], x[len(self.d) :]
+        return np.concatenate([self.d * first + second @ self.C, self.C @ first + self.E @ second])
+
+    def __abs__(self) -> ArrowheadMatrix:
+        return ArrowheadMatrix(*map(np.abs, self))
+
+    def diagonal(self) -> np.ndarray:
+        """``(n + m,)``."""
+        return np.concatenate([self.d, self.E.diagonal()])
+
+    def both_sides(self, by: np.ndarray) -> ArrowheadMatrix:
+        """``diag(by) K diag(by)``."""
+        first, second = by[: len(self.d)], by[len(self.d) :, None]
+        return ArrowheadMatrix(self.d * first * first, self.C * first * second, self.E * (second * second.T))
+
+    def shifted(self, by: np.ndarray) -> ArrowheadMatrix:
+        """``K + diag(by)``."""
+        n = len(self.d)
+        return self._replace(d=self.d + by[:n], E=self.E + np.diag(by[n:]))
+
+    def compressed(self) -> sp.csc_matrix:
+        """By columns, zeros left out."""
+        d, C, E = sp.diags_array(self.d), self.C, self.E
+        return sp.csc_matrix(sp.bmat([[d, C.T], [C, E]]))
+
+    def factor(self) -> ArrowheadFactors | None:
+        """``None`` where ``D`` has small entries, or ``S`` is not negative definite."""
+        if not np.abs(self.d).min() >= _SMALL:
             return None
-        C.reshape(-1)[self.at], S.reshape(-1)[self.within] = data[self.below], data[self.corner]
-        L, info = la.lapack.dpotrf((C / d) @ C.T - S, lower=1)
-        return ArrowheadFactors(d, C, L) if info == 0 else None
+        L, info = la.lapack.dpotrf((self.C / self.d) @ self.C.T - self.E, lower=1)
+        return ArrowheadFactors(self.d, self.C, L) if info == 0 else None
 
 
 class ArrowheadFactors:

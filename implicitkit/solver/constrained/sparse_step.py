@@ -89,7 +89,7 @@ class SparseDirection:
         rows, more = point.active.rows[:m], program.size - n
         free = np.concatenate([point.active.bounds[:n] == 0, rows])
         sign = np.concatenate([np.ones(n), np.where(rows & program.one_sided[:m], -1.0, 1.0)])
-        K, saddle = program.K, point.saddle
+        K, saddle = program.matrix, point.saddle
         self._settled[i] = (
             ActiveSystem(LiftedMatrix(K, n, m), LiftedFactors(saddle, n, m, more), free, sign)
             if more

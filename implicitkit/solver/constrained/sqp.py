@@ -161,7 +161,7 @@ class _Dense:
         self.model, self.weight, self.at = model, weight, model.local(z)
         known = (multipliers != 0).any(1, keepdim=True) if model.count else None
         curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, self.at))
-        self.curved = Curved(model, z, curved_by, self.at, bounds)
+        self.curved, self.near = Curved(model, z, curved_by, self.at, bounds), curved_by
         self.program = Program(model, z, self.at, bounds)
 
     def step(self) -> tuple[Tensor, Tensor]:
@@ -169,7 +169,7 @@ class _Dense:
         curved, program = self.curved, self.program
         for _ in range(_EXPECTATIONS):
             H, slope = curved.model()
-            d, found, failed = program.solve(H, slope)
+            d, found, failed = program.solve(H, slope, self.near)
             if not curved.disappointed(d, found, failed):
                 break
         if bool(failed.any()):

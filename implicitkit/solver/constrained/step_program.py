@@ -47,13 +47,19 @@ class Program:
         if bounds is not None:
             self.box = torch.cat([eye, -eye], 1), torch.cat([bounds[1] - z, z - bounds[0]], 1)
 
-    def solve(self, H: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The step ``(batch, n)``, the multipliers of the constraints ``(batch, m)``, and where there are none."""
+    def solve(self, H: Tensor, slope: Tensor, near: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The step ``(batch, n)``, the multipliers of the constraints ``(batch, m)``, and where there are none.  ``near``:
+        multipliers so far; with Newton's step for each unknown alone they say which conditions may be active."""
         unit = _unit(H, slope, self.at, self.model)
         G, h = torch.cat([self.G, self.box[0]], 1), torch.cat([self.h, self.box[1]], 1)
-        point, failed = _solved((H, slope / unit, self.A, self.b / unit, G, h / unit), slope)
+        sided, begin = self.model.one_sided, None
+        if near is not None and G.shape[1]:
+            curvature = H.diagonal(dim1=1, dim2=2)
+            alone = -(slope + (near.unsqueeze(1) @ self.at.jacobian).squeeze(1)) / curvature
+            lam = torch.cat([near[:, sided], torch.zeros_like(self.box[1])], 1)
+            begin = torch.nan_to_num(alone / unit), near[:, ~sided] / unit, lam / unit
+        point, failed = _solved((H, slope / unit, self.A, self.b / unit, G, h / unit), slope, begin)
         multipliers = slope.new_zeros(len(slope), self.model.count)
-        sided = self.model.one_sided
         multipliers[:, ~sided] = point[1] * unit
         multipliers[:, sided] = point[2][:, : self.G.shape[1]] * unit
         return point[0] * unit, multipliers, failed
@@ -86,9 +92,12 @@ class Program:
         return point[0][:, :n] * unit, multipliers * unit / steep, failed
 
 
-def _solved(data: tuple[Tensor, ...], like: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """``z``, ``y`` and ``lam`` of a quadratic program, and where they are worth nothing."""
-    point = interior_point(QPData(*(t.to(torch.float64) for t in data)), tol=_TOL)
+def _solved(
+    data: tuple[Tensor, ...], like: Tensor, near: tuple[Tensor, ...] | None = None
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """``z``, ``y`` and ``lam`` of a quadratic program, and where they are worth nothing; ``near``: such as may be near."""
+    double = lambda parts: tuple(t.to(torch.float64) for t in parts)  # noqa: E731
+    point = interior_point(QPData(*double(data)), tol=_TOL, near=None if near is None else double(near))
     failed = (point.status != int(Status.CONVERGED)) & (point.status != int(Status.INACCURATE))
     found = point.z.to(like), point.y.to(like), point.lam.to(like)
     return found, failed | ~found[0].isfinite().all(1)

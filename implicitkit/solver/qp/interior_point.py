@@ -29,9 +29,14 @@ from implicitkit.solver.qp.polish import QPPoint, convex, polish
 
 __all__ = ["interior_point"]
 
+_SETS = 3  # active sets that are tried from a point nearby
 
-def interior_point(data: QPData, *, tol: float = 1e-9, max_steps: int = 60) -> QPPoint:
-    """Solve float64 data; see :func:`solve_qp`."""
+
+def interior_point(
+    data: QPData, *, tol: float = 1e-9, max_steps: int = 60, near: tuple[Tensor, Tensor, Tensor] | None = None
+) -> QPPoint:
+    """Solve float64 data; see :func:`solve_qp`.  ``near``: ``z``, ``y`` and ``lam`` that may show which rows are active: of
+    the samples for which they do a few linear systems are all that is solved."""
     batch = data.q.shape[0]
     finite = torch.ones(batch, dtype=torch.bool, device=data.q.device)
     for part in data:
@@ -49,8 +54,13 @@ def interior_point(data: QPData, *, tol: float = 1e-9, max_steps: int = 60) -> Q
             torch.where(keep, G, 0),
             torch.where(keep[..., 0], h, 1),
         )
-    scaled, undo = _scale(data)
-    point = _to_rounding(scaled, tol, max_steps) if data.G.shape[1] else _equalities_only(scaled, tol)
+    scaled, undo, there = _scale(data)
+    if not data.G.shape[1]:
+        point = _equalities_only(scaled, tol)
+    elif near is None:
+        point = _to_rounding(scaled, tol, max_steps)
+    else:
+        point = _from_near(scaled, tol, max_steps, there(*near))
     point = point._replace(status=torch.where(convex(scaled.P), point.status, int(Status.NONCONVEX)))
     z, y, lam, status, steps = undo(point)
     z, y, lam = (torch.where(finite.unsqueeze(1), t, torch.nan) for t in (z, y, lam))
@@ -74,8 +84,19 @@ def _to_rounding(data: QPData, tol: float, max_steps: int) -> QPPoint:
     return point
 
 
-def _scale(data: QPData) -> tuple[QPData, Callable[[QPPoint], QPPoint]]:
-    """Rows of ``A`` and ``G`` to unit length, the objective to unit size; absent rows to ``0 z <= 1``."""
+def _from_near(data: QPData, tol: float, max_steps: int, near: QPPoint) -> QPPoint:
+    """By active sets from a point nearby, and from inside where these do not come to the solution."""
+    point = polish(data, near, tol, sweeps=_SETS)
+    left = (point.status != int(Status.CONVERGED)).nonzero().squeeze(1)
+    if not len(left):
+        return point
+    again = _to_rounding(data.rows(left), tol, max_steps)
+    return QPPoint(*(old.index_copy(0, left, new) for old, new in zip(point, again, strict=True)))
+
+
+def _scale(data: QPData) -> tuple[QPData, Callable[[QPPoint], QPPoint], Callable[..., QPPoint]]:
+    """Rows of ``A`` and ``G`` to unit length, the objective to unit size; absent rows to ``0 z <= 1``.  Beside the data what
+    takes a point out of these units, and what takes ``z``, ``y`` and ``lam`` there."""
     P, q, A, b, G, h = data
     a_norm = torch.linalg.vector_norm(A, dim=2)
     g_norm = torch.linalg.vector_norm(G, dim=2)
@@ -96,7 +117,11 @@ def _scale(data: QPData) -> tuple[QPData, Callable[[QPPoint], QPPoint]]:
         y, lam = point.y * cost[:, None] / a_norm, point.lam * cost[:, None] / g_norm
         return QPPoint(point.z, y, torch.where(absent, 0, lam), point.status, point.steps)
 
-    return scaled, undo
+    def there(z: Tensor, y: Tensor, lam: Tensor) -> QPPoint:
+        status = torch.full((len(z),), int(Status.MAX_STEPS), device=z.device)
+        return QPPoint(z, y * a_norm / cost[:, None], lam * g_norm / cost[:, None], status, torch.zeros_like(status))
+
+    return scaled, undo, there
 
 
 def _longest(x: Tensor, dx: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from implicitkit.linear.conditions.sparse_saddle import ENOUGH, Layout, SparseSaddle, both_sides, equilibrated
+from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
 from implicitkit.sparsity.places import with_entries
 
 __all__ = ["Active", "SparsePoint", "SparseProgram", "active_set", "guess", "least_squares_multipliers", "penalised"]
@@ -72,27 +73,43 @@ class SparseProgram:
         """``K`` with ``diagonal`` and ``shift`` on that of ``H`` added, in the unknowns and rows that are ``free``; of the
         others nothing is left but 1 (unknowns) and -1 (rows) on the diagonal."""
         at, n = self._scaled, self.size
-        matrix, shared = at.K, at.layout
+        shared, whole = at.layout, at.K
         layout: Layout | None = shared
         there = free.astype(float)
-        data = matrix.data * there[shared.rows] * there[shared.columns]
         added = np.zeros(len(free)) if diagonal is None else diagonal.copy()
         added[:n] += shift
         # what is left of K has its scales, unless the diagonal has grown beyond it
         scale = np.where(free, at.scale, 1.0)
-        data[shared.diagonal] += np.where(free, added * scale**2, np.where(np.arange(len(free)) < n, 1.0, -1.0))
-        # an order that is known is worth more than the zeros
-        if shared.arrowhead(n) is not None or np.count_nonzero(data) >= _MOST * len(data):
-            matrix = with_entries(matrix, data)
+        added = np.where(free, added * scale**2, np.where(np.arange(len(free)) < n, 1.0, -1.0))
+        matrix: sp.csc_matrix | ArrowheadMatrix
+        if isinstance(whole, ArrowheadMatrix):
+            matrix = whole.both_sides(there).shifted(added)
         else:
-            keep = data != 0
-            keep[shared.diagonal] = True
-            pointer = np.concatenate([[0], np.cumsum(keep)])[matrix.indptr]
-            matrix, layout = sp.csc_matrix((data[keep], shared.rows[keep], pointer), shape=matrix.shape), None
+            data = whole.data * there[shared.rows] * there[shared.columns]
+            data[shared.diagonal] += added
+            if np.count_nonzero(data) >= _MOST * len(data):
+                matrix = with_entries(whole, data)
+            else:  # an order that is known is worth more than few zeros
+                keep = data != 0
+                keep[shared.diagonal] = True
+                pointer = np.concatenate([[0], np.cumsum(keep)])[whole.indptr]
+                matrix, layout = sp.csc_matrix((data[keep], shared.rows[keep], pointer), shape=whole.shape), None
         if diagonal is None:
             return SparseSaddle(matrix, n, scale, layout)
         more = equilibrated(matrix)
         return SparseSaddle(both_sides(matrix, more), n, scale * more, layout)
+
+    @functools.cached_property
+    def matrix(self) -> sp.csc_matrix | ArrowheadMatrix:
+        """``K`` in the form in which it is multiplied with fastest."""
+        layout = Layout(self.K) if self.layout is None else self.layout
+        place = layout.arrowhead(self.size)
+        return self.K if place is None else place.matrix(self.K.data)
+
+    @functools.cached_property
+    def moduli(self) -> sp.csc_matrix | ArrowheadMatrix:
+        """``|K|``."""
+        return abs(self.matrix)
 
     @property
     def scale(self) -> np.ndarray:
@@ -102,14 +119,14 @@ class SparseProgram:
     @functools.cached_property
     def _scaled(self) -> _Scaled:
         layout = Layout(self.K) if self.layout is None else self.layout
-        scale = equilibrated(self.K)
-        return _Scaled(both_sides(self.K, scale), layout, scale)
+        scale = equilibrated(self.matrix)
+        return _Scaled(both_sides(self.matrix, scale), layout, scale)
 
 
 class _Scaled(NamedTuple):
     """``K`` with rows of size one, its layout, and by what its rows and columns were multiplied."""
 
-    K: sp.csc_matrix
+    K: sp.csc_matrix | ArrowheadMatrix
     layout: Layout
     scale: np.ndarray
 
@@ -143,10 +160,10 @@ def guess(program: SparseProgram, y: np.ndarray) -> Active:
     """From the multipliers so far, at ``d = 0``: conditions whose multiplier outweighs their distance, in units of ``H`` and
     ``C``."""
     n = program.size
-    diagonal = program.K.diagonal()
+    diagonal = program.matrix.diagonal()
     curvature = np.abs(diagonal[:n])
     curvature = np.where(curvature > 0, curvature, curvature.max(initial=0.0) or 1.0)
-    slope = program.q + (program.K @ np.concatenate([np.zeros(n), y]))[:n]
+    slope = program.q + (program.matrix @ np.concatenate([np.zeros(n), y]))[:n]
     step = -slope / curvature
     bounds = np.where(step > program.upper, 1, np.where(step < program.lower, -1, 0))
     rows = ~program.one_sided
@@ -198,14 +215,14 @@ def _with_active(
     free = np.concatenate([active.bounds == 0, active.rows])
     fixed = np.where(active.bounds > 0, program.upper, np.where(active.bounds < 0, program.lower, 0.0))
     known = np.concatenate([fixed, np.where(active.rows, near, 0.0)])
-    rhs = np.where(free, np.concatenate([-program.q, program.b]) - program.K @ known, 0.0)
-    size = float(np.abs(program.K.diagonal()[:n]).max(initial=0.0)) or 1.0
+    rhs = np.where(free, np.concatenate([-program.q, program.b]) - program.matrix @ known, 0.0)
+    size = float(np.abs(program.matrix.diagonal()[:n]).max(initial=0.0)) or 1.0
     for _ in range(shifts):
         saddle = program.system(free, shift)
         if saddle.negative == m:
             x, left = saddle.solve(rhs, enough)
             x = np.where(np.concatenate([np.ones(n, dtype=bool), active.rows]), x + known, 0.0)
-            product = program.K @ x
+            product = program.matrix @ x
             if left > _ACCURATE or not _holds(program, active.rows, x[:n], product[n:]):
                 return None
             return x[:n], x[n:], shift, saddle, product
@@ -219,7 +236,7 @@ def _holds(program: SparseProgram, rows: np.ndarray, d: np.ndarray, value: np.nd
     left, size = np.abs(value - program.b)[rows].max(initial=0.0), np.abs(program.b)
     if left <= _ACCURATE * size.max(initial=0.0):
         return True
-    size = size + (abs(program.K) @ np.concatenate([np.abs(d), np.zeros(len(rows))]))[program.size :]
+    size = size + (program.moduli @ np.concatenate([np.abs(d), np.zeros(len(rows))]))[program.size :]
     return bool(left <= _ACCURATE * size.max(initial=0.0))
 
 
@@ -254,7 +271,7 @@ def penalised(p: SparseProgram, weight: float) -> tuple[np.ndarray, np.ndarray]:
     other rows, cut off at the bounds; ``rho``: ``weight (1 + |H|) / |C|^2``, by the largest entries."""
     n, m = p.size, len(p.b)
     wrong = ~p.one_sided | (p.b < 0)
-    sizes = np.abs(p.K.diagonal()[:n]).max(initial=0.0)
+    sizes = np.abs(p.matrix.diagonal()[:n]).max(initial=0.0)
     rho = weight * (1 + sizes) / max(float(np.abs(p.K[n:, :n].data).max(initial=0.0)) ** 2, 1e-12)
     free = np.concatenate([p.lower < p.upper, wrong])
     shift = 0.0
