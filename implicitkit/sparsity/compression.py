@@ -331,11 +331,9 @@ def as_pattern(given: object, rows: int, columns: int, diagonal: bool = False) -
     with the diagonal added if asked for.
 
     Raises:
-        ValueError: another shape, or negative bandwidths. TypeError: none of these.
+        ValueError: another shape. TypeError: none of these.
     """
     if isinstance(given, (tuple, list)):
-        if len(given) != 2 or not all(isinstance(k, int) and k >= 0 for k in given):
-            raise ValueError(f"jac_sparsity as bandwidths is (lower, upper), two integers >= 0; got {given!r}")
         lower, upper = (min(k, size - 1) for k, size in zip(given, (rows, columns), strict=True))
         diagonals = range(-lower, upper + 1)
         return sp.diags([1.0] * len(diagonals), list(diagonals), shape=(rows, columns), format="csr").astype(bool)
