@@ -17,9 +17,9 @@ __all__ = ["RULES", "broadcast"]
 
 #: Operations that torch does not tag as pointwise, and are.
 _UNTAGGED = names(
-    "_to_copy alias lift lift_fresh detach native_dropout native_dropout_backward dropout complex polar "
+    "_to_copy alias lift lift_fresh detach native_dropout native_dropout_backward complex polar "
     "masked_fill threshold_backward softplus_backward hardtanh_backward elu_backward rrelu_with_noise _prelu_kernel "
-    "_prelu_kernel_backward special_xlogy xlogy special_xlog1py hardswish_backward hardsigmoid_backward mish_backward "
+    "_prelu_kernel_backward xlogy special_xlog1py hardswish_backward hardsigmoid_backward mish_backward "
     "log_sigmoid_forward log_sigmoid_backward _conj_physical where"
 )
 #: Operations whose result depends on no number in their arguments.
