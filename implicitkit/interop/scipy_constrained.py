@@ -29,6 +29,7 @@ from implicitkit.solver.steps.refinement import refine
 __all__ = ["LBFGSB", "SLSQP", "TrustConstr"]
 
 Array = np.ndarray
+_NEAR = 1e-4  # what is active
 _DENSE = 512
 
 
@@ -169,19 +170,17 @@ class TrustConstr(_SciPy):
         return {"maxiter": max_steps, "gtol": target, "xtol": 1e-15, "barrier_tol": 1e-12}
 
 
-def least_squares_multipliers(
-    model: Model, z: Tensor, bounds: tuple[Tensor, Tensor] | None, start: Tensor, near: float = 1e-4
-) -> Tensor:
+def least_squares_multipliers(model: Model, z: Tensor, bounds: tuple[Tensor, Tensor] | None, start: Tensor) -> Tensor:
     """``(batch, m)``: ``argmin |df + J'y|^2`` over multipliers that are nonnegative where one-sided, zero for constraints
-    that are not active (to ``near``), free of charge for coordinates that stand at a bound."""
+    that are not active (to 1e-4), free of charge for coordinates that stand at a bound."""
     if not model.count:
         return start
     at = model.local(z)
     J, g = at.jacobian.double(), at.slope.double()
     if bounds is not None:
-        inside = ((z - bounds[0] > near) & (bounds[1] - z > near)).double()
+        inside = ((z - bounds[0] > _NEAR) & (bounds[1] - z > _NEAR)).double()
         J, g = J * inside.unsqueeze(1), g * inside
-    active = (~model.one_sided | (at.constraints > -near)).double()
+    active = (~model.one_sided | (at.constraints > -_NEAR)).double()
     J = J * active.unsqueeze(2)
     batch, m = active.shape
     eye = torch.eye(m, dtype=J.dtype, device=J.device)

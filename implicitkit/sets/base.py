@@ -74,10 +74,10 @@ def check_tensors(owner: Any, *names: str, absent: bool = False) -> None:
     check_options(owner, **dict.fromkeys(names, optional(tensor()) if absent else tensor()))
 
 
-def against(parameter: Any, v: Tensor, dims: int = 1) -> Tensor:
-    """A parameter of the batch's shape (or a number), to broadcast against ``v`` with ``dims`` further dimensions."""
+def against(parameter: Any, v: Tensor) -> Tensor:
+    """A parameter of the batch's shape (or a number), to broadcast against ``v``, which has one dimension more."""
     t = torch.as_tensor(parameter, dtype=v.dtype, device=v.device)
-    return t.reshape(t.shape + (1,) * dims) if t.ndim else t
+    return t.unsqueeze(-1) if t.ndim else t
 
 
 def length(v: Tensor) -> Tensor:

@@ -115,10 +115,7 @@ def groups_of_columns(pattern: IndexSets) -> tuple[np.ndarray, int] | None:
     if many:
         return None
     groups = _greedy(pattern)
-    count = int(groups.max()) + 1
-    if stride is not None and stride <= count:
-        return np.arange(n) % stride, stride
-    return groups, count
+    return groups, int(groups.max()) + 1
 
 
 def _counts(pattern: IndexSets) -> tuple[np.ndarray, np.ndarray]:
@@ -220,8 +217,6 @@ def _distances(pattern: IndexSets) -> np.ndarray | None:
         rows = np.flatnonzero(counts > gap)
         for first in range(longest - gap):
             rows = rows[counts[rows] > gap + first]
-            if len(rows) == 0:
-                break
             left = start[rows] + first
             seen[np.abs(indices[left + gap] - indices[left])] = True
     found = np.flatnonzero(seen)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from implicitkit.foundation import graph, seeded
 from implicitkit.foundation.numbers import numbers
 from implicitkit.sparsity.colouring import Colouring, colour, fewest, most
 from implicitkit.sparsity.index_sets import IndexSets
-from implicitkit.sparsity.places import with_entries
+from implicitkit.sparsity.places import Pattern, with_entries
 
 __all__ = ["Coloured", "as_pattern", "below_each_other", "coloured", "known_entries", "product_of_one"]
 
@@ -35,19 +35,17 @@ _Product = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Coloured:
+class Coloured(Pattern):
     """A pattern ``(m, n)``, and how products show its entries, which is found when that is first asked.
 
     Attributes:
-        pattern: in compressed rows. origin: who said so: ``"detected"`` or ``"given"``. symmetric: the matrix is.
+        origin: who said so: ``"detected"`` or ``"given"``. symmetric: the matrix is.
         known: its entries are, and need not be found from products.
     """
 
-    pattern: IndexSets
     origin: str = "detected"
     symmetric: bool = False
     known: bool = False
-    _analysis: dict[Any, Any] = field(repr=False, default_factory=dict, compare=False)
 
     @functools.cached_property
     def colouring(self) -> Colouring:
@@ -65,24 +63,6 @@ class Coloured:
     def products(self) -> int:
         """How many show the entries; at least, while their colours are not known."""
         return self.colouring.products if "colouring" in self.__dict__ else self.analysed(fewest)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """``(m, n)``."""
-        shape: tuple[int, int] = self.pattern.shape
-        return shape
-
-    def analysed(self, analyse: Callable[[IndexSets], Any]) -> Any:
-        """``analyse(pattern)``, computed once."""
-        if analyse not in self._analysis:
-            self._analysis[analyse] = analyse(self.pattern)
-        return self._analysis[analyse]
-
-    def remembered(self, name: Hashable, find: Callable[[], Any]) -> Any:
-        """What ``find()`` has found the first time that something of this ``name`` was asked for."""
-        if name not in self._analysis:
-            self._analysis[name] = find()
-        return self._analysis[name]
 
     @functools.cached_property
     def _as_shown(self) -> IndexSets:
@@ -203,10 +183,6 @@ class Coloured:
     def with_rows(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """The entries ``(batch, nnz)`` of matrices whose rows are so many times as long, ``(batch, m)``."""
         return values * np.repeat(weights, np.diff(self.pattern.indptr), axis=1)
-
-    def matrix(self, values: np.ndarray) -> sp.csr_matrix:
-        """One sample's matrix from its entries."""
-        return with_entries(self.pattern, values)
 
     def stacked(self, values: np.ndarray) -> sp.csr_matrix:
         """All samples' matrices from their entries ``(batch, nnz)``, one below the other along the diagonal: one call of
@@ -331,11 +307,9 @@ def as_pattern(given: object, rows: int, columns: int, diagonal: bool = False) -
     with the diagonal added if asked for.
 
     Raises:
-        ValueError: another shape, or negative bandwidths. TypeError: none of these.
+        ValueError: another shape. TypeError: none of these.
     """
     if isinstance(given, (tuple, list)):
-        if len(given) != 2 or not all(isinstance(k, int) and k >= 0 for k in given):
-            raise ValueError(f"jac_sparsity as bandwidths is (lower, upper), two integers >= 0; got {given!r}")
         lower, upper = (min(k, size - 1) for k, size in zip(given, (rows, columns), strict=True))
         diagonals = range(-lower, upper + 1)
         return sp.diags([1.0] * len(diagonals), list(diagonals), shape=(rows, columns), format="csr").astype(bool)

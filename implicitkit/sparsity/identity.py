@@ -33,7 +33,7 @@ def identity_of(function: Any, depth: int = 4) -> Hashable:
     if isinstance(function, types.MethodType):
         return (identity_of(function.__func__, depth - 1), identity_of(function.__self__, depth - 1))
     if isinstance(function, types.FunctionType):
-        cells = tuple(_content(cell, depth) for cell in function.__closure__ or ())
+        cells = tuple(identity_of(_held(cell), depth - 1) for cell in function.__closure__ or ())
         defaults = tuple(identity_of(d, depth - 1) for d in function.__defaults__ or ())
         return (function.__code__, cells, defaults)
     if isinstance(function, Tensor):
@@ -54,13 +54,6 @@ def identity_of(function: Any, depth: int = 4) -> Hashable:
         named = tuple((name, identity_of(a, depth - 1)) for name, a in function.keywords.items())
         return (identity_of(function.func, depth - 1), *(identity_of(a, depth - 1) for a in function.args), named)
     return (type(function), _number(function))
-
-
-def _content(cell: Any, depth: int) -> Hashable:
-    try:
-        return identity_of(cell.cell_contents, depth - 1)
-    except ValueError:  # not filled yet
-        return None
 
 
 def settings_of(function: Any, depth: int = 3) -> tuple[Hashable, ...]:

@@ -25,9 +25,9 @@ library's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -38,7 +38,7 @@ from implicitkit.foundation import graph, seeded
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.compression import product_of_one
 from implicitkit.sparsity.index_sets import IndexSets, take
-from implicitkit.sparsity.places import with_entries
+from implicitkit.sparsity.places import Pattern
 
 __all__ = ["Bordered", "Entries", "LowRank", "bordered"]
 
@@ -76,50 +76,25 @@ class LowRank(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bordered:
-    """The pattern of ``A + U V``.
+class Bordered(Pattern):
+    """The pattern of ``A + U V``: that of ``A``.
 
     Attributes:
-        pattern: of ``A``, ``(m, n)`` in compressed rows. colours: of its columns, ``(n,)``. count: of colours.
+        colours: of its columns, ``(n,)``. count: of colours.
         rank: ``k``, at most, without the rows ``alone`` that are found each by itself, and have no entry in ``pattern``.
         groups: other rows for finding ``V``, and the columns that they meet.
     """
 
-    pattern: IndexSets
     colours: np.ndarray
     count: int
     rank: int
     alone: np.ndarray
     groups: tuple[tuple[np.ndarray, np.ndarray], ...]
-    _kept: dict[Any, Any] = field(repr=False, default_factory=dict, compare=False)
-
-    def analysed(self, analyse: Callable[..., Any], *arguments: Any) -> Any:
-        """``analyse(pattern, *arguments)``, computed once."""
-        key = (analyse, *arguments)
-        if key not in self._kept:
-            self._kept[key] = analyse(self.pattern, *arguments)
-        return self._kept[key]
-
-    def remembered(self, name: Hashable, find: Callable[[], Any]) -> Any:
-        """What ``find()`` has found the first time that something of this ``name`` was asked for."""
-        if name not in self._kept:
-            self._kept[name] = find()
-        return self._kept[name]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """``(m, n)``."""
-        shape: tuple[int, int] = self.pattern.shape
-        return shape
 
     def with_rows(self, entries: Entries, weights: np.ndarray) -> Entries:
         """The entries of matrices whose rows are so many times as long, ``(batch, m)``."""
         lengths = np.repeat(weights, np.diff(self.pattern.indptr), axis=1)
         return Entries(entries.A * lengths, entries.U * weights[:, :, None], entries.V)
-
-    def matrix(self, A: np.ndarray) -> sp.csr_matrix:
-        """One sample's ``A`` from its entries."""
-        return with_entries(self.pattern, A)
 
     @property
     def products(self) -> int:

@@ -6,12 +6,16 @@ some thousand entries; what stands where another matrix's entries stand need not
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
 
-__all__ = ["with_entries"]
+from implicitkit.sparsity.index_sets import IndexSets
+
+__all__ = ["Pattern", "with_entries"]
 
 M = TypeVar("M", sp.csr_matrix, sp.csc_matrix)
 
@@ -22,3 +26,35 @@ def with_entries(like: M, values: np.ndarray) -> M:
     found.__dict__.update(like.__dict__)
     found.data = values
     return found
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Where the entries of a matrix ``(m, n)`` stand, and what has been found of that: each once.
+
+    Attributes:
+        pattern: in compressed rows.
+    """
+
+    pattern: IndexSets
+    _found: dict[Any, Any] = field(repr=False, default_factory=dict, compare=False, kw_only=True)
+
+    def analysed(self, analyse: Callable[..., Any], *arguments: Any) -> Any:
+        """``analyse(pattern, *arguments)``, computed once."""
+        return self.remembered((analyse, *arguments), lambda: analyse(self.pattern, *arguments))
+
+    def remembered(self, name: Hashable, find: Callable[[], Any]) -> Any:
+        """What ``find()`` has found the first time that something of this ``name`` was asked for."""
+        if name not in self._found:
+            self._found[name] = find()
+        return self._found[name]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(m, n)``."""
+        shape: tuple[int, int] = self.pattern.shape
+        return shape
+
+    def matrix(self, values: np.ndarray) -> sp.csr_matrix:
+        """One sample's matrix from its entries."""
+        return with_entries(self.pattern, values)

@@ -175,20 +175,13 @@ class Trace(tracers.TorchDispatchMode):
             return out
         self._choose([t for t in outputs if not (t.is_floating_point() or t.is_complex())])
         if any(t.is_floating_point() or t.is_complex() for t in outputs):
-            self._follow(func, args, kwargs, out, inputs, outputs)
+            name = tracers.operation(func)[0].split("::")[1].rstrip("_")
+            rule = self.rules.get(name, self.rules["pointwise"] if torch.Tag.pointwise in func.tags else None)
+            if rule is None:
+                self.guess(name, inputs, outputs)
+            else:
+                rule(self, func, args, kwargs, out)
         return out
-
-    def _follow(
-        self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, inputs: list[Tensor], outputs: list[Tensor]
-    ) -> None:
-        name = tracers.operation(func)[0].split("::")[1].rstrip("_")
-        rule = self.rules.get(name)
-        if rule is None and torch.Tag.pointwise in func.tags:
-            rule = self.rules["pointwise"]
-        if rule is None:
-            self.guess(name, inputs, outputs)
-        else:
-            rule(self, func, args, kwargs, out)
 
     def _choose(self, outputs: Sequence[Tensor]) -> None:
         for t in outputs:

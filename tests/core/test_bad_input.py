@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import random
 import re
@@ -65,6 +66,10 @@ def shout(step: int, z: Any, norm: Tensor) -> None:
 
 def less(z: Tensor, a: Any) -> Tensor:
     return z - a
+
+
+def less_one(z: Tensor, *_: Any) -> Tensor:
+    return z - 1
 
 
 def found_by(answer: Callable[[Any, Any], Any]) -> Callable[[], Any]:
@@ -487,6 +492,79 @@ REFUSED: dict[str, Row] = {
     "unrolled line search": (
         lambda: ik.root(half, zeros(3), solver="newton", rule="unroll"), ik.CapabilityError,
         r"rule 'unroll' differentiates the steps of the solver, and 'newton' does not offer that: use solver=\"picard\""),
+    # -------------------------------------------------------------------------- sets, terms, programs and other parts
+    "scores that are whole numbers": (
+        lambda: ik.relax.soft_sort(torch.ones(2, dtype=torch.int64)), TypeError,
+        r"soft_sort takes a real floating-point tensor, got torch\.int64"),
+    "a choice among whole numbers": (
+        lambda: ik.relax.Perturbed(half)(torch.ones(2, dtype=torch.int64)), TypeError,
+        r"Perturbed takes a real floating-point tensor, got torch\.int64"),
+    "events of more dimensions than there are": (
+        lambda: ik.relax.Perturbed(half, dims=3)(zeros(2)), ValueError, r"an event has 3 dimension\(s\), the tensor 1"),
+    "a loss without regulariser": (
+        lambda: ik.relax.FenchelYoung(half), TypeError, r"a function needs its regulariser="),
+    "a projection of whole numbers": (
+        lambda: ik.project.simplex()(torch.ones(2, dtype=torch.int64)), TypeError,
+        r"Simplex projects real floating-point tensors, got torch\.int64"),
+    "a projection of a number": (
+        lambda: ik.project.simplex()(torch.tensor(1.0)), ValueError, r"Simplex projects vectors .*got shape \(\)"),
+    "an empty section of a box": (
+        lambda: ik.project.box_section(0.0, 1.0, total=9.0)(zeros(2)), ValueError,
+        r"1 of 1 sets are empty: w'x lies between 0 and 2 on the box, total is 9"),
+    "doubly stochastic, and not square": (
+        lambda: ik.project.birkhoff()(zeros(2, 3)), ValueError, r"Birkhoff projects square matrices, got shape \(2, 3\)"),
+    "sums of other matrices": (
+        lambda: ik.project.transport(zeros(2), zeros(2))(zeros(2, 3)), ValueError,
+        r"2 x 3 need 2 row sums and 3 column sums; got 2, 2"),
+    "bounds on complex unknowns": (
+        lambda: ik.argmin(square, zeros(2, dtype=torch.complex128), bounds=(0, 1)), ValueError,
+        r"bounds need real unknowns; z0 has complex leaves"),
+    "a program without q": (
+        lambda: ik.QuadraticProgram(None, None), TypeError, r"needs q; for a feasibility problem pass zeros"),
+    "A without b": (
+        lambda: ik.QuadraticProgram(LOW, LOW[0], A=LOW), ValueError, r"A and b come in pairs: give both, or neither"),
+    "plain A without b": (
+        lambda: ik.solve_qp(LOW, LOW[0], A=LOW), ValueError, r"A and b, and G and h, come in pairs"),
+    "plain A of other unknowns": (
+        lambda: ik.solve_qp(LOW, LOW[0], A=LOW[:1, :2], b=LOW[0, :1]), ValueError,
+        r"A has shape \(1, 2\), but the other parts ask for \(1, 3\)"),
+    "constraints for a method of bounds": (
+        lambda: ik.argmin(square, zeros(2), constraints=[ik.Inequality(less_one)], solver="scipy.lbfgsb"),
+        ik.CapabilityError, r"scipy\.lbfgsb takes bounds, but no constraints=: use 'scipy\.slsqp' or 'auto'"),
+    "constraints for proximal gradients": (
+        lambda: ik.argmin(square, zeros(2), constraints=[ik.Equality(less_one)], solver="proximal_gradient"),
+        ik.CapabilityError, r"proximal_gradient takes a set .* but no constraints="),
+    "constraints for blocks of coordinates": (
+        lambda: ik.argmin(square, zeros(2), constraints=[ik.Equality(less_one)], solver="block_coordinate_descent"),
+        ik.CapabilityError, r"block_coordinate_descent takes bounds, .* and no constraints="),
+    "a bracket of one number": (
+        lambda: ik.root(half, zeros(1), bracket=3), ValueError, r"bracket must be a pair \(low, high\), got 3"),
+    "an event and three times": (
+        lambda: ik.InitialValue(half, torch.linspace(0, 1, 3, dtype=D), event=less), ValueError,
+        r"with an event t is \(begin, latest end\), got 3 times"),
+    "a matrix too large for lu": (
+        lambda: ik.root(less, zeros(2), (LEAF.expand(2),), rule=ik.Implicit(linear_solver=ik.linear.LU(max_size=1)))
+        .value.sum().backward(),
+        ValueError, r"forms a 2 x 2 matrix per sample, above max_size=1"),
+    "the trace of no vector": (
+        lambda: ik.linear.trace(torch.neg, zeros(2, 2)), ValueError, r"like must be a real vector \(n,\), got.*\(2, 2\)"),
+    "a composition that reads too much": (
+        lambda: ik.compose({"j": (ik.compose({"i": (less, "a")}, output="i"), "x", "y", "k")}, output="j"), TypeError,
+        r"'j' is a composition with .* inputs .*, but it reads 3 \(x, y, k\)"),
+    "a number for a kind of problem": (
+        lambda: ik.register_problem(3), TypeError, r"register_problem takes a Problem subclass, not 3"),  # type: ignore[arg-type]
+    "another class for a kind of problem": (
+        lambda: ik.register_problem(int), TypeError, r"int is not a Problem subclass: its kind is None"),
+    "a flow of no direction": (
+        lambda: ik.extend.Kind("sideways", served_by=("root",), flow=3), ValueError, r"flow must be 1, -1 or 0 .*got 3"),
+    "a kind without a name": (
+        lambda: ik.extend.Kind("", served_by=("root",)), ValueError, r"a Kind needs a name"),
+    "patience with what takes no steps": (
+        lambda: ik.extend.Impatient("scipy.hybr"), TypeError, r"only an iterative method can be impatient, got str"),
+    "one check where a list is due": (
+        lambda: ik.testing.check_solver("picard", checks="a"), TypeError, r"checks must be a list of names of checks"),
+    "one solver where a list is due": (
+        lambda: ik.testing.parametrize_with_checks("picard"), TypeError, r"solvers must be a list of solvers"),
     # ------------------------------------------------------------------------------------------------ impure functions
     "z changed in place": (
         lambda: ik.fixed_point(write_z, zeros(3), (zeros(3),)), RuntimeError,
@@ -510,6 +588,28 @@ def test_refused(row: str) -> None:
     call, error, message = REFUSED[row]
     with pytest.raises(error, match=f"(?s){message}"):
         call()
+
+
+@pytest.mark.parametrize(
+    ("base", "method"),
+    [
+        (ik.Problem, "residual"),
+        (ik.Rule, "attach"),
+        (ik.Solver, "run"),
+        (ik.Method, "step"),
+        (ik.LinearSolver, "solve"),
+        (ik.extend.QPSolver, "find"),
+        (ik.prox.Prox, "apply"),
+        (ik.project.Projection, "project"),
+        *((ik.manifold.Manifold, name) for name in ("zero", "retract", "local", "project")),
+    ],
+)
+def test_what_a_part_must_define_is_said_when_it_does_not(base: Any, method: str) -> None:
+    part = type("Part", (base,), {})()
+    count = len(inspect.signature(getattr(base, method)).parameters) - 1
+    named = {"rtol": 0.0, "atol": 0.0, "max_steps": None} if method == "solve" else {}
+    with pytest.raises(NotImplementedError, match=f"Part .*{method}"):
+        getattr(part, method)(*(zeros(1) for _ in range(count - len(named))), **named)
 
 
 @pytest.mark.parametrize("row", ["another shape", "another dtype", "unknown solver", "negative steps", "integer z0"])

@@ -234,6 +234,8 @@ def test_what_leaves_torch_needs_its_transposed() -> None:
         _backward(rule)
     with pytest.raises(ValueError, match=r"returned \(1, 3\)"):
         _backward(ik.Implicit(linear_solver="gmres", preconditioner=(lambda z, v: v, lambda z, v: v[:, :3])))
+    with pytest.raises(ValueError, match=r"returned \(1, 3\)"):
+        _backward(ik.Implicit(linear_solver="gmres", preconditioner=lambda z, v: v[:, :3]))
 
 
 def test_a_matrix_that_cannot_be_had_is_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ _COO = _LAPLACE.double().to_sparse_coo()
 _KERNEL = torch.tensor([[0.0, 1, 0], [1, -4, 1], [0, 1, 0]], dtype=torch.float64)[None, None]
 _EDGES = torch.tensor([[0, 0, 1, 2, 5, 7, 9], [3, 4, 4, 11, 6, 8, 10]])
 _PERMUTED = torch.randperm(12, generator=_g)
+_FIVE, _RANGE = torch.tensor([[0, 5]]), torch.arange(6.0, dtype=torch.float64)[None]
 _MASK = torch.arange(12) % 3 == 0
 
 
@@ -252,6 +253,49 @@ PATTERNS = [
         "gradient of a convolution",
         _gradient(lambda z: F.conv2d(_image(z), _KERNEL, padding=1).pow(4).sum((1, 2, 3))),
         n=36,
+    ),
+    Case("gradient of unfold", _gradient(lambda z: z.unfold(1, 3, 1).prod(2).pow(2).sum(1))),
+    Case("gradient of windows", _gradient(lambda z: F.unfold(_image(z), 2).prod(1).pow(2).sum(1)), n=36),
+    Case("windows put together", lambda z: F.fold(z.view(-1, 4, 9), (4, 4), 2).flatten(1) ** 2, n=36),
+    *(
+        Case(
+            f"gradient of pad {mode}",
+            _gradient(lambda z, m=mode: F.pad(z[:, None], (2, 2), mode=m).diff().pow(4).sum((1, 2))),
+        )
+        for mode in ("reflect", "replicate")
+    ),
+    Case(
+        "gradient of pad replicate, in two dimensions",
+        _gradient(lambda z: F.pad(_image(z), (1, 1, 1, 1), mode="replicate").diff().pow(4).sum((1, 2, 3))),
+        n=36,
+    ),
+    Case(
+        "gradient of a table",
+        _gradient(lambda z: (F.embedding(_EDGES[0], z.T) - F.embedding(_EDGES[1], z.T)).pow(4).sum(0)),
+    ),
+    Case(
+        "scatter of a part of constants",
+        lambda z: z.scatter(1, _FIVE.expand(len(z), 2), _RANGE.expand(len(z), -1)) ** 2,
+    ),
+    Case("rows that values choose", lambda z: z[:, z[0].argsort()[:3]].sin(), extra=36, guesses=True),
+    Case("added where values say", lambda z: z.index_add(1, z[0].argsort()[:2], z[:, :2]), extra=144, guesses=True),
+    Case(
+        "put where values say",
+        lambda z: z.index_put((torch.arange(len(z))[:, None], z.argsort(1)[:, :2]), z[:, :2]),
+        extra=144,
+        guesses=True,
+    ),
+    Case(
+        "kernel of unknowns",
+        lambda z: F.conv1d(z[None], z[:, None, :3], padding=1, groups=len(z))[0],
+        extra=144,
+        guesses=True,
+    ),
+    Case(
+        "gradient of a kernel of unknowns",
+        _gradient(lambda z: F.conv1d(z[None], z[:, None, :3], padding=1, groups=len(z))[0].pow(2).sum(1)),
+        extra=144,
+        guesses=True,
     ),
     Case("gradient of gather", _gradient(lambda z: (z[:, _EDGES[0]] - z[:, _EDGES[1]]).pow(4).sum(1))),
     Case("vmap of grad inside", _functional),

@@ -142,14 +142,14 @@ class _Function:
         if b.ndim == 3:
             return torch.stack([self.solve(b[:, :, j]) for j in range(b.shape[2])], 2)
         if not self.transposed:
-            return self._checked(self.forward(self.z, b), b)
+            return self._checked(self.forward(self.z, b), b).detach().to(b)
         if self.backward is not None:
-            return self._checked(self.backward(self.z, b), b)
+            return self._checked(self.backward(self.z, b), b).detach().to(b)
         seen = []
 
-        def forward(v: Tensor) -> Any:
-            out = self.forward(self.z, v)
-            seen.append(isinstance(out, Tensor) and compat.tracked(out))
+        def forward(v: Tensor) -> Tensor:
+            out = self._checked(self.forward(self.z, v), b)
+            seen.append(compat.tracked(out))
             return out
 
         _, pull = autodiff.vjp(forward, torch.zeros_like(b))
@@ -164,7 +164,7 @@ class _Function:
         if not isinstance(x, Tensor) or x.shape != b.shape:
             shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"the preconditioner returned {shape} for vectors of shape {tuple(b.shape)}")
-        return x.detach().to(b)
+        return x
 
 
 class _Diagonal:

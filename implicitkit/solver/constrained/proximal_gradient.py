@@ -23,6 +23,7 @@ from implicitkit.solver.method import Method
 
 __all__ = ["BlockCoordinateDescent", "MirrorDescent", "Momentum", "ProximalGradient", "proximal_step"]
 
+_TRIALS = 60  # step lengths
 Slope = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -36,7 +37,7 @@ class Momentum(NamedTuple):
 
 def proximal_step(
     slope: Slope, value: Callable[[Tensor], Tensor], prox: Callable[[Tensor, Tensor], Tensor], z: Tensor, state: Momentum,
-    *, accelerated: bool = True, trials: int = 60,
+    *, accelerated: bool = True,
 ) -> tuple[Tensor, Momentum]:  # fmt: skip
     r"""One step ``z <- prox(y - t df(y), t)`` from the extrapolated ``y = z + beta (z - last)``.
 
@@ -54,7 +55,7 @@ def proximal_step(
         y = torch.where(bad.unsqueeze(1), z, y)
         base, g = slope(y)
     noise, lost = 1e-10 * (1 + base.abs()), ~(base.isfinite() & g.isfinite().all(1))
-    for trial in range(trials):
+    for trial in range(_TRIALS):
         z_next = prox(y - t.unsqueeze(1) * g, t)
         d = z_next - y
         square = d.square().sum(1)
@@ -65,7 +66,7 @@ def proximal_step(
         if bool(close.any()):
             curvature = ((slope(z_next)[1] - g) * d).sum(1)
             short = short | (close & (curvature <= square / t))
-        if trial == trials - 1 or bool(short.all()):
+        if trial == _TRIALS - 1 or bool(short.all()):
             break
         t = torch.where(short, t, 0.5 * t)
     uphill = ((y - z_next) * (z_next - z)).sum(1) > 0

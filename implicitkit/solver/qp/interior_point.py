@@ -29,6 +29,7 @@ from implicitkit.solver.qp.polish import QPPoint, convex, polish
 
 __all__ = ["interior_point"]
 
+_DELTA = 1e-8  # of the equalities, regularised
 _SETS = 3  # active sets that are tried from a point nearby
 
 
@@ -132,11 +133,11 @@ def _longest(x: Tensor, dx: Tensor) -> Tensor:
 class _Newton:
     """The regularised Newton system of a step, factored."""
 
-    def __init__(self, data: QPData, weight: Tensor, rho: float = 1e-10, delta: float = 1e-8) -> None:
-        self.data, self.delta = data, delta
+    def __init__(self, data: QPData, weight: Tensor, rho: float = 1e-10) -> None:
+        self.data = data
         K = torch.baddbmm(data.P, data.G.mT * weight.unsqueeze(1), data.G)
         if data.A.shape[1]:
-            K = torch.baddbmm(K, data.A.mT, data.A, alpha=1 / delta)
+            K = torch.baddbmm(K, data.A.mT, data.A, alpha=1 / _DELTA)
         K.diagonal(dim1=1, dim2=2).add_(rho)
         self.L = cholesky_batched(K)[0]
 
@@ -145,9 +146,9 @@ class _Newton:
         A, G = self.data.A, self.data.G
         rhs = r_d + mv(G.mT, shift)
         if A.shape[1]:
-            rhs = rhs + mv(A.mT, r_p) / self.delta
+            rhs = rhs + mv(A.mT, r_p) / _DELTA
         dz = -torch.cholesky_solve(rhs.unsqueeze(2), self.L).squeeze(2)
-        dy = (mv(A, dz) + r_p) / self.delta
+        dy = (mv(A, dz) + r_p) / _DELTA
         return dz, dy, mv(G, dz)
 
 

@@ -23,21 +23,19 @@ def refine(
     w: Tensor,
     direction: Callable[[Evaluations, Tensor, Tensor], Tensor] = dense_direction,
     *,
-    goal: Tensor | None = None,
-    steps: int = 10,
+    steps: int,
     halvings: int = 10,
 ) -> Tensor:
     """:func:`damped_newton` on the residual of a problem, all samples in every step; the point.
 
     Args:
         f: the residual. w: ``(batch, n)``. direction: ``(f, w, F(w)) -> J^{-1} F``.
-        goal: ``|F|`` that is enough, ``(batch,)``; ``None``: to rounding. steps, halvings: at most.
+        steps, halvings: at most.
     """
     return damped_newton(
         lambda z, _: f.residual(z),
         lambda z, r, _: direction(f, z, r),
         w,
-        goal=goal,
         steps=steps,
         halvings=halvings,
         narrow=False,

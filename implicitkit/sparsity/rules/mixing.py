@@ -122,23 +122,21 @@ _SECOND = names(
 _NORMALISED = names(
     "_softmax _log_softmax softmax log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data"
 )
-_THIRD = names("norm linalg_vector_norm _softmax_backward_data _log_softmax_backward_data quantile topk kthvalue")
+_THIRD = names("norm linalg_vector_norm _softmax_backward_data _log_softmax_backward_data topk kthvalue")
 _MATRICES = names(
-    "linalg_inv_ex inverse linalg_cholesky_ex cholesky linalg_qr _linalg_eigh _linalg_svd linalg_lu_factor_ex "
-    "linalg_solve_ex _linalg_solve_ex linalg_solve_triangular triangular_solve cholesky_solve linalg_lu_solve _linalg_det "
-    "_linalg_slogdet linalg_matrix_exp linalg_lu linalg_ldl_factor_ex cholesky_inverse linalg_matrix_norm"
+    "linalg_inv_ex linalg_cholesky_ex cholesky linalg_qr _linalg_eigh _linalg_svd linalg_lu_factor_ex "
+    "_linalg_solve_ex linalg_solve_triangular triangular_solve cholesky_solve linalg_lu_solve _linalg_det "
+    "_linalg_slogdet linalg_matrix_exp linalg_lu linalg_ldl_factor_ex cholesky_inverse"
 )
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_SECOND, along(_argument(1))),
     **{name: along(_argument(2)) for name in _THIRD},
-    "_softmax_backward_data": along(_argument(2)),
     "sort": along(lambda a, k: k.get("dim", next((x for x in a[1:] if type(x) is int), -1))),
     "topk": along(_argument(2, default=-1)),
     "kthvalue": along(_argument(2, default=-1)),
     "median": along(_argument(1)),
     "nanmedian": along(_argument(1)),
-    "cumsum_backward": along(_argument(1)),
     "renorm": along(lambda a, k: [d for d in range(a[0].dim()) if d != a[2] % a[0].dim()]),
     "linalg_cross": along(lambda a, k: k.get("dim", -1)),
     "native_layer_norm": along(_layer),

@@ -85,6 +85,6 @@ def _rule(with_bias: bool) -> Rule:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("mm", "bmm", "mv", "_sparse_mm"), _rule(False)),
+    **dict.fromkeys(("mm", "bmm", "mv"), _rule(False)),
     **dict.fromkeys(("addmm", "baddbmm", "addmv", "_sparse_addmm"), _rule(True)),
 }

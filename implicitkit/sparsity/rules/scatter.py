@@ -61,17 +61,6 @@ def _indexed(adds: Callable[[Sequence[Any], dict[str, Any]], bool], spots: Calla
             trace.guess(tracers.operation(func)[0], [t for t in (target, source) if isinstance(t, Tensor)], [out])
             return
         where = spots(numbers(target).to(target.device), args[1], args[2], source)
-        if (
-            isinstance(source, Tensor)
-            and source.shape != where.shape
-            and tracers.operation(func)[0].startswith("aten::scatter")
-        ):
-            corner = tuple(slice(0, s) for s in where.shape)
-            sets = index_sets.take(trace.read(source), numbers(source)[corner].reshape(-1).long().numpy() - 1)
-            places = where.reshape(-1).long().cpu().numpy() - 1
-            old = trace.read(target)
-            trace.write(out, index_sets.union([old, index_sets.merge(sets, places, target.numel())]))
-            return
         _land(trace, target, where, source, out, adds(args, kwargs))
 
     return rule
