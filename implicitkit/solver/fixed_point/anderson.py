@@ -30,6 +30,7 @@ _SLOWER = 1.2  # ... while the second leaves so much more than the first, at mos
 _FEW, _FEWEST = 10, 8  # unknowns below which a few differences span them, and are mixed in any case (of a cheap map)
 _SOME = 0.1  # of the samples: while so many will not be done after one more step of a cheap map, it takes two
 _THRICE = 3.0  # times what half of the samples need: so many steps are made, at most, for the slowest one
+_TWO = 100.0  # times the tolerance: what two plain steps of a cheap map hardly lower to it
 _TIMES = 3  # so often three steps are made, at most, before somebody looks
 _NEAR, _HALF = 2.0, 0.5  # times the tolerance: what residuals of so many are not to fall below in steps not looked at
 
@@ -203,7 +204,7 @@ class Anderson(Method):
         self, f: Evaluations, here: tuple[Tensor, Tensor], state: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Any]] | None:
         """The next of the plain steps that a cheap map takes from the first one on, or the next three, while samples are far
-        from done; ``None`` where they gain too little."""
+        from done; ``None`` where they gain too little.  The first two are made at once, unless they might be enough."""
         path, gain = state["path"], None
         if len(path) > 1:
             steps, before = next((j, p[2]) for j, p in enumerate(reversed(path), 1) if j > 1 and p[2] is not None)
@@ -212,11 +213,15 @@ class Anderson(Method):
                 return None
             state = state | {"pace": pace}
         path, z, kept = (*path, (*here, f.norm)), here[1], max(self.memory, _PERIOD + 1)
-        if gain is not None and f.ahead > 1 and _is_steady(f, state["path"]):
-            for _ in range(_cheaply_unseen(f, gain, min(f.ahead - 1, kept - 2))):
-                here = self._plain(f, z)
-                path, z = (*path, (*here, None)), here[1]
-                f.taken += 1
+        room = min(f.ahead - 1, kept - 2)
+        if gain is None:
+            unseen = int(room > 0 and _most(f, f.norm > _TWO * f.tolerance))
+        else:
+            unseen = _cheaply_unseen(f, gain, room) if room > 0 and _is_steady(f, state["path"]) else 0
+        for _ in range(unseen):
+            here = self._plain(f, z)
+            path, z = (*path, (*here, _size(here, f) if gain is None else None)), here[1]
+            f.taken += 1
         return z, state | {"path": path[-kept:], "since": state["since"] + f.taken}
 
     def _onwards(self, f: Evaluations, z: Tensor, state: dict[str, Any], done: int = 0) -> Tensor:
