@@ -153,7 +153,7 @@ MUTANTS = [
         ("gram[:, :, piece] = rows.mT", "pass"),
         ("remember(state, (k - 1) % m, (r, mixed)", "remember(state, 0, (r, mixed)"),
         ("remember(state, (k - 1) % self._rows(z)", "remember(state, 0"),
-        ("return int(_most(f, far, _HALF))", "return 0"),
+        ("return int(not dropping or _most(f, far, _HALF))", "return 0"),
         ("z.shape[1] < _WIDE or f.ahead < _PERIOD:", "z.shape[1] < _WIDE:"),
         ("            f.taken = steps\n", ""),
         ("state[name].masked_fill_(wiped.unsqueeze(2), 0)", "pass"),
