@@ -218,7 +218,7 @@ def tracked(t: Tensor, batched: bool = True) -> bool:
         if (batched and _functorch.is_batchedtensor(t)) or t.requires_grad or has_tangent(t):
             return True
         t = _functorch.get_unwrapped(t)
-    return t.requires_grad or has_tangent(t)
+    return t.requires_grad or (forward_ad._current_level >= 0 and has_tangent(t))
 
 
 def physical(t: Tensor) -> Tensor:
