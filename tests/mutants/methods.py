@@ -641,6 +641,9 @@ MUTANTS = [
         "tests/core/test_machinery.py -k step_to_nan",
         ("        if not self._is_finite():", "        if False:"),
         ("improved.logical_and_(finite)", "improved.logical_and(finite)"),
+        ("finite, sound = torch.isfinite(self.z).all(1), False", "finite = torch.isfinite(self.z).all(1)"),
+        ("                sound = False\n", "", "tests/core/test_bad_input.py -k nonfinite"),
+        ("sound = self.stuck is None", "sound = True", "tests/solver/test_stops_and_limits.py"),
     ),
     *mutants(
         "implicitkit/linear/conditions/lifted_saddle.py",
