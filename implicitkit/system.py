@@ -109,14 +109,19 @@ class System:
         pack = _packer(problem, layout)
 
         def evaluated(function: Callable[[Any, Any], Any], z: Tensor, theta: Any) -> Tensor:
+            if lifted.compiled or lifted.as_torch:
+                return despite_failures(function, z, theta)
+            with faithful():
+                return despite_failures(function, z, theta)
+
+        def despite_failures(function: Callable[[Any, Any], Any], z: Tensor, theta: Any) -> Tensor:
             """With NaN for samples of which a matrix has no factors; of one sample alone the error is its own."""
-            call = lambda: function(problem.unpack(layout, z), theta)  # noqa: E731
-            with faithful(lifted.compiled or lifted.as_torch):
-                if lifted.failed:
-                    with failing_as_nan():
-                        return pack(call(), z)
-                found, lifted.failed = attempted(call, layout.batch)
-                return pack(found, z)
+            state = problem.unpack(layout, z)
+            if lifted.failed:
+                with failing_as_nan():
+                    return pack(function(state, theta), z)
+            found, lifted.failed = attempted(function, layout.batch, state, theta)
+            return pack(found, z)
 
         def kernel(z: Tensor, *theta: Tensor) -> Tensor:
             out = evaluated(lifted, z, theta)

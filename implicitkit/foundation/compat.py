@@ -1,7 +1,6 @@
 """The private names of torch that cannot be avoided: of pytrees, and of autograd and its modes; ``graph.py`` has those of
-the nodes of a graph, ``tracers.py`` of what records a program.  Nothing else touches a name of torch that starts with an
-underscore, and ``test_compat.py`` holds each function to its contract: a new release of torch shows at once what moved.
-"""
+the nodes of a graph, ``tracers.py`` of what records a program.  Nothing else touches one, and ``test_compat.py`` holds each
+function to its contract: a new release of torch shows at once what moved."""
 
 from __future__ import annotations
 
@@ -30,6 +29,7 @@ __all__ = [
     "in_inference",
     "is_legacy_batched",
     "is_wrapped",
+    "keeps_parametrizations",
     "key_path",
     "level",
     "marked",
@@ -114,8 +114,7 @@ def tensors_in(x: Any) -> list[Tensor]:
 
 def tree_flatten_with_path(tree: Any) -> list[tuple[str, Any]]:
     """Leaves with a readable path, ``[("['h']", leaf), ...]``."""
-    leaves, _ = _pytree.tree_flatten_with_path(tree)
-    return [(_pytree.keystr(path), leaf) for path, leaf in leaves]
+    return [(_pytree.keystr(path), leaf) for path, leaf in _pytree.tree_flatten_with_path(tree)[0]]
 
 
 def key_path(tree: Any, index: int) -> str:
@@ -219,7 +218,7 @@ def tracked(t: Tensor, batched: bool = True) -> bool:
         if (batched and _functorch.is_batchedtensor(t)) or t.requires_grad or has_tangent(t):
             return True
         t = _functorch.get_unwrapped(t)
-    return t.requires_grad or has_tangent(t)
+    return t.requires_grad or (forward_ad._current_level >= 0 and has_tangent(t))
 
 
 def physical(t: Tensor) -> Tensor:
@@ -264,14 +263,15 @@ def unwrap_dead_wrappers(values: Sequence[Any]) -> tuple[Any, ...]:
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
-def own_parametrizations() -> contextlib.AbstractContextManager[None]:
-    """Inside ``parametrize.cached()``, a cache for what is evaluated within: weights that somebody else has computed are not
-    used there, and none that is computed there, of stand-ins or untracked, is met outside."""
-    return _own_parametrizations() if parametrize._cache_enabled else contextlib.nullcontext()
+def keeps_parametrizations() -> bool:
+    """Is this inside ``parametrize.cached()``?"""
+    return parametrize._cache_enabled > 0
 
 
 @contextlib.contextmanager
-def _own_parametrizations() -> Iterator[None]:
+def own_parametrizations() -> Iterator[None]:
+    """Inside ``parametrize.cached()``, a cache for what is evaluated within: weights that somebody else has computed are not
+    used there, and none that is computed there, of stand-ins or untracked, is met outside."""
     outside, parametrize._cache = parametrize._cache, {}
     try:
         yield

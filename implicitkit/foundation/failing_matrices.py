@@ -27,8 +27,8 @@ __all__ = ["attempted", "failing_as_nan"]
 _WORDS = ("linalg.", "torch.linalg.")  # with which errors of lu_factor and eig begin, which are no LinAlgError
 
 
-def attempted(call: Callable[[], Any], batch: int) -> tuple[Any, str]:
-    """``call()``, and the error that it met, in words, if matrices have failed: NaN is in their place then.
+def attempted(call: Callable[..., Any], batch: int, *args: Any) -> tuple[Any, str]:
+    """``call(*args)``, and the error that it met, in words, if matrices have failed: NaN is in their place then.
 
     Args:
         call: an evaluation of a function. batch: of so many samples; the error of a single one, outside of transforms, is
@@ -38,13 +38,13 @@ def attempted(call: Callable[[], Any], batch: int) -> tuple[Any, str]:
         RuntimeError: another error, or that of ``torch.linalg``, where nothing else is finite.
     """
     try:
-        return call(), ""
+        return call(*args), ""
     except RuntimeError as error:
         of_matrices = isinstance(error, torch.linalg.LinAlgError) or str(error).startswith(_WORDS)
         if not of_matrices or (batch == 1 and not compat.transforms_active()):
             raise
         with failing_as_nan():
-            out = call()
+            out = call(*args)
         leaves = [compat.physical(t) for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
         if not any(bool(torch.isfinite(t.detach()).any()) for t in leaves):
             raise

@@ -44,11 +44,10 @@ def is_replaced(func: Any) -> bool:
     return func in _INSTEAD
 
 
-def faithful(needless: bool = False) -> AbstractContextManager[Any]:
+def faithful() -> AbstractContextManager[Any]:
     """Around an evaluation whose derivatives may be differentiated: inside transforms, and where gradients are recorded.
-    ``needless``: nothing is replaced, and no operation takes the two microseconds of being looked at."""
-    recorded = compat.transforms_active() or torch.is_grad_enabled()
-    return _Instead(_INSTEAD) if recorded and not needless else _AS_IT_IS
+    Every operation takes two microseconds there to be looked at."""
+    return _Instead(_INSTEAD) if torch.is_grad_enabled() or compat.transforms_active() else _AS_IT_IS
 
 
 def mapped() -> AbstractContextManager[Any]:

@@ -138,10 +138,9 @@ def pulled(
     points = tuple(points)
     if any(map(compat.is_wrapped, ws)):
         refuse_wrong_rules(o.grad_fn for o in outs if o.grad_fn is not None)
-    whole = all(
-        o.shape == w.shape and o.dtype == w.dtype and not compat.is_legacy_batched(w)
-        for o, w in zip(outs, ws, strict=True)
-    )
+    whole = True
+    for o, w in zip(outs, ws, strict=True):
+        whole = whole and o.shape == w.shape and o.dtype == w.dtype and not compat.is_legacy_batched(w)
     if not whole or torch.overrides.has_torch_function((*outs, *points, *ws)):
         return torch.autograd.grad(
             outs, points, ws, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True

@@ -66,8 +66,11 @@ class FirstCalls:
         self._left = _LOOKS
 
     def __call__(self, function: Callable[..., Any], z: Any, args: Sequence[Any]) -> Any:
+        call = self._looked_at if self._left else called
+        if not compat.keeps_parametrizations():
+            return call(function, z, args)
         with compat.own_parametrizations():
-            return called(function, z, args) if not self._left else self._looked_at(function, z, args)
+            return call(function, z, args)
 
     def _looked_at(self, function: Callable[..., Any], z: Any, args: Sequence[Any]) -> Any:
         values = Values(tree_flatten(z)[0])

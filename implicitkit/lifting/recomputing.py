@@ -24,7 +24,7 @@ def surroundings(lifted: Any, slots: Any, tensors: Sequence[Tensor], captured: S
     the place of what the function captures, and others in the place of those that torch has wrong derivatives of."""
     with (
         modules_in_use.lock if lifted.guarded else contextlib.nullcontext(),
-        faithful(lifted.compiled or lifted.as_torch),
+        contextlib.nullcontext() if lifted.compiled or lifted.as_torch else faithful(),
         swapped(slots, tensors, len(lifted.slots), lifted.compiled),
         Substitute(dict(zip(map(id, lifted.captured), captured, strict=True))),
     ):

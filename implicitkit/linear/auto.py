@@ -193,11 +193,7 @@ class _Progress:
     def __init__(self, b: Tensor) -> None:
         self.b, self.shape = b.flatten(0, 1), b.shape
         self.total: LinearSolution | None = None
-
-    @property
-    def done(self) -> bool:
-        """Is everything solved?"""
-        return self.total is not None and bool(self.total.converged.all())
+        self.done = False  # is everything solved?
 
     def open_part(self) -> Tensor:
         """The right-hand sides, zero where they are solved."""
@@ -209,7 +205,7 @@ class _Progress:
         """Take over what ``found`` has solved, or come nearer to."""
         old = self.total
         if old is None:
-            self.total = found
+            self.total, self.done = found, bool(found.converged.all())
             return self
         kept = old.converged | (~found.converged & ~(found.residual_norm < old.residual_norm))
         self.total = LinearSolution(
@@ -219,6 +215,7 @@ class _Progress:
             old.converged | found.converged,
             found.reason,
         )
+        self.done = bool(self.total.converged.all())
         return self
 
     def answer(self) -> LinearSolution:

@@ -125,15 +125,17 @@ class _Loop:
             norm.lt(self.best_norm) if self.method.keeps_best else norm.lt(self.infinity).logical_and_(self.active)
         )
         left, better = _count(running, improved)
+        sound = self.stuck is None  # whoever ends here meets what is asked
         if better < self.at_work:  # what has improved is finite
             finite = norm.lt(self.infinity)
             if _count(finite)[0] < self.alive:
+                sound = False
                 if self.f.kind.iteration and self.own and self._comes_back():
                     return self.look()
                 running.logical_and_(finite)
                 left = _count(running)[0]
         if left < self.at_work:
-            running, left, better = self._end(running, improved, left, better)
+            running, left, better = self._end(running, improved, left, better, sound)
         if better == self.at_work:  # frozen samples stand at their best
             self.best, self.best_norm = self.z, norm
         elif better:
@@ -161,20 +163,21 @@ class _Loop:
         self.norm = self.judge.norm(self.f.residual(self.z))
         return True
 
-    def _end(self, running: Tensor, improved: Tensor, left: int, better: int) -> tuple[Tensor, int, int]:
-        """Some samples end here: judge their claims, and say how they end.
+    def _end(self, running: Tensor, improved: Tensor, left: int, better: int, sound: bool) -> tuple[Tensor, int, int]:
+        """Some samples end here: judge their claims, and say how they end.  ``sound``: nothing is stuck, and all norms are
+        finite, so that whoever ends meets what is asked.
 
         Returns which go on, how many they are, and how many of ``improved``, which may change, hold.
         """
         if not self._is_finite():
             # NaN solves nothing, whatever F makes of it (of a comparison, or a sign, a number)
-            finite = torch.isfinite(self.z).all(1)
+            finite, sound = torch.isfinite(self.z).all(1), False
             self.norm = torch.where(finite, self.norm, torch.nan)
             improved.logical_and_(finite)
             better = _count(improved)[0]
-        done = self.norm.le(self.tolerance)
-        claims = done if self.at_work == self.alive else done.logical_and(self.active)
-        claimed = _count(claims)[0]
+        done = self.active.logical_xor(running) if sound else self.norm.le(self.tolerance)
+        claims = done if sound or self.at_work == self.alive else done.logical_and(self.active)
+        claimed = self.at_work - left if sound else _count(claims)[0]
         if claimed:
             before = None if self.last is None else 2 * self.norm if self.method.encloses else self.last[1]
             holds = self.judge.examine(self.z, self.norm, claims, before, self.stuck)
@@ -200,10 +203,10 @@ class _Loop:
             self.status.zero_()  # CONVERGED
             self.all_converged = self.everything is None
             return running, left, better
-        ended = self.active.logical_xor(running)
+        ended = claims if sound else self.active.logical_xor(running)
         self.steps.masked_fill_(ended, self.step)
         self.status.masked_fill_(ended, int(Status.CONVERGED))
-        if _count(done)[0] < self.alive - left:
+        if not sound and _count(done)[0] < self.alive - left:
             failed = ended.logical_and_(~done)
             self.status.masked_fill_(failed, int(Status.NONFINITE))
             if self.step and self.f.kind.minimisation:  # a kink, where the gradient of sqrt(z^2) is NaN

@@ -53,13 +53,10 @@ class Evaluations:
         self.problem: Any = system.problem
         self.kind = self.problem.kind
         self.of_map, self.of_gradient = solves == "fixed_point", solves in _GRADIENTS
-        self.evaluations = 0
-        self.sample_evaluations = 0
+        self.evaluations = self.sample_evaluations = 0
         device = system.layout.device
         self.active = torch.ones(system.batch, dtype=torch.bool, device=device)
-        self.norm = self.best = self.best_norm = self.tolerance = torch.zeros(
-            (), device=device
-        )  # until the driver says
+        self.norm = self.best = self.best_norm = self.tolerance = torch.zeros((), device=device)  # the driver says
         self.stuck: Tensor | None = None
         self.falling: Tensor | None = None
         self.doubted: Tensor | None = None  # samples that no method before this one has solved, ``(batch,)``
@@ -69,7 +66,8 @@ class Evaluations:
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
         self._point: dict[str, Any] = {}
         self._limits: tuple[tuple[Tensor, Tensor] | None] | None = None
-        self._outside = Outside()
+        self._outside, live, tensors = Outside(), system.live, self.theta
+        self._live = lambda z: live(z, *tensors)
         fit = getattr(self.problem, "is_fit", False)
         self.fits = Fits(lambda z: self.problem.flat_residuals(self.kernel, z)) if fit else None
         self.frugal = True  # have products been enough for normal equations without a pattern so far?
@@ -297,10 +295,12 @@ class Evaluations:
         return self._outside.inner
 
     def _kernel(self, z: Tensor) -> Tensor:
-        return self._outside.evaluate(lambda y: self.system.live(y, *self.theta), z)
+        return self._outside.evaluate(self._live, z)
 
     def _get(self, z: Tensor, name: str) -> Tensor:
         point, how = self._point, self._how
+        if name in point and point["z"] is z and not z.requires_grad:
+            return point[name]
         if how != "visible" and isinstance(z, Tensor) and compat.tracked(z):
             point, how = {"z": z}, "visible"
         elif not point or point["z"] is not z:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -64,15 +63,10 @@ def test_whose_operations_are_looked_at(name: str, monkeypatch: pytest.MonkeyPat
     function, needless = CASES[name]
     said: list[bool] = []
     plain = system.faithful
-
-    def faithful(needless: bool = False) -> Any:
-        said.append(needless)
-        return plain(needless)
-
-    monkeypatch.setattr(system, "faithful", faithful)
+    monkeypatch.setattr(system, "faithful", lambda: said.append(True) or plain())
     x = X.clone().requires_grad_()
     ik.fixed_point(function, torch.zeros(3, dtype=D), (x,)).value.sum().backward()
-    assert said and set(said) == {needless}
+    assert bool(said) is not needless
 
 
 @pytest.mark.parametrize("name", ["a branch", "requires_grad", "grad_fn"])

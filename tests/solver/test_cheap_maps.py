@@ -230,6 +230,24 @@ def test_the_last_steps_of_a_cheap_map_are_made_without_a_look(
     assert anderson._cheaply_unseen(f, gain, room) == steps
 
 
+@pytest.mark.parametrize(("off", "first"), [(1.0, 2), (1e-10, 1)])
+def test_the_first_two_steps_are_made_at_once_unless_they_may_be_enough(
+    off: float, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    step = ik.Anderson.step
+
+    def look(self: Any, f: Any, z: Tensor, state: Any) -> Any:
+        out = step(self, f, z, state)
+        taken.append(f.taken)
+        return out
+
+    monkeypatch.setattr(ik.Anderson, "step", look)
+    c = torch.randn(8, 64, generator=torch.Generator().manual_seed(0), dtype=D)
+    found = ik.fixed_point(lambda z: 0.1 * z + c, c / 0.9 + off, batch_dims=1, solver="anderson")
+    assert bool(found.converged.all()) and taken[0] == first
+
+
 @pytest.mark.parametrize("memory", [1, 2, 5, 8])
 def test_the_last_look_is_remembered_whatever_the_memory(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rate is that since the last look, which is in a path of few steps too."""

@@ -125,6 +125,20 @@ def test_steps_are_made_unseen_for_the_slowest_sample_at_work_only() -> None:
         assert unseen([1.0, 1.6, 1.1e6], norm=torch.tensor([0.5, 1.5, 1e6], dtype=D)) == 0
 
 
+def test_between_mixings_of_a_cheap_map_the_slowest_sample_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    class F:
+        batch, size, at_work, ahead, weighs = 4, N, 3, 100, False
+        norm = torch.tensor([0.5, 0.5, 10.0, 1e6], dtype=D)
+        tolerance = torch.ones(4, dtype=D)
+        active = torch.tensor([True, True, True, False])
+
+    f: Any = F()
+    far, near, grows = (torch.tensor([1.0, 1.0, mark, 1e7], dtype=D) for mark in (40.0, 60.0, 9.0))
+    for cheap, expected in ((True, (1, 0, 0)), (False, (0, 0, 0))):
+        monkeypatch.setattr(anderson, "dropping_pays", lambda f, share, cheap=cheap: not cheap)
+        assert tuple(anderson._unseen(f, mark, False) for mark in (far, near, grows)) == expected
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Anderson's plain steps where a map contracts strongly: each sample decides for itself, and what they told is not lost.
 UNKNOWNS = 20

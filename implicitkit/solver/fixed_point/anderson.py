@@ -30,6 +30,7 @@ _SLOWER = 1.2  # ... while the second leaves so much more than the first, at mos
 _FEW, _FEWEST = 10, 8  # unknowns below which a few differences span them, and are mixed in any case (of a cheap map)
 _SOME = 0.1  # of the samples: while so many will not be done after one more step of a cheap map, it takes two
 _THRICE = 3.0  # times what half of the samples need: so many steps are made, at most, for the slowest one
+_TWO = 100.0  # times the tolerance: what two plain steps of a cheap map hardly lower to it
 _TIMES = 3  # so often three steps are made, at most, before somebody looks
 _NEAR, _HALF = 2.0, 0.5  # times the tolerance: what residuals of so many are not to fall below in steps not looked at
 
@@ -73,9 +74,9 @@ class Anderson(Method):
     cheap map plain steps go on while two of them leave an eighth of the residual, as they do of 10 to 63 of any.
 
     The plain steps between two mixings are made without a look at their residuals while, at the rate of the last ones, half
-    of the samples will not be near their tolerance after them, and nobody watches (a trace, a callback): a look costs as
-    much as a small map (from 64 unknowns on, unless ``period`` is given).  Of a cheap map the last seven are, and fewer, as
-    far as the slowest sample is expected to need them, and half of the others a third as many.
+    of the samples (of a cheap map: the slowest) will not be near their tolerance after them, and nobody watches (a trace, a
+    callback): a look costs as much as a small map (from 64 unknowns on, unless ``period`` is given).  Of a cheap map the
+    last seven are, and fewer, as far as the slowest sample is expected to need them, and half of the others a third as many.
 
     Memory: one array ``(batch, memory, 2 n)``, allocated once.  One evaluation a step.
 
@@ -172,7 +173,7 @@ class Anderson(Method):
         if k == 0:
             return self._onwards(f, return_to_best(f, mixed, guard), state), state
         if not due and eager is None:
-            return return_to_best(f, mixed, guard), state
+            return self._onwards(f, return_to_best(f, mixed, guard), state, k % _PERIOD), state
         slots = [(k - 1 - i) % m for i in range(min(new, k, m))]
         state["new"] = 0
         gamma, rhs = self._coefficients(state, r, min(k, m), slots)
@@ -203,7 +204,7 @@ class Anderson(Method):
         self, f: Evaluations, here: tuple[Tensor, Tensor], state: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Any]] | None:
         """The next of the plain steps that a cheap map takes from the first one on, or the next three, while samples are far
-        from done; ``None`` where they gain too little."""
+        from done; ``None`` where they gain too little.  The first two are made at once, unless they might be enough."""
         path, gain = state["path"], None
         if len(path) > 1:
             steps, before = next((j, p[2]) for j, p in enumerate(reversed(path), 1) if j > 1 and p[2] is not None)
@@ -212,22 +213,28 @@ class Anderson(Method):
                 return None
             state = state | {"pace": pace}
         path, z, kept = (*path, (*here, f.norm)), here[1], max(self.memory, _PERIOD + 1)
-        if gain is not None and f.ahead > 1 and _is_steady(f, state["path"]):
-            for _ in range(_cheaply_unseen(f, gain, min(f.ahead - 1, kept - 2))):
-                here = self._plain(f, z)
-                path, z = (*path, (*here, None)), here[1]
-                f.taken += 1
+        room = min(f.ahead - 1, kept - 2)
+        if gain is None:
+            unseen = int(room > 0 and _most(f, f.norm > _TWO * f.tolerance))
+        else:
+            unseen = _cheaply_unseen(f, gain, room) if room > 0 and _is_steady(f, state["path"]) else 0
+        for _ in range(unseen):
+            here = self._plain(f, z)
+            path, z = (*path, (*here, _size(here, f) if gain is None else None)), here[1]
+            f.taken += 1
         return z, state | {"path": path[-kept:], "since": state["since"] + f.taken}
 
-    def _onwards(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> Tensor:
-        """The next point to look at, which is ``z`` or lies some plain steps behind it (:func:`_unseen`); changes
-        ``state``."""
-        mark, state["mark"] = state["mark"], f.norm
+    def _onwards(self, f: Evaluations, z: Tensor, state: dict[str, Any], done: int = 0) -> Tensor:
+        """The next point to look at, which is ``z`` or lies some plain steps behind it (:func:`_unseen`), of which ``done``
+        have been made since the last mixing; changes ``state``."""
+        mark = state["mark"]
+        if not done:
+            state["mark"] = f.norm
         since = state["plain"][1] if state["plain"] is not None else 0
         if self.period is not None or mark is None or since or z.shape[1] < _WIDE or f.ahead < _PERIOD:
             return z
         plain, before = state["plain"] is not None, f.norm
-        steps = _PERIOD * _unseen(f, mark, plain)
+        steps = _PERIOD * _unseen(f, mark, plain) - done
         for j in range(1, steps):
             here = self._plain(f, z)
             if j % _PERIOD == 0:
@@ -241,7 +248,7 @@ class Anderson(Method):
                 remember(state, (k - 1) % self._rows(z), here, state["last"])
                 state.update(since=k + 1, last=here, new=state["new"] + 1)
             z = here[1]
-        if steps:
+        if steps > 0:
             state["plain"] = (before, _PERIOD - 1) if plain else None
             guard = state["guard"]
             state["guard"] = guard | {"step": int(guard.get("step") or 0) + steps - 1}
@@ -319,7 +326,8 @@ def _recalled(path: Path, memory: int, count: int) -> dict[str, Any]:
     state = empty(r, memory)
     for j, (old, new) in enumerate(itertools.pairwise(path), count - len(path)):
         remember(state, j % memory, new[:2], old[:2])
-    mark = path[-min(len(path), (count - 1) % _PERIOD + 1)][2]
+    seen = path[: max(1, len(path) - (count - 1) % _PERIOD)]
+    mark = next((size for *_, size in reversed(seen) if size is not None), None)
     kept = {"last": (r, mixed), "mark": mark, "since": count, "new": len(path) - 1, "path": None}
     return {**state, **kept, "guard": {"step": count}}
 
@@ -328,16 +336,20 @@ def _unseen(f: Evaluations, mark: Tensor, plain: bool) -> int:
     """How many times three steps are made until the next look.  ``mark``: the residuals when plain steps last began, three
     steps ago.
 
-    Once, if by what these have lost since then half of the samples will not be near the tolerance.  Where nothing is mixed,
-    and rows are not dropped, up to three times: half as often as the slowest sample still needs it, since the whole batch is
-    evaluated for that one, and others only come nearer.
+    Once, if by what these have lost since then half of the samples will not be near the tolerance; where rows are not
+    dropped, if the slowest will not: the whole batch is evaluated for that one, and others only come nearer.  Where nothing
+    is mixed either, up to three times: half as often as that one still needs it, or once.
     """
-    if not plain or dropping_pays(f, _HALF):
+    dropping = dropping_pays(f, _HALF)
+    if not plain or dropping:
         far = (f.norm.square() > _NEAR * f.tolerance * mark).logical_and_(f.norm < mark)
-        return int(_most(f, far, _HALF))
+        if dropping or _most(f, far, _HALF):
+            return int(not dropping or _most(f, far, _HALF))
+        now, then = (float(torch.where(f.active, norm / f.tolerance, 0).amax()) for norm in (f.norm, mark))
+        return int(now < then and now**2 > _NEAR * then)
     needed = (f.tolerance / f.norm).log_().div_((f.norm / mark).log_())
     slowest = float(torch.where(f.active, needed, 0).nan_to_num_(0, 0, 0).amax())
-    return max(0, min(int(slowest / 2), _TIMES, f.ahead // _PERIOD))
+    return int(min(slowest / 2 if slowest > 2 else max(0, slowest), _TIMES, f.ahead // _PERIOD))
 
 
 def _cheaply_unseen(f: Evaluations, gain: Tensor, room: int) -> int:
