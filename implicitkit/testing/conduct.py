@@ -19,12 +19,11 @@ from torch import Tensor
 
 from implicitkit.foundation import trees
 from implicitkit.foundation.trees import Layout
-from implicitkit.lifting.lifted import lift
 from implicitkit.solver.black_box import BlackBox
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solving.verbs import solve
-from implicitkit.system import System, check_output
+from implicitkit.system import System
 from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close, same
 from implicitkit.testing.known import Known, known_problems
 
@@ -247,9 +246,8 @@ def _is_method(solver: Any) -> bool:
 
 def _function(subject: Subject, known: Known, z: Tensor, theta: Tensor) -> Evaluations:
     """What a method sees of a known problem."""
-    layout = Layout(z, 1)
-    lifted = lift(known.problem.function, z, (theta,), check_output(known.problem, layout))
-    return Evaluations(System.of(known.problem, layout, lifted, (0,), (theta,)), lifted.theta, subject.solver.solves)
+    system = System.at(known.problem, Layout(z, 1), z, (theta,), (0,))
+    return Evaluations(system, system.lifted.theta, subject.solver.solves)
 
 
 def _steps(subject: Subject) -> Iterator[tuple[str, Evaluations, Tensor, Any]]:
