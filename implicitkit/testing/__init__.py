@@ -16,6 +16,8 @@ from implicitkit.testing.conformance import (
     ConformanceError,
     ConformanceReport,
     SolverCheck,
+    check_linear_solver,
+    check_rule,
     check_solver,
     parametrize_with_checks,
 )
@@ -29,6 +31,8 @@ __all__ = [
     "ConformanceReport",
     "Known",
     "SolverCheck",
+    "check_linear_solver",
+    "check_rule",
     "check_solver",
     "known_problems",
     "parametrize_with_checks",

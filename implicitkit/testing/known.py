@@ -24,7 +24,7 @@ from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
 
-__all__ = ["KNOWN", "MOST", "Endless", "Known", "known_problems", "limited", "twofold", "unsolvable"]
+__all__ = ["KNOWN", "MOST", "Endless", "Known", "known_problems", "limited", "spend", "twofold", "unsolvable"]
 
 MOST = 50_000  # evaluations in one check: four times what the dearest solver of this library needs (SciPy's CG)
 
@@ -189,16 +189,25 @@ def _counted(problem: Any) -> Problem:
     function = problem.function
 
     def counted(*arguments: Tensor) -> Tensor:
-        left = _left.get()
-        if left is not None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise Endless(f"the function was evaluated {MOST:,} times")
+        spend("evaluations of the function were made")
         found: Tensor = function(*arguments)
         return found
 
     counted_problem: Problem = type(problem)(counted)
     return counted_problem
+
+
+def spend(what: str) -> None:
+    """Count one evaluation, or one product.
+
+    Raises:
+        Endless: there have been :data:`MOST`, inside :func:`limited`.
+    """
+    left = _left.get()
+    if left is not None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Endless(f"{MOST:,} {what}")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,5 @@
+"""x"""
+
+from implicitkit.testing.check import Suite, Subject
+
+PROGRAMS = Suite("solver", Subject)
