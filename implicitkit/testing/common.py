@@ -36,11 +36,11 @@ _DEEP = 12  # containers in containers that are looked into
 _CONTAINERS = (list, dict, set, collections.deque, Tensor, np.ndarray)
 
 
-def add_common_checks(suite: Suite) -> None:
-    """Give a suite the checks that hold for every noun, but those that it has of its own."""
+def add_common_checks(suite: Suite, among: Callable[[Any], bool] = lambda part: True) -> None:
+    """Give a suite the checks that hold for every noun, but those that it has of its own; ``among``: of which parts."""
     for mend, run, applies in _COMMON:
         if run.__name__ not in suite.checks:
-            suite.check(mend, applies)(run)
+            suite.check(mend, lambda part, applies=applies: among(part) and applies(part))(run)  # type: ignore[misc]
 
 
 def _always(part: Any) -> bool:

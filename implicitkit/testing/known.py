@@ -24,7 +24,18 @@ from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
 
-__all__ = ["KNOWN", "MOST", "Endless", "Known", "known_problems", "limited", "spend", "twofold", "unsolvable"]
+__all__ = [
+    "KNOWN",
+    "MOST",
+    "Endless",
+    "Known",
+    "counting",
+    "known_problems",
+    "limited",
+    "spend",
+    "twofold",
+    "unsolvable",
+]
 
 MOST = 50_000  # evaluations in one check: four times what the dearest solver of this library needs (SciPy's CG)
 
@@ -185,16 +196,18 @@ def _known(name: str, problem: Problem, solution: Tensor, theta: Tensor, residua
 
 
 def _counted(problem: Any) -> Problem:
-    """The problem, whose function ends a solve that does not end by itself (:func:`limited`)."""
-    function = problem.function
+    counted_problem: Problem = type(problem)(counting(problem.function))
+    return counted_problem
+
+
+def counting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function, which ends a solve that does not end by itself (:func:`limited`)."""
 
     def counted(*arguments: Tensor) -> Tensor:
         spend("evaluations of the function were made")
-        found: Tensor = function(*arguments)
-        return found
+        return function(*arguments)
 
-    counted_problem: Problem = type(problem)(counted)
-    return counted_problem
+    return counted
 
 
 def spend(what: str) -> None:

@@ -322,10 +322,12 @@ def tells_of_failure(subject: RuleSubject) -> None:
 
 @check("Work in the dtype of z: tensors by z.new_* / *_like, tolerances by torch.finfo(z.dtype).eps.")
 def keeps_dtype(subject: RuleSubject) -> None:
-    """Of float32 the gradient is float32, and as good as that allows."""
+    """Of float32 the gradient is float32, and that of an exact rule as good as that allows."""
     for known in subject.known(dtype=torch.float32):
         got = subject.gradient(known, known.theta)
         assert got.dtype == torch.float32, f"{known.name}: the gradient is {got.dtype}"
+        if not subject.exact:
+            continue
         double = known_problems(known.problem.kind.name, batch=3, size=3)
         wanted = subject.gradient(next(k for k in double if k.name == known.name), known.theta.double())
         allowed = max(2e-3, 20 * subject.accuracy) * (1 + float(wanted.abs().max()))
