@@ -41,6 +41,7 @@ __all__ = [
     "check",
     "close",
     "same",
+    "solved",
 ]
 
 _ROUNDING = 1e-12  # what libraries of linear algebra leave between two runs: their sums follow the memory's alignment
@@ -205,6 +206,18 @@ def close(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
     """Assert that ``got`` is within ``tolerance`` of what is ``wanted``, everywhere."""
     worst = float((got - wanted).abs().max())
     assert worst <= tolerance, f"{what} is off by {worst:.3g} (allowed: {tolerance:.3g})"
+
+
+def solved(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
+    """As :func:`close`, for what every other check needs.
+
+    Raises:
+        Unsolved: it is not.
+    """
+    try:
+        close(got, wanted, tolerance, what)
+    except AssertionError as error:
+        raise Unsolved(str(error)) from None
 
 
 def same(first: Solution, second: Solution, what: str) -> None:

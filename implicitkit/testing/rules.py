@@ -16,7 +16,7 @@ from implicitkit.problem.base import Problem
 from implicitkit.solution import Solution
 from implicitkit.solver.catalogue import serves
 from implicitkit.solving.verbs import solve
-from implicitkit.testing.check import PROBLEMS, Suite, close
+from implicitkit.testing.check import PROBLEMS, Suite, close, solved
 from implicitkit.testing.common import add_common_checks
 from implicitkit.testing.known import KNOWN, Known, known_problems, unsolvable
 
@@ -45,10 +45,10 @@ class RuleSubject:
         """Does the rule say that its derivative is exact?"""
         return bool(getattr(self.part, "exact", True))
 
-    def known(self, batch: int = 3, dtype: torch.dtype = torch.float64) -> Iterator[Known]:
-        """Problems with known solutions, of every kind that the rule serves."""
+    def known(self, batch: int = 3, dtype: torch.dtype = torch.float64, *, linear: bool = True) -> Iterator[Known]:
+        """Problems with known solutions, of every kind that the rule serves, a linear and a nonlinear one."""
         for kind in self.kinds or _served(self.part, self.solver):
-            yield from known_problems(kind, batch=batch, size=3, dtype=dtype)
+            yield from known_problems(kind, batch=batch, size=3, dtype=dtype)[0 if linear else 1 :]
 
     def solve(self, known: Known, theta: Tensor, problem: Problem | None = None, **options: Any) -> Solution:
         """Solve a known problem as a batch."""
@@ -162,7 +162,7 @@ def gradient_is_exact(subject: RuleSubject) -> None:
     for known in subject.known():
         wanted = _exact(known, known.theta)
         got = subject.gradient(known, known.theta)
-        close(got, wanted, subject.allowed(wanted), f"{known.name}: the gradient")
+        solved(got, wanted, subject.allowed(wanted), f"{known.name}: the gradient")
 
 
 @check(
@@ -187,7 +187,7 @@ def gradient_points_the_same_way(subject: RuleSubject) -> None:
 )
 def jacobians_in_both_modes(subject: RuleSubject) -> None:
     """``jacrev``, ``jacfwd`` and ``jvp`` give the closed form."""
-    for known in subject.known(batch=2):
+    for known in subject.known(batch=2, linear=False):
 
         def value(theta: Tensor, known: Known = known) -> Tensor:
             return subject.solve(known, theta).value
@@ -198,10 +198,10 @@ def jacobians_in_both_modes(subject: RuleSubject) -> None:
             wanted[i, :, i] = exact[i]
         allowed = subject.allowed(wanted)
         for mode, transform in (("jacrev", torch.func.jacrev), ("jacfwd", torch.func.jacfwd)):
-            close(transform(value)(known.theta), wanted, allowed, f"{known.name}: {mode}")
+            solved(transform(value)(known.theta), wanted, allowed, f"{known.name}: {mode}")
         t = torch.linspace(-1, 1, known.theta.numel(), dtype=torch.float64, device="cpu").reshape(known.theta.shape)
         tangent = torch.func.jvp(value, (known.theta,), (t,))[1]
-        close(tangent, (exact @ t.unsqueeze(-1)).squeeze(-1), allowed, f"{known.name}: jvp")
+        solved(tangent, (exact @ t.unsqueeze(-1)).squeeze(-1), allowed, f"{known.name}: jvp")
 
 
 @check(
@@ -211,7 +211,7 @@ def jacobians_in_both_modes(subject: RuleSubject) -> None:
 )
 def second_order(subject: RuleSubject) -> None:
     """Derivatives of a gradient, in reverse over reverse and forward over reverse, are its finite differences."""
-    for known in subject.known(batch=2):
+    for known in subject.known(batch=2, linear=False):
         v = torch.linspace(-1, 1, known.theta.numel(), dtype=torch.float64, device="cpu").reshape(known.theta.shape)
         ahead, behind = (_exact(known, known.theta + h * v) for h in (_SHIFT, -_SHIFT))
         wanted = (ahead - behind) / (2 * _SHIFT)
@@ -223,9 +223,9 @@ def second_order(subject: RuleSubject) -> None:
         (first,) = torch.autograd.grad(loss(theta), theta, create_graph=True)
         allowed = max(1e-6, 10 * subject.accuracy) * (10 + 10 * float(wanted.abs().max()))
         reverse = _of_product(first, theta, v)
-        close(reverse, wanted, allowed, f"{known.name}: the Hessian by a vector, reverse over reverse")
+        solved(reverse, wanted, allowed, f"{known.name}: the Hessian by a vector, reverse over reverse")
         forward = torch.func.jvp(torch.func.grad(loss), (known.theta,), (v,))[1]
-        close(forward, wanted, allowed, f"{known.name}: the Hessian by a vector, forward over reverse")
+        solved(forward, wanted, allowed, f"{known.name}: the Hessian by a vector, forward over reverse")
 
 
 def _of_product(first: Tensor, theta: Tensor, v: Tensor) -> Tensor:
@@ -238,10 +238,10 @@ def _of_product(first: Tensor, theta: Tensor, v: Tensor) -> Tensor:
 @check("Rows are samples: norms, step lengths and tests are those of a row, dim=1.")
 def batch_equals_loop(subject: RuleSubject) -> None:
     """The gradients of a batch are those of its samples alone."""
-    for known in subject.known():
+    for known in subject.known(linear=False):
         together = subject.gradient(known, known.theta)
         alone = torch.cat([subject.gradient(known, known.theta[i : i + 1]) for i in range(3)])
-        close(together, alone, subject.allowed(alone), f"{known.name}: the gradients of a batch, against one by one")
+        solved(together, alone, subject.allowed(alone), f"{known.name}: the gradients of a batch, against one by one")
 
 
 @check(
@@ -249,7 +249,7 @@ def batch_equals_loop(subject: RuleSubject) -> None:
 )
 def vmap_of_the_gradient(subject: RuleSubject) -> None:
     """``vmap(grad)`` over single samples is the gradient of the batch."""
-    for known in subject.known():
+    for known in subject.known(linear=False):
 
         def one(theta: Tensor, known: Known = known) -> Tensor:
             options: dict[str, Any] = {"batch_dims": 0, "in_dims": None, "z0": known.z0[0]}
@@ -257,13 +257,13 @@ def vmap_of_the_gradient(subject: RuleSubject) -> None:
 
         mapped = torch.func.vmap(torch.func.grad(one))(known.theta)
         wanted = subject.gradient(known, known.theta)
-        close(mapped, wanted, subject.allowed(wanted), f"{known.name}: vmap(grad)")
+        solved(mapped, wanted, subject.allowed(wanted), f"{known.name}: vmap(grad)")
 
 
 @check("Derivatives are in request.theta, which has captured tensors and parameters too: leave none of them out.")
 def reaches_captured_tensors(subject: RuleSubject) -> None:
     """A tensor that the function captures has the gradient that it has as an argument."""
-    for known in subject.known():
+    for known in subject.known(linear=False):
         theta, function = known.theta.clone().requires_grad_(), known.problem.function
         problem = PROBLEMS[known.problem.kind.name](lambda z: function(z, theta))  # noqa: B023
         how: dict[str, Any] = {"batch_dims": 1, "solver": subject.solver, "rule": subject.part}
@@ -271,7 +271,7 @@ def reaches_captured_tensors(subject: RuleSubject) -> None:
         assert value.requires_grad, f"{known.name}: the solution has no derivative by a captured tensor"
         (got,) = torch.autograd.grad(_loss(value).sum(), theta)
         wanted = subject.gradient(known, known.theta)
-        close(got, wanted, subject.allowed(wanted), f"{known.name}: the gradient by a captured tensor")
+        solved(got, wanted, subject.allowed(wanted), f"{known.name}: the gradient by a captured tensor")
 
 
 @check(
@@ -280,14 +280,14 @@ def reaches_captured_tensors(subject: RuleSubject) -> None:
 def nan_stays_in_its_sample(subject: RuleSubject) -> None:
     """Beside a sample whose argument is NaN, the gradients of the others are what they are."""
     keep = torch.tensor([0, 2], device="cpu")
-    for known in subject.known():
+    for known in subject.known(linear=False):
         theta = known.theta.clone()
         theta[1] = torch.nan
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             got = subject.gradient(known, theta, on_failure="ignore", max_steps=100)[keep]
         wanted = subject.gradient(known, known.theta)[keep]
-        close(got, wanted, subject.allowed(wanted), f"{known.name}: the gradients beside a sample of NaN")
+        solved(got, wanted, subject.allowed(wanted), f"{known.name}: the gradients beside a sample of NaN")
 
 
 @check(
@@ -323,7 +323,7 @@ def tells_of_failure(subject: RuleSubject) -> None:
 @check("Work in the dtype of z: tensors by z.new_* / *_like, tolerances by torch.finfo(z.dtype).eps.")
 def keeps_dtype(subject: RuleSubject) -> None:
     """Of float32 the gradient is float32, and that of an exact rule as good as that allows."""
-    for known in subject.known(dtype=torch.float32):
+    for known in subject.known(dtype=torch.float32, linear=False):
         got = subject.gradient(known, known.theta)
         assert got.dtype == torch.float32, f"{known.name}: the gradient is {got.dtype}"
         if not subject.exact:
