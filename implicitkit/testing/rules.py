@@ -60,17 +60,17 @@ class RuleSubject:
 
     def gradient(self, known: Known, theta: Tensor, **options: Any) -> Tensor:
         """That of a nonlinear function of the solution."""
-        theta = theta.detach().requires_grad_()
+        theta = theta if theta.requires_grad else theta.detach().requires_grad_()
         return torch.autograd.grad(_loss(self.solve(known, theta, **options).value).sum(), theta)[0]
 
     def allowed(self, wanted: Tensor) -> float:
         """How far a derivative may be from this one."""
         eps = torch.finfo(wanted.dtype).eps
-        return 200 * (max(self.accuracy, eps ** (2 / 3)) + 1e-9) * (1 + float(wanted.abs().max()))
+        return 20 * (max(self.accuracy, eps ** (2 / 3)) + 1e-9) * (1 + float(wanted.abs().max()))
 
     def example(self) -> Tensor:
         """The argument of the first problem."""
-        return next(self.known()).theta.clone()
+        return next(self.known()).theta.clone().requires_grad_()
 
     def act(self, theta: Tensor) -> Tensor:
         """Its gradient."""
@@ -149,7 +149,7 @@ def keeps_the_solution(subject: RuleSubject) -> None:
             assert solution.value.requires_grad == tracked, (
                 f"{known.name}: the value {'has no graph' if tracked else 'has a graph though nothing asks for one'}"
             )
-            close(solution.value.detach(), known.solution, 1e-6, f"{known.name}: the solution")
+            close(solution.value.detach(), known.solution, max(1e-8, subject.accuracy), f"{known.name}: the solution")
 
 
 @check(

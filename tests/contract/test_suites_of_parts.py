@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.extend import LinearSolution, QPPoint
+from implicitkit.extend import LinearSolution
 from implicitkit.testing import SolverCheck, check_linear_solver, check_rule, check_solver
 
 _ELSEWHERE = ("cholmod", "pardiso", "piqp", "proxqp")  # need packages that need not be there
@@ -149,7 +149,7 @@ class Grows(Direct):
 
 class Random(Direct):
     def x(self, A: Any, b: Tensor) -> Tensor:
-        return super().x(A, b) * (1 + 1e-10 * torch.rand(1, dtype=b.dtype))
+        return super().x(A, b) * (1 + 1e-7 * torch.rand(1, dtype=b.dtype))
 
 
 class ForgetsItsPreconditioner(Direct):
@@ -433,9 +433,6 @@ RIGHT_RULES = [
     FixedPointsOnly(),
     Refuses(),
     SaysLoose(),
-    ik.Implicit(linear_solver="lu"),
-    ik.Phantom(),
-    ik.Neumann(),
 ]
 WRONG_RULES = [
     ("gradient_is_exact", Loose()),
@@ -456,3 +453,186 @@ WRONG_RULES = [
     ("gradient_is_exact", ByASeries()),
     ("reaches_captured_tensors", ForgetsCaptured()),
 ]
+
+
+# ------------------------------------------------------------------------------------------------- solvers of programs
+@dataclass(frozen=True)
+class Program(ik.extend.Solver):
+    """Right, by the interior-point method that is there."""
+
+    solves: ClassVar[Any] = "quadratic_program"
+
+    def run(self, f: Any, z0: Tensor, options: Any) -> Any:
+        inner = "interior_point" if self.solves == "quadratic_program" else "sqp"
+        return self.spoilt(ik.extend.get_solver(inner).run(f, z0, options), f, options)
+
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        return found
+
+
+class Constrained(Program):
+    solves: ClassVar[Any] = "constrained"
+
+
+class BoundsOnly(Constrained):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        if ik.extend.Model(f).count:
+            raise ik.CapabilityError("bounds only")
+        return found
+
+
+class Elsewhere(Program):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        found.z = found.z + 1e-3
+        return found
+
+
+class OtherSign(Program):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        found.z = torch.cat([found.z[:, :2], -found.z[:, 2:]], 1)
+        return found
+
+
+class NoMultipliers(Program):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        found.z = torch.cat([found.z[:, :2], 0 * found.z[:, 2:]], 1)
+        return found
+
+
+class CallsAllSolved(Program):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        found.status = 0 * found.status
+        return found
+
+
+class CallsNoneSolved(Program):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        found.status = 0 * found.status + 1
+        return found
+
+
+class OneFailureIsAll(Program):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        found.status = found.status.amax().expand_as(found.status).clone()
+        return found
+
+
+class RaisesForOne(Program):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        if bool(found.status.any()):
+            raise ArithmeticError("primal infeasible")
+        return found
+
+
+class RaisesForUnbounded(Program):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        if bool((found.status == int(ik.Status.UNBOUNDED)).any()):
+            raise ArithmeticError("dual infeasible")
+        return found
+
+
+class FirstSampleOnly(Program):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        found.z = found.z[:1].expand_as(found.z).clone()
+        return found
+
+
+class SingleProgram(Program):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        found.z = found.z.float().to(found.z)
+        return found
+
+
+class PrintsProgram(Program):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        print("optimal")
+        return found
+
+
+class GrowsProgram(Program):
+    log: ClassVar[list[str]] = []
+
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        self.log.append("optimal")
+        return found
+
+
+class RandomProgram(Program):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        found.z = found.z * (1 + 1e-9 * torch.rand_like(found.z))
+        return found
+
+
+class DefaultDtype(Program):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        torch.set_default_dtype(torch.float64)
+        return found
+
+
+class StopsEarly(Constrained):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        found.z = found.z + 0.1 * options.rtol**0.5
+        return found
+
+
+class CountsTooMany(Constrained):
+    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
+        found.steps = found.steps + 5
+        return found
+
+
+RIGHT_PROGRAMS = [Program(), BoundsOnly()]
+WRONG_PROGRAMS = [
+    ("finds_known_solutions", Elsewhere()),
+    ("multipliers_are_those_of_the_lagrangian", OtherSign()),
+    ("multipliers_are_those_of_the_lagrangian", NoMultipliers()),
+    ("tells_of_infeasible_samples", CallsAllSolved()),
+    ("finds_known_solutions", CallsNoneSolved()),
+    ("tells_of_infeasible_samples", OneFailureIsAll()),
+    ("tells_of_infeasible_samples", RaisesForOne()),
+    ("tells_of_unbounded_samples", RaisesForUnbounded()),
+    ("finds_known_solutions", FirstSampleOnly()),
+    ("gradient_of_the_solution", NoMultipliers()),
+    ("finds_known_solutions", SingleProgram()),
+    ("leaves_the_process_alone", PrintsProgram()),
+    ("grows_no_state", GrowsProgram()),
+    ("is_deterministic", RandomProgram()),
+    ("leaves_the_process_alone", DefaultDtype()),
+    ("honours_tolerance", StopsEarly()),
+    ("honours_max_steps", CountsTooMany()),
+]
+CHECKS_OF = {"linear": check_linear_solver, "rule": check_rule, "program": check_solver}
+RIGHT = {"linear": RIGHT_LINEAR, "rule": RIGHT_RULES, "program": RIGHT_PROGRAMS}
+WRONG = {"linear": WRONG_LINEAR, "rule": WRONG_RULES, "program": WRONG_PROGRAMS}
+
+
+@pytest.mark.parametrize(("of", "part"), [(of, part) for of, parts in RIGHT.items() for part in parts], ids=repr)
+def test_a_right_part_passes(of: str, part: Any) -> None:
+    assert CHECKS_OF[of](part).passed
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "part"),
+    [(of, *row) for of, rows in WRONG.items() for row in rows],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_a_wrong_part_is_found_out(of: str, name: str, part: Any, capfd: Any) -> None:
+    default = torch.get_default_dtype()
+    try:
+        report = CHECKS_OF[of](part, checks=[name], raise_on_failure=False)
+    finally:
+        torch.set_default_dtype(default)
+    (result,) = report.results
+    assert result.outcome == "failed" and result.message and result.mend in str(report) + result.mend
+
+
+def test_one_fault_is_told_once() -> None:
+    text = str(check_linear_solver(Negative(), raise_on_failure=False))
+    assert text.count("saw:") == 1 and "as in solves_well_conditioned_systems: mend that first" in text
+
+
+def test_names_of_other_nouns_are_no_solvers() -> None:
+    with pytest.raises(ik.UnknownNameError, match="There is a linear solver of that name"):
+        check_solver("cholmod")
+    with pytest.raises(ValueError, match="kind must be one of"):
+        ik.testing.parametrize_with_checks(["lu"], kind="linear")
