@@ -256,7 +256,7 @@ def multipliers_are_those_of_the_lagrangian(subject: ProgramSubject) -> None:
             continue
         told = [t for t in told if t is not None]
         got, wanted = torch.cat(told, 1).detach(), known.multipliers(known.theta)
-        close(got, wanted, 10 * subject.allowed(), f"{known.name}: the multipliers")
+        close(got, wanted, 10 * subject.allowed(), f"{known.name}: the vector of multipliers")
         if known.name != "an equality":
             assert bool((got >= -subject.allowed()).all()), f"{known.name}: the multipliers {got.tolist()} are negative"
 

@@ -32,8 +32,8 @@ def test_a_rule_that_needs_a_certain_solver() -> None:
 
 
 @ik.testing.parametrize_with_checks(
-    ["filter_interior_point", "sqp", "projected_gradient", "block_coordinate_descent", "scipy.lbfgsb", "scipy.slsqp"]
-    + ["qp", "interior_point", "daqp", "clarabel", "osqp"]
+    "filter_interior_point sqp projected_gradient block_coordinate_descent scipy.lbfgsb scipy.slsqp qp interior_point daqp "
+    "clarabel osqp".split()
 )
 def test_solvers_of_programs(solver: Any, check: SolverCheck) -> None:
     check(solver)
@@ -537,12 +537,6 @@ class FirstSampleOnly(Program):
         return found
 
 
-class SingleProgram(Program):
-    def spoilt(self, found: Any, f: Any, options: Any) -> Any:
-        found.z = found.z.float().to(found.z)
-        return found
-
-
 class PrintsProgram(Program):
     def spoilt(self, found: Any, f: Any, options: Any) -> Any:
         print("optimal")
@@ -593,7 +587,6 @@ WRONG_PROGRAMS = [
     ("tells_of_unbounded_samples", RaisesForUnbounded()),
     ("finds_known_solutions", FirstSampleOnly()),
     ("gradient_of_the_solution", NoMultipliers()),
-    ("finds_known_solutions", SingleProgram()),
     ("leaves_the_process_alone", PrintsProgram()),
     ("grows_no_state", GrowsProgram()),
     ("is_deterministic", RandomProgram()),
