@@ -22,7 +22,7 @@ from implicitkit.foundation.faithful import faithful, mapped
 from implicitkit.foundation.trees import Layout, hint_of_no_tensor, hint_of_pair, tree_flatten
 from implicitkit.foundation.wording import kind_of, of_the_objective
 from implicitkit.lifting.fewer_rows import Larger, watched
-from implicitkit.lifting.lifted import Lifted
+from implicitkit.lifting.lifted import Lifted, lift
 from implicitkit.lifting.reach import captured_rows
 from implicitkit.sparsity.identity import identity_of, settings_of
 from implicitkit.sparsity.known import Sparsity
@@ -142,6 +142,12 @@ class System:
             lifted=lifted,
             autocast=autocast,
         )
+
+    @staticmethod
+    def at(problem: Any, layout: Layout, z: Any, args: tuple[Any, ...], in_dims: Any = None) -> System:
+        """The system of a problem whose function is evaluated at the state ``z``; ``lifted.theta`` are its tensors."""
+        lifted = lift(problem.function, z, args, check_output(problem, layout))
+        return System.of(problem, layout, lifted, in_dims, args)
 
     def residual(self, z: Tensor, *theta: Tensor) -> Tensor:
         """``F(z, *theta)``, pure in its arguments and differentiable at any level."""

@@ -4,7 +4,7 @@
     python -m implicitkit info [--json] [--strict]
     python -m implicitkit doctor [--json]
     python -m implicitkit --version
-    python -m implicitkit check SOLVER [--import MODULE] [--checks NAME,...] [--accuracy RTOL] [--json]
+    python -m implicitkit check NAME [--kind linear-solvers] [--import MODULE] [--checks NAME,...] [--accuracy RTOL] [--json]
 
 Exit codes: 0 in order; 1 the solver failed a check, the doctor found something, or a plugin failed to load and ``--strict``
 was given; 2 the command was not understood (no such solver, section or check).
@@ -77,8 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("info", parents=[common], help="versions, threads, devices, plugins")
     doctor = commands.add_parser("doctor", help="versions, devices, plugins, and a self-test of ten seconds")
     doctor.add_argument("--json", action="store_true", help="print JSON instead of text")
-    check = commands.add_parser("check", help="run the conformance suite on a solver")
+    check = commands.add_parser("check", help="run the conformance suite on a solver, linear solver or rule")
     check.add_argument("solver", help="the name it is registered by")
+    check.add_argument(
+        "--kind", choices=("solvers", "linear-solvers", "rules"), default="solvers", help="what the name is that of"
+    )
     check.add_argument(
         "--import", dest="modules", action="append", default=[], metavar="MODULE", help="import this first (no plugin)"
     )
@@ -89,14 +92,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from implicitkit.testing import check_solver  # only this command needs it
+    from implicitkit import testing  # only this command needs it
 
+    suites: dict[str, Any] = {"solvers": testing.check_solver, "rules": testing.check_rule}
+    run = suites.get(options.kind, testing.check_linear_solver)
     keywords = {} if options.accuracy is None else {"accuracy": options.accuracy}
     try:
         for module in options.modules:
             importlib.import_module(module)
         checks = None if options.checks is None else options.checks.split(",")
-        report = check_solver(options.solver, checks=checks, raise_on_failure=False, **keywords)
+        report = run(options.solver, checks=checks, raise_on_failure=False, **keywords)
     except (ImportError, UnknownNameError, ValueError) as error:
         print(f"implicitkit check: {error}", file=sys.stderr)
         return 2

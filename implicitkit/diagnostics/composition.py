@@ -25,9 +25,8 @@ from implicitkit.foundation import autodiff
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.trees import Layout
 from implicitkit.lifting.inference import despite_inference_mode
-from implicitkit.lifting.lifted import lift
 from implicitkit.solving.verbs import solve
-from implicitkit.system import System, check_output
+from implicitkit.system import System
 
 __all__ = ["Analysis", "Cost", "analyse"]
 
@@ -110,11 +109,10 @@ def analyse(
             f"the analysis forms matrices, and {layout.size} unknowns a sample are more than {_DENSE}: analyse a smaller "
             "instance of the composition"
         )
-    lifted = lift(joint.function, dict(state), inputs, check_output(joint, layout))
-    system = System.of(joint, layout, lifted, None, inputs)
+    system = System.at(joint, layout, dict(state), inputs)
     parts = Nodes(joint.map, system)
     z = layout.pack(dict(state)).detach()
-    blocks = JacobianByComponent(parts, z, [t.detach() for t in lifted.theta])
+    blocks = JacobianByComponent(parts, z, [t.detach() for t in system.lifted.theta])
     matrices = _jacobian(blocks, parts)
     states = {name: part[:_SAMPLES] for name, part in parts.split(z).items()}
     values = {n: v.detach()[:_SAMPLES] for n, v in parts.split(blocks.join(blocks.values)).items()}

@@ -26,11 +26,10 @@ from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.lifting.inference import despite_inference_mode
-from implicitkit.lifting.lifted import lift
 from implicitkit.lifting.watch import resolve
 from implicitkit.problem.base import Problem
 from implicitkit.solution import Solution
-from implicitkit.system import System, check_output
+from implicitkit.system import System
 
 __all__ = ["Stability", "stability"]
 
@@ -155,9 +154,8 @@ def _state(subject: Any, z: Any, args: Any, batch_dims: int) -> tuple[System, tu
         raise TypeError("with a problem, pass the state too: stability(problem, z, args)")
     args = args if isinstance(args, tuple) else (args,)
     layout = Layout(z, batch_dims, name="z")
-    lifted = lift(subject.function, z, args, check_output(subject, layout))
-    system = System.of(subject, layout, lifted, None, args)
-    return system, tuple(t.detach() for t in lifted.theta), layout.pack(tree_map(resolve, z)).detach(), layout
+    system = System.at(subject, layout, z, args)
+    return system, tuple(t.detach() for t in system.lifted.theta), layout.pack(tree_map(resolve, z)).detach(), layout
 
 
 def _dense(A: Operator, sign: float, shift: float, count: int) -> Tensor:

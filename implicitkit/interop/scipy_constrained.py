@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -39,6 +40,7 @@ class _Sample:
     def __init__(self, model: Model, z: Tensor, index: int) -> None:
         self.model, self.z, self.index = model, z, index
         self.point: Array | None = None
+        self.finite = True
 
     def at(self, x: Array) -> tuple[float, Array, Array, Array]:
         if self.point is None or not np.array_equal(x, self.point):
@@ -47,6 +49,7 @@ class _Sample:
             local = self.model.local(z)
             value, slope, constraints, jacobian = (t[self.index].double().cpu().numpy() for t in local)
             self.point, self.known = np.array(x), (float(value), slope, constraints, jacobian)
+            self.finite = all(np.isfinite(part).all() for part in self.known)
         return self.known
 
 
@@ -87,7 +90,7 @@ class _SciPy(Solver):
             box = None
             if bounds is not None:
                 box = scipy.optimize.Bounds(*(b[i].double().cpu().numpy() for b in bounds))
-            with warnings.catch_warnings(), contextlib.suppress(ArithmeticError):
+            with warnings.catch_warnings(), contextlib.suppress(ArithmeticError), _refusals_of(sample):
                 warnings.simplefilter("ignore")
                 answer = scipy.optimize.minimize(
                     lambda x, s=sample: s.at(x)[0],
@@ -168,6 +171,16 @@ class TrustConstr(_SciPy):
 
     def _options(self, target: float, max_steps: int) -> dict[str, Any]:
         return {"maxiter": max_steps, "gtol": target, "xtol": 1e-15, "barrier_tol": 1e-12}
+
+
+@contextlib.contextmanager
+def _refusals_of(sample: _Sample) -> Iterator[None]:
+    """What SciPy raises at numbers that are not finite ends one sample, not the batch."""
+    try:
+        yield
+    except ValueError:
+        if sample.finite:
+            raise
 
 
 def least_squares_multipliers(model: Model, z: Tensor, bounds: tuple[Tensor, Tensor] | None, start: Tensor) -> Tensor:

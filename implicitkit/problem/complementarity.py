@@ -70,7 +70,7 @@ def plus_slope(v: Tensor, kappa: float = 0.0) -> Tensor:
 def lesser(a: Tensor, b: Tensor, kappa: float = 0.0) -> Tensor:
     """``a - plus(a - b, kappa)``, hence ``min(a, b)`` for ``kappa = 0``; where one is huge the other keeps its digits."""
     gap = a - b
-    least = torch.where(gap >= 0, b, a)
+    least = torch.where(gap.isnan(), gap, torch.where(gap >= 0, b, a))  # NaN of either is NaN
     return least - torch.where(gap >= 0, plus(-gap, kappa), plus(gap, kappa)) if kappa else least
 
 

@@ -18,7 +18,8 @@ class Rule(Configured):
     r"""How the derivative is formed.
 
     :meth:`attach` returns the packed solution, differentiable by the rule, and the figures of the solve.
-    ``needs`` names the problem kinds it is made for (empty: all).
+    ``needs`` names the problem kinds it is made for (empty: all).  ``exact = False`` says that it is an approximation of the
+    derivative by intention (:func:`implicitkit.testing.check_rule` then asks for its direction only).
 
     With ``A = dF/dz`` at the solution every rule stands for ``dz/d\theta = -A^{-1} dF/d\theta`` or for an approximation
     of ``A^{-1}``.  Shapes: the packed solution is ``(batch, n)``, the adjoint ``u`` of ``A^T u = g`` likewise, sample by
@@ -30,6 +31,7 @@ class Rule(Configured):
 
     name: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()
+    exact: ClassVar[bool] = True
 
     def attach(self, request: Request) -> tuple[Tensor, Tensor | None]:
         """``(z, stats)``: ``(batch, n)``, and what :meth:`Request.solve` returned beside it."""

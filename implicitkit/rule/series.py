@@ -23,6 +23,7 @@ __all__ = ["Neumann", "OneStep", "Phantom"]
 
 class _Series(Rule):
     needs: ClassVar[tuple[str, ...]] = ("fixed_point",)
+    exact: ClassVar[bool] = False
 
     def _series(self) -> Any:
         raise NotImplementedError(type(self).__name__)

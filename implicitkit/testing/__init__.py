@@ -1,7 +1,9 @@
-"""The conformance suite: is my solver right, honest, batched, deterministic?
+"""The conformance suites: is my solver, linear solver or rule right, honest, batched, deterministic?
 
     import implicitkit as ik
     ik.testing.check_solver("my_solver")                            # raises with what to mend
+    ik.testing.check_linear_solver("my_linear_solver")
+    ik.testing.check_rule("my_rule")
 
     @ik.testing.parametrize_with_checks(["my_solver"])              # one pytest test a check
     def test_conformance(solver, check):
@@ -16,6 +18,8 @@ from implicitkit.testing.conformance import (
     ConformanceError,
     ConformanceReport,
     SolverCheck,
+    check_linear_solver,
+    check_rule,
     check_solver,
     parametrize_with_checks,
 )
@@ -29,6 +33,8 @@ __all__ = [
     "ConformanceReport",
     "Known",
     "SolverCheck",
+    "check_linear_solver",
+    "check_rule",
     "check_solver",
     "known_problems",
     "parametrize_with_checks",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.catalogue import serves
 from implicitkit.solver.method import Method
 from implicitkit.solving.verbs import solve
-from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close, same
+from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close
 from implicitkit.testing.known import KNOWN, Known, known_problems, twofold, unsolvable
 
 __all__: list[str] = []
@@ -335,16 +333,3 @@ def errors_of_the_function_surface(subject: Subject) -> None:
         return
     assert calls > 2, f"the function was called {calls} times only: the solve cannot have been right"
     raise AssertionError("the exception of the user's function was swallowed")
-
-
-@check("Make it a (frozen) dataclass at module level, with plain values as options.")
-def copies_and_pickles(subject: Subject) -> None:
-    """The configured solver survives ``copy.deepcopy`` and ``pickle`` and solves alike."""
-    known = subject.known()[0]
-    wanted = subject.solve(known)
-    local = "<locals>" in getattr(subject.solver, "find", type(subject.solver)).__qualname__
-    for name, clone in (
-        ("deepcopy", copy.deepcopy),
-        *(() if local else (("pickle", lambda s: pickle.loads(pickle.dumps(s))),)),
-    ):
-        same(wanted, Subject(clone(subject.solver), subject.accuracy).solve(known), f"{known.name}, after {name}")

@@ -1,7 +1,7 @@
 """What a check of the conformance suite is, and what it is given.
 
-A check gets a :class:`Subject` and raises ``AssertionError`` with what it saw.  ``mend`` says what the author of a solver
-should change.
+A check gets what is under test (a solver's :class:`Subject`) and raises ``AssertionError`` with what it saw.  ``mend`` says
+what the author should change.  The checks of one noun are a :class:`Suite`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,7 +27,22 @@ from implicitkit.solution import Solution, Status
 from implicitkit.solving.verbs import solve
 from implicitkit.testing.known import Endless, Known, known_problems, limited
 
-__all__ = ["CHECKS", "PROBLEMS", "Check", "Subject", "Unended", "Unsolved", "all_converged", "check", "close", "same"]
+__all__ = [
+    "CHECKS",
+    "NATIVE",
+    "PROBLEMS",
+    "SOLVERS",
+    "Check",
+    "Subject",
+    "Suite",
+    "Unended",
+    "Unsolved",
+    "all_converged",
+    "check",
+    "close",
+    "same",
+    "solved",
+]
 
 _ROUNDING = 1e-12  # what libraries of linear algebra leave between two runs: their sums follow the memory's alignment
 
@@ -44,7 +59,7 @@ class Unended(AssertionError):
     """A solve does not end."""
 
 
-_NATIVE = {
+NATIVE = {
     "fixed_point": "fixed_point",
     "root": "root",
     "minimise": "argmin",
@@ -65,16 +80,21 @@ class Subject:
     """A solver under test.
 
     Attributes:
-        solver: the configured object. accuracy: the tightest relative tolerance that is asked of it in float64.
+        part: the configured object. accuracy: the tightest relative tolerance that is asked of it in float64.
     """
 
-    solver: Any
+    part: Any
     accuracy: float
+
+    @property
+    def solver(self) -> Any:
+        """The solver under test."""
+        return self.part
 
     @property
     def kind(self) -> str:
         """The problem kind that the solver is made for."""
-        return _NATIVE[self.solver.solves]
+        return NATIVE[self.solver.solves]
 
     @property
     def size(self) -> int:
@@ -86,6 +106,14 @@ class Subject:
         float64's, at most two thirds."""
         share = math.log(self.accuracy) / math.log(torch.finfo(torch.float64).eps)
         return float(torch.finfo(dtype).eps ** min(share, 2 / 3))
+
+    def example(self) -> Tensor:
+        """The argument of one solve."""
+        return self.known()[0].theta.clone()
+
+    def act(self, theta: Tensor) -> Tensor:
+        """The solution for this argument."""
+        return self.solve(self.known()[0], theta).value.detach()
 
     def known(self, kind: str | None = None, *, batch: int = 3, dtype: torch.dtype = torch.float64) -> list[Known]:
         """Problems with known solutions, of the solver's own kind unless told."""
@@ -108,14 +136,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Check:
-    """One check: ``run(subject)`` raises if the solver does not pass; ``mend`` is advice to its author.
+    """One check: ``run(subject)`` raises if the part under test does not pass; ``mend`` is advice to its author.
 
-    ``applies(solver)``: does the check say anything about this solver?
+    ``applies(part)``: does the check say anything about this part?
     """
 
     name: str
     mend: str
-    run: Callable[[Subject], None]
+    run: Callable[[Any], None]
     applies: Callable[[Any], bool]
 
     @property
@@ -124,40 +152,72 @@ class Check:
         return " ".join((self.run.__doc__ or "").split())
 
 
-CHECKS: dict[str, Check] = {}
-"""Every check by name, in the order in which they run."""
+@dataclass(frozen=True)
+class Suite:
+    """The checks of one noun.
+
+    Attributes:
+        noun: what messages call a part. subject: what checks are given, of a configured part and the accuracy asked for.
+        checks: by name, in the order in which they run.
+    """
+
+    noun: str
+    subject: Callable[..., Any]
+    checks: dict[str, Check] = field(default_factory=dict)
+
+    def check(
+        self, mend: str, applies: Callable[[Any], bool] = lambda part: True
+    ) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+        """A decorator that makes a function a check; ``mend``: what the author of a part that fails should change."""
+
+        def register(run: Callable[[Any], None]) -> Callable[[Any], None]:
+            self.checks[run.__name__] = Check(run.__name__, mend, _recorded(run), applies)
+            return run
+
+        return register
 
 
-def check(
-    mend: str, applies: Callable[[Any], bool] = lambda solver: True
-) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
-    """A decorator that makes a function a check; ``mend``: what the author of a solver that fails should change."""
+def _recorded(run: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A check that differentiates, in the precision of its problems, whoever calls it, and ends."""
 
-    def register(run: Callable[[Subject], None]) -> Callable[[Subject], None]:
-        name = run.__name__
+    @functools.wraps(run)
+    def recorded(subject: Any) -> None:
+        with torch.inference_mode(False), torch.enable_grad(), full_precision("cpu"), limited():
+            try:
+                run(subject)
+            except ConvergenceError as error:
+                raise Unsolved(str(error)) from error
+            except Endless as error:
+                raise Unended(f"a solve does not end: {error}. {_ENDS}") from None
 
-        @functools.wraps(run)
-        def recorded(subject: Subject) -> None:
-            # a check differentiates, in the precision of its problems, whoever calls it
-            with torch.inference_mode(False), torch.enable_grad(), full_precision("cpu"), limited():
-                try:
-                    run(subject)
-                except ConvergenceError as error:
-                    raise Unsolved(str(error)) from error
-                except Endless as error:
-                    raise Unended(f"a solve does not end: {error}. {_ENDS}") from None
+    return recorded
 
-        # solvers of constrained problems are judged by the optimality conditions at every call, not by this suite
-        CHECKS[name] = Check(name, mend, recorded, lambda solver: solver.solves in _NATIVE and applies(solver))
-        return run
 
-    return register
+SOLVERS = Suite("solver", Subject)
+"""Of solvers of fixed points, equations, minima, least squares and steady states."""
+
+CHECKS = SOLVERS.checks
+"""Every check of a solver by name, in the order in which they run."""
+
+check = SOLVERS.check
 
 
 def close(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
     """Assert that ``got`` is within ``tolerance`` of what is ``wanted``, everywhere."""
     worst = float((got - wanted).abs().max())
     assert worst <= tolerance, f"{what} is off by {worst:.3g} (allowed: {tolerance:.3g})"
+
+
+def solved(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
+    """As :func:`close`, for what every other check needs.
+
+    Raises:
+        Unsolved: it is not.
+    """
+    try:
+        close(got, wanted, tolerance, what)
+    except AssertionError as error:
+        raise Unsolved(str(error)) from None
 
 
 def same(first: Solution, second: Solution, what: str) -> None:

@@ -1,31 +1,22 @@
-"""Checks of the conduct: what comes in is left alone, what goes out is as promised; and what only a method promises."""
+"""Checks of a solver's conduct: what comes in is left alone, what goes out is as promised; what only a method promises."""
 
 from __future__ import annotations
 
 import copy
-import gc
-import inspect
-import pickle
-import random
-import warnings
-import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
 from implicitkit.foundation.trees import Layout
-from implicitkit.lifting.lifted import lift
-from implicitkit.solver.black_box import BlackBox
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solving.verbs import solve
-from implicitkit.system import System, check_output
-from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close, same
+from implicitkit.system import System
+from implicitkit.testing.check import PROBLEMS, SOLVERS, Subject, all_converged, check, close, same
+from implicitkit.testing.common import add_common_checks
 from implicitkit.testing.known import Known, known_problems
 
 __all__: list[str] = []
@@ -81,61 +72,6 @@ def is_deterministic(subject: Subject) -> None:
 
 
 @check(
-    "Leave the process as it was: draw from a torch.Generator of your own with a fixed seed, never from the global one, set "
-    "no default dtype, and anything else (threads, warnings, np.errstate) for a while only, by its context manager."
-)
-def leaves_the_process_alone(subject: Subject) -> None:
-    """A solve moves no global random generator and changes no setting of torch, NumPy or Python's warnings."""
-    known = subject.known()[0]
-    kept = torch.get_default_dtype(), torch.get_rng_state(), random.getstate(), np.random.get_state()
-    subject.solve(known)  # what is imported at the first solve may set what it likes
-    rounds: tuple[tuple[torch.dtype, int, Any], ...] = ((torch.float32, 1, "warn"), (torch.float64, 2, "ignore"))
-    try:
-        for dtype, seed, errors in rounds:  # whatever it would set itself
-            torch.set_default_dtype(dtype)
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed)
-            with np.errstate(all=errors), warnings.catch_warnings():
-                warnings.resetwarnings()
-                before = _process()
-                subject.solve(known)
-                after = _process()
-            changed = [name for name, value in after.items() if value != before[name]]
-            assert not changed, f"a solve has changed {' and '.join(changed)}"
-    finally:
-        torch.set_default_dtype(kept[0])
-        torch.set_rng_state(kept[1])
-        random.setstate(kept[2])
-        np.random.set_state(kept[3])
-
-
-def _process() -> dict[str, Any]:
-    """What a process has but one of."""
-    states = {"Python": random.getstate(), "NumPy": np.random.get_state()}
-    generators = {"torch": torch.get_rng_state().numpy().tobytes()} | {k: pickle.dumps(s) for k, s in states.items()}
-    return {f"the global generator of {name}": state for name, state in generators.items()} | {
-        "the default dtype": torch.get_default_dtype(),
-        "torch's number of threads": torch.get_num_threads(),
-        "torch's choice of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "NumPy's handling of floating-point errors": np.geterr(),
-        "the filters of warnings": list(warnings.filters),
-    }
-
-
-@check("Keep f, z and what f returned no longer than the solve: not on self, not in a global list, not in a cache.")
-def keeps_nothing_alive(subject: Subject) -> None:
-    """The arguments of a solve are freed once its solution is."""
-    known = subject.known()[0]
-    theta = known.theta.clone()
-    gone = weakref.ref(theta)
-    subject.solve(known, theta)
-    del theta
-    gc.collect()
-    assert gone() is None, "after a solve, and without its solution, something holds its arguments"
-
-
-@check(
     "What is counted is every call of f: the outcome of a Solver has evaluations and sample_evaluations, those of f."
 )
 def counts_evaluations(subject: Subject) -> None:
@@ -155,28 +91,6 @@ def counts_evaluations(subject: Subject) -> None:
         )
         told = solution.evaluations
         assert calls - 2 <= told <= calls, f"{known.name}: {told} evaluations are told of, and there were {calls}"
-
-
-def _takes_any_option(solver: Any) -> bool:
-    parameters = inspect.signature(getattr(solver, "find", type(solver))).parameters.values()
-    return any(p.kind is p.VAR_KEYWORD for p in parameters)
-
-
-@check(
-    "Name the options: **options, where nobody looks at them, takes every misspelt one for its own.", _takes_any_option
-)
-def refuses_unknown_options(subject: Subject) -> None:
-    """An option that does not exist is refused, when it is given or at the first solve."""
-    known, solver = subject.known()[0], subject.solver
-    try:
-        if isinstance(solver, BlackBox):
-            other = replace(solver, options=(*solver.options, ("no_such_option", 1)))
-        else:
-            other = type(solver)(no_such_option=1)
-        Subject(other, subject.accuracy).solve(known)
-    except (TypeError, ValueError):
-        return
-    raise AssertionError("the option no_such_option=1 is accepted")
 
 
 @check(
@@ -237,6 +151,9 @@ def solves_pytrees(subject: Subject) -> None:
     close(join(solution.value), known.solution, subject.tolerance(known), "the solution")
 
 
+add_common_checks(SOLVERS)
+
+
 # ------------------------------------------------------------------------------------------- what only a Method promises
 _FAR = 1e3  # from where a sample begins in other tests
 
@@ -247,9 +164,8 @@ def _is_method(solver: Any) -> bool:
 
 def _function(subject: Subject, known: Known, z: Tensor, theta: Tensor) -> Evaluations:
     """What a method sees of a known problem."""
-    layout = Layout(z, 1)
-    lifted = lift(known.problem.function, z, (theta,), check_output(known.problem, layout))
-    return Evaluations(System.of(known.problem, layout, lifted, (0,), (theta,)), lifted.theta, subject.solver.solves)
+    system = System.at(known.problem, Layout(z, 1), z, (theta,), (0,))
+    return Evaluations(system, system.lifted.theta, subject.solver.solves)
 
 
 def _steps(subject: Subject) -> Iterator[tuple[str, Evaluations, Tensor, Any]]:

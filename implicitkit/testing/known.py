@@ -24,7 +24,18 @@ from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
 
-__all__ = ["KNOWN", "MOST", "Endless", "Known", "known_problems", "limited", "twofold", "unsolvable"]
+__all__ = [
+    "KNOWN",
+    "MOST",
+    "Endless",
+    "Known",
+    "counting",
+    "known_problems",
+    "limited",
+    "spend",
+    "twofold",
+    "unsolvable",
+]
 
 MOST = 50_000  # evaluations in one check: four times what the dearest solver of this library needs (SciPy's CG)
 
@@ -185,20 +196,31 @@ def _known(name: str, problem: Problem, solution: Tensor, theta: Tensor, residua
 
 
 def _counted(problem: Any) -> Problem:
-    """The problem, whose function ends a solve that does not end by itself (:func:`limited`)."""
-    function = problem.function
+    counted_problem: Problem = type(problem)(counting(problem.function))
+    return counted_problem
+
+
+def counting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function, which ends a solve that does not end by itself (:func:`limited`)."""
 
     def counted(*arguments: Tensor) -> Tensor:
-        left = _left.get()
-        if left is not None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise Endless(f"the function was evaluated {MOST:,} times")
-        found: Tensor = function(*arguments)
-        return found
+        spend("evaluations of the function were made")
+        return function(*arguments)
 
-    counted_problem: Problem = type(problem)(counted)
-    return counted_problem
+    return counted
+
+
+def spend(what: str) -> None:
+    """Count one evaluation, or one product.
+
+    Raises:
+        Endless: there have been :data:`MOST`, inside :func:`limited`.
+    """
+    left = _left.get()
+    if left is not None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Endless(f"{MOST:,} {what}")
 
 
 @contextlib.contextmanager

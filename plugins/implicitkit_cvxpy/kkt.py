@@ -15,7 +15,7 @@ D_ik A_kj``: every entry of ``A`` there makes ``s`` entries of the product, whic
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ class ConeKKT(ik.LinearSolver):
             where the matrix is singular; ``"raise"``: :class:`DegenerateError`, which names the samples.
     """
 
+    matrix_free: ClassVar[bool] = False
     degenerate: str = "lstsq"
     _solver: extend.KKT = field(init=False, repr=False, compare=False)
     _of_sparse: extend.KKT = field(init=False, repr=False, compare=False)

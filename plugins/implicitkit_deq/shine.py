@@ -30,6 +30,7 @@ class Shine(ik.Rule):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("fixed_point",)
+    exact: ClassVar[bool] = False
 
     def attach(self, request: Any) -> tuple[Tensor, Tensor | None]:
         if not getattr(request.solver, "keep_inverse", False):

@@ -33,6 +33,12 @@ sys.modules["__main__"].MySolver = MySolver
 ik.register_solver("my_solver", solves="root", override=True)(MySolver)
 """
 
+PARTS = """
+import implicitkit as ik
+ik.register_linear_solver("my_linear_solver", override=True)(type("MyLinear", (ik.linear.LU,), {}))
+ik.register_rule("my_rule", override=True)(type("MyRule", (ik.OneStep,), {}))
+"""
+
 DEQ = """
 from implicitkit_deq import *
 from implicitkit_deq import cells
@@ -86,7 +92,9 @@ PRESUMED = {
         "residual = lambda z, x, theta: z**3 + z - theta - x\nz0, data = torch.ones(2), [(torch.zeros(2), None)]"
     ),
     "verbs.py::root": "c = torch.arange(5.0) + 1",
-    "testing/__init__.py::<module>": SOLVER,
+    "testing/__init__.py::<module>": SOLVER + PARTS,
+    "conformance.py::check_linear_solver": PARTS,
+    "conformance.py::check_rule": PARTS,
     "conformance.py::check_solver": SOLVER,
     "conformance.py::parametrize_with_checks": SOLVER,
     "implicitkit_cvxpy/__init__.py::<module>": CONVEX,

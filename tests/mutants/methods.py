@@ -690,12 +690,18 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/testing/conduct.py",
-        "tests/solver/test_conformance.py -k 'found_out and (process or nested or counts or alive or unknown_options)'",
+        "implicitkit/testing/common.py",
+        "tests/solver/test_conformance.py -k 'found_out and (process or alive or unknown_options)'",
         ("assert not changed", "assert True"),
-        ("same(plain, nested,", "same(plain, plain,"),
         ("assert gone() is None", "assert True"),
         ('    raise AssertionError("the option no_such', '    print("the option no_such'),
+        ("assert not text", "assert True", "tests/contract/test_suites_of_parts.py -k 'wrong_part and Prints'"),
+        ("assert not growing", "assert True", "tests/contract/test_suites_of_parts.py -k 'wrong_part and Grows'"),
+    ),
+    *mutants(
+        "implicitkit/testing/conduct.py",
+        "tests/solver/test_conformance.py -k 'found_out and (nested or counts)'",
+        ("same(plain, nested,", "same(plain, plain,"),
         ("assert calls - 2 <= told <= calls", "assert told <= calls"),
         ("_FAR = 1e3", "_FAR = 0.0", "tests/solver/test_conformance.py -k a_far_sample"),
         (

@@ -25,6 +25,12 @@ from implicitkit.linear.iterative.fewer import Fewer, narrowed
 
 __all__ = ["LSMR"]
 
+_INCONSISTENT = (
+    "the system of a derivative is singular and has no solution: what is asked for changes along a direction in which the "
+    "solution is not determined. linear solver 'lsmr' answers in the sense of least squares, as if nothing moved in that "
+    "direction (parallel transport); a derivative of the solution it is not"
+)
+
 
 @register_linear_solver("lsmr")
 @dataclass(frozen=True)
@@ -33,7 +39,8 @@ class LSMR(LinearSolver):
 
     A sample has converged when ``|A x - b| <= atol + rtol |b|`` or, for an inconsistent system, where that cannot be,
     when ``x`` solves the normal equations: ``|A^T r| <= rtol |A| |r|`` with ``r = b - A x`` and ``|A|`` the Frobenius
-    norm as the bidiagonalisation estimates it.  So a singular block is *converged* at its minimum-norm solution;
+    norm as the bidiagonalisation estimates it.  So a singular block is *converged* at its minimum-norm solution (with a
+    ``doubt``, which is warned of, where the system is inconsistent);
     singular values below ``rtol |A|`` count as zero.  Both tests are made on the true residual, and a sample whose
     recurrences have drifted starts again from there, at most ``restarts`` times.
 
@@ -87,7 +94,10 @@ class LSMR(LinearSolver):
                 reason = "the matrix or the right-hand side is not finite"
             elif bool((~converged & (steps + 2 < limit)).any()):
                 reason = "stagnated: the tolerance is below what rounding allows"
-        return LinearSolution(x, norm, steps, converged, reason)
+        least_squares_only = converged & (norm > target)
+        return LinearSolution(
+            x, norm, steps, converged, reason, _INCONSISTENT if bool(least_squares_only.any()) else ""
+        )
 
 
 def _unit(x: Tensor) -> tuple[Tensor, Tensor]:

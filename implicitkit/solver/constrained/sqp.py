@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from implicitkit.foundation.numbers import largest_moduli
@@ -199,7 +200,7 @@ class _Dense:
 
 def _penalised(model: Model, H: Tensor, at: Local) -> tuple[Tensor, Tensor]:
     """Where the linearised constraints cannot all hold: the minimiser of the model with quadratic penalties."""
-    steep = at.jacobian.square().sum(2).amax(1)
+    steep = F.pad(at.jacobian.square().sum(2), (0, 1)).amax(1)  # of no constraint: 0
     rho = 10 * (1 + H.abs().flatten(1).amax(1)) / torch.where(steep > 0, steep, 1)
     violated = torch.where(model.one_sided, (at.constraints > 0).to(H), 1.0)
     J = at.jacobian * violated.unsqueeze(2)

@@ -1,0 +1,253 @@
+"""Checks of every noun: what a part does to the process around it, to what it is given, and to itself.
+
+A subject has an ``example()``, the tensor that one use of the part depends on, and ``act(example)``, the plain tensor that
+comes of it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import gc
+import inspect
+import io
+import os
+import pickle
+import random
+import tempfile
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from implicitkit.testing.check import Suite
+
+__all__ = ["add_common_checks"]
+
+_ROUNDING = 1e-11  # of the size of an answer: sums follow the memory's alignment
+_DEEP = 12  # containers in containers that are looked into
+_CONTAINERS = (list, dict, set, collections.deque, Tensor, np.ndarray)
+
+
+def add_common_checks(suite: Suite, among: Callable[[Any], bool] = lambda part: True) -> None:
+    """Give a suite the checks that hold for every noun, but those that it has of its own; ``among``: of which parts."""
+    for mend, run, applies in _COMMON:
+        if run.__name__ not in suite.checks:
+            suite.check(mend, lambda part, applies=applies: among(part) and applies(part))(run)  # type: ignore[misc]
+
+
+def _always(part: Any) -> bool:
+    return True
+
+
+def is_deterministic(subject: Any) -> None:
+    """The same use twice has the same answer but for rounding, and what it was given is as it was."""
+    given = subject.example()
+    kept, version = given.clone(), given._version
+    first = subject.act(given)
+    wanted = first.clone()
+    second = subject.act(given)
+    assert torch.equal(given, kept) and given._version == version, "what it was given was written to"
+    assert torch.equal(first, wanted), "a later use changed an earlier answer"
+    wrong = float((second - wanted).abs().max())
+    assert wrong <= _ROUNDING * (1 + float(wanted.abs().max())), f"the same use once more differs by {wrong:.3g}"
+
+
+def copies_and_pickles(subject: Any) -> None:
+    """``copy.deepcopy`` and ``pickle`` keep the configured part, and what comes of it."""
+    given = subject.example()
+    wanted = subject.act(given)
+    clones: list[Callable[[Any], Any]] = [copy.deepcopy]
+    if "<locals>" not in getattr(subject.part, "find", type(subject.part)).__qualname__:
+        clones.append(lambda part: pickle.loads(pickle.dumps(part)))
+    for clone in clones:
+        wrong = float((replace(subject, part=clone(subject.part)).act(given) - wanted).abs().max())
+        assert wrong <= _ROUNDING * (1 + float(wanted.abs().max())), f"a copy's answer differs by {wrong:.3g}"
+
+
+def leaves_the_process_alone(subject: Any) -> None:
+    """It moves no global random generator, changes no setting of torch, NumPy or Python's warnings, and prints nothing."""
+    given = subject.example()
+    kept = torch.get_default_dtype(), torch.get_rng_state(), random.getstate(), np.random.get_state()
+    subject.act(given)  # what is imported at the first use may set what it likes
+    rounds: tuple[tuple[torch.dtype, int, Any], ...] = ((torch.float32, 1, "warn"), (torch.float64, 2, "ignore"))
+    try:
+        for dtype, seed, errors in rounds:  # whatever it would set itself
+            torch.set_default_dtype(dtype)
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)
+            with np.errstate(all=errors), warnings.catch_warnings():
+                warnings.resetwarnings()
+                before = _process()
+                with _printed() as text:
+                    subject.act(given)
+                after = _process()
+            changed = [name for name, value in after.items() if value != before[name]]
+            assert not changed, f"a use of it has changed {' and '.join(changed)}"
+            assert not text, f"it prints to standard output: {text[0].strip()[:60]!r}"
+    finally:
+        torch.set_default_dtype(kept[0])
+        torch.set_rng_state(kept[1])
+        random.setstate(kept[2])
+        np.random.set_state(kept[3])
+
+
+def _process() -> dict[str, Any]:
+    """What a process has but one of."""
+    states = {"Python": random.getstate(), "NumPy": np.random.get_state()}
+    generators = {"torch": torch.get_rng_state().numpy().tobytes()} | {k: pickle.dumps(s) for k, s in states.items()}
+    return {f"the global generator of {name}": state for name, state in generators.items()} | {
+        "the default dtype": torch.get_default_dtype(),
+        "torch's number of threads": torch.get_num_threads(),
+        "torch's choice of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "NumPy's handling of floating-point errors": np.geterr(),
+        "the filters of warnings": list(warnings.filters),
+    }
+
+
+@contextlib.contextmanager
+def _printed() -> Iterator[list[str]]:
+    """What is written to standard output inside, by Python and by the process (a library, a program that is run)."""
+    text: list[str] = []
+    with contextlib.redirect_stdout(io.StringIO()) as python, tempfile.TemporaryFile() as process:
+        try:
+            usual = os.dup(1)
+        except OSError:  # there is none
+            usual = None
+        try:
+            if usual is not None:
+                os.dup2(process.fileno(), 1)
+            yield text
+        finally:
+            if usual is not None:
+                os.dup2(usual, 1)
+                os.close(usual)
+            process.seek(0)
+            text += [t for t in (python.getvalue(), process.read().decode(errors="replace")) if t]
+
+
+def keeps_nothing_alive(subject: Any) -> None:
+    """What it was given is freed once its answer is."""
+    given = subject.example()
+    gone = weakref.ref(given)
+    subject.act(given)
+    del given
+    gc.collect()
+    assert gone() is None, "after a use of it, and without its answer, something holds what it was given"
+
+
+def grows_no_state(subject: Any) -> None:
+    """What the part, its class and its module hold is no more after many uses than after a few."""
+    given = subject.example()
+    sizes = []
+    for _ in range(4):
+        subject.act(given)
+        sizes.append(_held_by(subject.part))
+    growing = [name for name in sizes[-1] if sizes[1].get(name, 0) < sizes[2].get(name, 0) < sizes[3][name]]
+    assert not growing, f"{' and '.join(growing)} grows with every use of it"
+
+
+def _held_by(part: Any) -> dict[str, int]:
+    """How much lies in what a part keeps, by where: entries of containers, numbers of tensors, results of caches."""
+    own = getattr(part, "__dict__", {})
+    places = {f"self.{name}": value for name, value in own.items()}
+    modules: dict[str, dict[str, Any]] = {}
+    functions = [value for value in own.values() if isinstance(value, types.FunctionType)]
+    for cls in type(part).__mro__[:-1]:
+        places |= {f"{cls.__name__}.{name}": value for name, value in vars(cls).items() if name[:2] != "__"}
+        functions += [value for value in vars(cls).values() if isinstance(value, types.FunctionType)]
+    for function in functions:
+        modules[function.__module__] = function.__globals__
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        places |= {f"{name}, captured by {function.__name__}": cell.cell_contents for name, cell in cells}
+        places[f"a default of {function.__name__}"] = function.__defaults__, function.__kwdefaults__
+        places |= {f"{function.__name__}.{name}": value for name, value in vars(function).items()}
+    for module, names in modules.items():
+        kept = {k: v for k, v in names.items() if isinstance(v, _CONTAINERS) or hasattr(v, "cache_info")}
+        places |= {f"{module}.{name}": value for name, value in kept.items() if name[:2] != "__"}
+    return {name: _size(value, set(), _DEEP) for name, value in places.items()}
+
+
+def _size(value: Any, seen: set[int], deep: int) -> int:
+    if id(value) in seen or deep == 0:
+        return 0
+    seen.add(id(value))
+    if isinstance(value, (str, bytes, bytearray)):
+        return len(value)
+    if isinstance(value, Tensor):
+        return value.numel()
+    if isinstance(value, np.ndarray):
+        return value.size
+    if hasattr(value, "cache_info"):
+        return int(value.cache_info().currsize)
+    if isinstance(value, (type, types.ModuleType, types.FunctionType)):
+        return 0
+    inside: list[Any] = []
+    if isinstance(value, dict):
+        inside = list(value.values())
+    elif hasattr(value, "__len__") and hasattr(value, "__iter__"):
+        inside = list(value)
+    elif hasattr(value, "__dict__"):
+        inside = list(vars(value).values())
+    return len(inside) + sum(_size(v, seen, deep - 1) for v in inside)
+
+
+def _takes_any_option(part: Any) -> bool:
+    parameters = inspect.signature(getattr(part, "find", type(part))).parameters.values()
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def refuses_unknown_options(subject: Any) -> None:
+    """An option that does not exist is refused, when it is given or at the first use."""
+    part = subject.part
+    try:
+        if hasattr(part, "find") and isinstance(getattr(part, "options", None), tuple):  # a black box
+            other = replace(part, options=(*part.options, ("no_such_option", 1)))
+        else:
+            other = type(part)(no_such_option=1)
+        replace(subject, part=other).act(subject.example())
+    except (TypeError, ValueError):
+        return
+    raise AssertionError("the option no_such_option=1 is accepted")
+
+
+_COMMON: tuple[tuple[str, Callable[[Any], None], Callable[[Any], bool]], ...] = (
+    (
+        "Keep no state between uses, draw no random numbers without a fixed generator, and write into nothing that is given "
+        "or that was returned before: make new tensors.",
+        is_deterministic,
+        _always,
+    ),
+    ("Make it a (frozen) dataclass at module level, with plain values as options.", copies_and_pickles, _always),
+    (
+        "Leave the process as it was: draw from a torch.Generator of your own with a fixed seed, never from the global one, "
+        "set no default dtype, print nothing (disp=False; messages go into what is returned), and anything else (threads, "
+        "warnings, np.errstate) for a while only, by its context manager.",
+        leaves_the_process_alone,
+        _always,
+    ),
+    (
+        "Keep what comes in no longer than the use of it: not on self, not in a global list, not in a cache.",
+        keeps_nothing_alive,
+        _always,
+    ),
+    (
+        "Keep histories, caches and counters in what is returned, or bound them (functools.lru_cache(maxsize=...)): a "
+        "training uses it a million times.",
+        grows_no_state,
+        _always,
+    ),
+    (
+        "Name the options: **options, where nobody looks at them, takes every misspelt one for its own.",
+        refuses_unknown_options,
+        _takes_any_option,
+    ),
+)
