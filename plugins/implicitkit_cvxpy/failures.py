@@ -20,7 +20,8 @@ __all__ = ["explain", "program_error"]
 _MEANING = {
     Status.INFEASIBLE: "infeasible, no point satisfies the constraints",
     Status.UNBOUNDED: "unbounded, the objective falls without limit on the constraints",
-    Status.INACCURATE: "inaccurate, the solver stopped short of its tolerance (loosen it, or try another solver=)",
+    Status.INACCURATE: "inaccurate, the solver stopped short of its tolerance (loosen it, try another solver=, or, where "
+    "numbers are many orders apart, count in units in which they are of the size one)",
     Status.MAX_STEPS: "iteration limit reached",
     Status.STALLED: "the solver failed numerically",
     Status.NONCONVEX: "not convex, the quadratic part has a negative eigenvalue",

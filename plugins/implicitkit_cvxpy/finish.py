@@ -29,6 +29,7 @@ from implicitkit import extend
 from implicitkit_cvxpy.backends import Data, Status, active_rows
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.program import ConeProgram
+from implicitkit_cvxpy.units import roughness
 
 __all__ = ["finish"]
 
@@ -38,11 +39,13 @@ _ROUNDING = 1e-14
 _NEAR = 1e-9  # delta
 _ROUGH = 1e-12  # |F| relative to the data, above which the active rows of a sparse program are not the right ones
 _ORDINARY = 2.0**10  # sizes from its inverse to this are left as they are
+_UNEVEN = 1e-9  # |F_i| relative to what is added up in it, above which a program is solved in other units ...
+_WRONG = 1e-4  # ... and above which it has not been solved
 
 
 def finish(
     problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Solve a batch of programs on plain tensors.
 
     Args:
@@ -50,8 +53,21 @@ def finish(
             invalid; it is not solved. start: ``w`` to try first, ``(batch, n + m)``.
 
     Returns:
-        ``w (batch, n + m)``, zero where there is no solution, status, ``|F|`` and the solver's steps, each ``(batch,)``.
+        ``w (batch, n + m)``, zero where there is no solution, status, ``|F|``, the solver's steps, and for which samples
+        other units are to be tried (:mod:`implicitkit_cvxpy.units`), each ``(batch,)``.
     """
+    w, status, norm, steps = _in_one_unit(problem, backend, data, wrong, start)
+    solved = status == int(Status.CONVERGED)
+    left = roughness(problem, data, w, solved)
+    status = torch.where(solved & (left > _WRONG), int(Status.INACCURATE), status)
+    ended = sum(status == int(s) for s in (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE)) > 0
+    return w, status, norm, steps, (left > _UNEVEN) & ~ended
+
+
+def _in_one_unit(
+    problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same in one unit for all unknowns and one for the objective."""
     plain, units = data, None
     if not problem.dual.smoothing:  # that is a number in the user's units
         data, units = in_units(data)

@@ -26,6 +26,7 @@ from implicitkit_cvxpy.parameters import Parameters
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.report import ConeSolution
 from implicitkit_cvxpy.shortcut import Call, shortcut
+from implicitkit_cvxpy.units import Units
 
 __all__ = ["ConvexLayer"]
 
@@ -197,13 +198,17 @@ class ConvexLayer(extend.Configured, nn.Module):
             return self._assembly(p), flags
 
         def find(data: Sequence[Tensor], flags: Tensor) -> Tensor:
-            P, q, A, b = data
-            found = finish(self._problem, backend, self._data(P, q, A, b), flags, start)
-            if not self._judge([(*found, (P, q, A, b), flags)], backend, lead):
+            *found, uneven = finish(self._problem, backend, self._data(*data), flags, start)
+            if bool(uneven.any()):
+                raise _UnevenError(found[0])
+            if not self._judge([(*found, tuple(data), flags)], backend, lead):
                 good.append(self._passes(found[1] == int(Status.CONVERGED), found[0], flags))
             return found[0]
 
-        return shortcut(Call(self._problem, ConeKKT(self.degenerate), assemble, find, read, general), values)
+        try:
+            return shortcut(Call(self._problem, ConeKKT(self.degenerate), assemble, find, read, general), values)
+        except _UnevenError:
+            return general(values, start)
 
     # ------------------------------------------------------------------------------------------------------- details
     def _general(
@@ -211,31 +216,51 @@ class ConvexLayer(extend.Configured, nn.Module):
     ) -> list[Tensor]:
         """Solve and differentiate by the generic rule of implicitkit: any order, any mode, any transform."""
         p, flags = self._parameters_in.vector(values, lead)
-        data = self._assembly(p)
+        data = self._data(*self._assembly(p))
+        w, converged, kept = self._solved(data, flags, None, backend, start)
+        told = kept
+        for _ in range(_PASSES):
+            if not any(bool(uneven.any()) for *_, uneven in told):
+                break
+            units = Units.near(self._dual, data, w)
+            w, converged, told = self._solved(units.apply(data), flags, units, backend, None)
+            w = units.back(w)
+            kept = [(*new[:4], *old[4:]) for new, old in zip(told, kept, strict=True)]
+        if not self._judge(kept, backend, lead):
+            good = self._passes(converged, w, flags)
+            w = torch.where(good.unsqueeze(1), w, torch.nan)
+        return self._variables_out(w, lead)
+
+    def _solved(
+        self, data: Data, flags: Tensor, units: Units | None, backend: Backend, start: Tensor | None
+    ) -> tuple[Tensor, Tensor, list[Any]]:
+        """``w``, differentiable, in the ``units`` of the data; which samples converged; and the figures of every call of the
+        solver (several under ``vmap``) with a plain ``w`` in the user's units."""
         kept: list[Any] = []
         broken: list[Exception] = []
+        given = () if units is None else (units.columns, units.rows, units.shift, units.objective)
 
-        def find(z0: Tensor, P: Tensor, q: Tensor, A: Tensor, b: Tensor, wrong: Tensor) -> Tensor:
+        def find(z0: Tensor, P: Tensor, q: Tensor, A: Tensor, b: Tensor, wrong: Tensor, *measures: Tensor) -> Tensor:
             try:
-                w, *figures = finish(self._problem, backend, self._data(P, q, A, b), wrong, start)
+                w, *figures, uneven = finish(self._problem, backend, self._data(P, q, A, b), wrong, start)
             except Exception as error:  # of the solver: raised when the levels of torch.func are closed
                 broken.append(error)
                 return z0
-            kept.append((w, *figures, (P, q, A, b), wrong))
+            plain = w
+            if measures:
+                columns, rows, shift, objective = measures
+                plain = Units(columns, rows, shift, objective, self._dual.first_exponential).back(w)
+            kept.append((plain, *figures, (P, q, A, b), wrong, uneven))
             return w
 
         rule = ik.Implicit(linear_solver=ConeKKT(self.degenerate))
         as_layer = ik.implicit(self._problem, rule=rule, batch_dims=1, rtol=1e-7, atol=1e-9, on_failure="ignore")
         solve = as_layer(find).solve  # type: ignore[attr-defined]
-        size = self._assembly.n + self._assembly.cones.size
-        found = solve(torch.zeros(p.batch, size, dtype=torch.float64, device=p.device), *data, flags)
+        z0 = torch.zeros(len(flags), self._problem.n + self._dual.cones.size, dtype=torch.float64, device=flags.device)
+        found = solve(z0, *data[:4], flags, *given)
         if broken:
             raise broken[0]
-        w = found.value
-        if not self._judge(kept, backend, lead):
-            good = self._passes(found.converged, w, flags)
-            w = torch.where(good.unsqueeze(1), w, torch.nan)
-        return self._variables_out(w, lead)
+        return found.value, found.converged, kept
 
     def _passes(self, converged: Tensor, w: Tensor, flags: Tensor) -> Tensor:
         """Which samples to let through: by the failure policy also those with a point that is not good enough."""
@@ -282,6 +307,13 @@ class ConvexLayer(extend.Configured, nn.Module):
     def extra_repr(self) -> str:
         cones = self._assembly.cones
         return f"n={self._assembly.n}, {cones}, solver={self._backend.name!r}, degenerate={self.degenerate!r}"
+
+
+_PASSES = 3  # in units near the last solution
+
+
+class _UnevenError(Exception):
+    """The numbers of a program ask for units of their own."""
 
 
 _TRANSIENT = ("solution", "_warm")  # of the last call, not of the layer

@@ -99,6 +99,26 @@ def test_reaches_the_state_that_the_flow_leads_to(solver: str, flow: str) -> Non
     assert bool(stability(solution).stable)
 
 
+def _enzyme(z: Tensor) -> Tensor:
+    """Enzyme, substrate, complex and product in a closed vessel: ``E + C`` and ``S + C + P`` stay what they are."""
+    E, S, C, P = z
+    bound, released = E * S - 0.5 * C, 0.3 * C - 0.1 * E * P
+    return torch.stack([released - bound, -bound, bound - released, released])
+
+
+@pytest.mark.parametrize("solver", ["auto", "pseudo_transient"])
+@pytest.mark.parametrize("substrate", [2.0, 10.0, 100.0])
+def test_what_a_flow_conserves_is_kept(solver: str, substrate: float) -> None:
+    """The states at rest are a surface that is bent: of large amounts they were said to have run away, and others taken."""
+    z0 = _vector(1.0, substrate, 0.0, 0.0)
+    end = scipy.integrate.solve_ivp(
+        lambda t, z: _enzyme(torch.from_numpy(z)).numpy(), (0, 1e5), z0.numpy(), method="Radau", rtol=1e-10, atol=1e-12
+    ).y[:, -1]
+    solution = ik.steady_state(_enzyme, z0, solver=solver)
+    assert torch.allclose(solution.value, torch.from_numpy(end.copy()), rtol=1e-6)
+    assert solution.evaluations < 150
+
+
 def test_pseudo_transient_ends_with_newton_steps() -> None:
     """The last residuals fall quadratically, far faster than any integration in time."""
     solution = ik.steady_state(

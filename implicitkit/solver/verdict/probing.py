@@ -17,6 +17,7 @@ from implicitkit.solver.verdict.crossings import crosses, is_lower, moved_by_rou
 from implicitkit.solver.verdict.limiting_fits import has_a_limit
 from implicitkit.solver.verdict.scales import (
     FLOOR,
+    NOISE,
     change,
     directions,
     doubling,
@@ -24,6 +25,7 @@ from implicitkit.solver.verdict.scales import (
     in_working_precision,
     is_held,
     is_rounding,
+    rounding,
     uneven,
 )
 from implicitkit.solver.verdict.underflow import has_underflowed
@@ -39,6 +41,7 @@ _FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
 _MORE = 30.0  # times a change of F: what J may say that it is
 LEFT = 0.347  # what a step leaves of F at most: of a zero of order 9; of exp(-z^p), below 2e-5, 0.35 to 1 / e
 _SURE = 1e-2  # what a step leaves of F where nothing more need be asked
+_ALONG, _CORRECTIONS = 1e-2, 8  # of the way along a curve of zeros, and evaluations to come back to it
 _ACROSS = (2, 3)  # Newton steps that lead across a zero
 BEHIND = (4, 16, 64)  # steps beyond which F is as large again behind such a zero ...
 _HALF = 0.5  # of a map's residual: what a correction by products leaves at most (one by factors: _SURE), ...
@@ -211,7 +214,8 @@ def _by_factors(
         if bool(line.any()):
             there, beside = in_working_precision(f.residual(origin)), unit * back.abs().clamp_min(_BESIDE)
             size = torch.minimum(scale, _size(f, origin, there, beside, line.unsqueeze(1) & (scale > 0)))
-            line = line & (there.abs() <= 3 * eps**0.5 * size).all(1)
+            straight = (there.abs() <= 3 * eps**0.5 * size).all(1)
+            line = _goes_on(f, z, (matrix, unit, rows), low + _ALONG * (along - point / unit), scale, line, straight)
         # a valley that goes down is no line of minima, however little of F is left in it
         line = line & ~is_lower(f, z, origin, line & ~full) if f.kind.minimisation else line
         left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
@@ -227,8 +231,7 @@ def _by_factors(
     line = line if lines else line & full
     # what is added up in each equation, where a change of z along some direction may cancel
     terms = torch.maximum(scale, rows * matrix.abs().sum(2)) if square else scale
-    open_ = regular & ~(full | line) & _is_small(unit * d, z)
-    sure = full | line
+    open_, sure = regular & ~(full | line) & _is_small(unit * d, z), full | line
     if square and bool(open_.any()):
         determined = _is_small(moved_by_rounding(matrix, unit, point), z)
         if bool((open_ & ~determined).any()):
@@ -239,6 +242,32 @@ def _by_factors(
     if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
         near = near | ((F == 0) & (scale > 0)).all(1)
     return finite & near
+
+
+def _goes_on(
+    f: Evaluations, z: Tensor, matrix: tuple[Tensor, ...], ahead: Tensor, scale: Tensor, which: Tensor, straight: Tensor
+) -> Tensor:
+    """Where zeros go on along a line, which is ``straight`` or a curve, ``(batch,)``: from a step ``ahead``, on a tangent
+    towards the origin, corrections of lower rank come back to where next to nothing is left of ``F``.
+
+    On the way to infinity ``F`` is larger there, and its changes beside ``z``, ``scale``, are no larger than itself.  Single
+    precision, and maps, of whose residual rounding leaves few digits, do not tell a curve from a nearly singular matrix.
+
+    Args: ``matrix, unit, rows`` of :func:`_by_factors`, in whose units is ``ahead`` ``(batch, n)``.
+    """
+    bent, eps = which & ~straight, torch.finfo(z.dtype).eps
+    if z.dtype != torch.float64 or f.kind.iteration or not bool(bent.any()):
+        return which & straight
+    bent = bent & (NOISE * rounding(f, z, bent) <= eps**0.75 * scale).all(1)
+    M, unit, rows = matrix
+    back = torch.zeros_like(bent)
+    for _ in range(_CORRECTIONS if bool(bent.any()) else 0):
+        there = f.residual(z + unit * ahead)
+        back = (there.abs() <= eps**0.75 * scale).all(1)
+        if bool((back | ~bent).all()):
+            break
+        ahead = ahead + lstsq_batched(M, -there.nan_to_num() / rows, rcond=eps**0.5)[0]
+    return which & (straight | (bent & back))
 
 
 def _apart(J: Tensor, zero: Tensor) -> Tensor:

@@ -60,6 +60,11 @@ class DualCone:
             found.append(Group(row, len(cones.power), 3, "power", cones.power))
         return tuple(found)
 
+    @property
+    def first_exponential(self) -> int:
+        """The row at which the exponential cones begin."""
+        return self.cones.size - 3 * (self.cones.exp + len(self.cones.power))
+
     def project(self, v: Tensor) -> Tensor:
         """Projection onto ``K*`` of each row, ``(..., m)``."""
         zero, linear = self.cones.zero, self.cones.linear

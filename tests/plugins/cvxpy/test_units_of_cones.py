@@ -1,0 +1,85 @@
+"""Programs with curved cones whose numbers are many orders apart: values and derivatives against closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+cp = pytest.importorskip("cvxpy")
+from implicitkit_cvxpy import ConvexLayer  # noqa: E402
+
+F64 = torch.float64
+WEIGHTS = torch.tensor([0.5, 1.0, 0.2], dtype=F64)
+Case = tuple[Callable[[Any, Any], tuple[Any, list[Any]]], Callable[[Tensor, Tensor], Tensor]]
+
+
+def _shares(a: Tensor) -> Tensor:
+    return a / a.sum()
+
+
+def _ball(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, list[Any]]:
+    return cp.Minimize(-a @ x - a @ y), [cp.norm(x) <= b, cp.norm(y) <= 1]
+
+
+#: program of ``(x, a, b)``, and its solution: logarithms, entropy and powers under a budget, a ball beside a unit ball
+CASES: dict[str, Case] = {
+    "log": (
+        lambda x, p: (cp.Maximize(p[0] @ cp.log(x)), [cp.sum(x) <= p[1]]),
+        lambda a, b: b * _shares(a),
+    ),
+    "entropy": (
+        lambda x, p: (cp.Minimize(p[0] @ x - cp.sum(cp.entr(x))), [cp.sum(x) == p[1]]),
+        lambda a, b: b * (-a).softmax(0),
+    ),
+    "power": (
+        lambda x, p: (cp.Maximize(p[0] @ cp.power(x, 0.3)), [cp.sum(x) <= p[1]]),
+        lambda a, b: b * _shares(a ** (1 / 0.7)),
+    ),
+    "two balls": (
+        lambda x, p: _ball(x, cp.Variable(3), *p),
+        lambda a, b: b * a / a.norm(),
+    ),
+}
+
+
+def _layer(name: str, **options: Any) -> ConvexLayer:
+    x, a, b = cp.Variable(3), cp.Parameter(3, nonneg=True), cp.Parameter(nonneg=True)
+    return ConvexLayer(cp.Problem(*CASES[name][0](x, (a, b))), [a, b], [x], **options)
+
+
+@pytest.mark.parametrize("b", [1e-6, 1.0, 1e5, 1e7])
+@pytest.mark.parametrize("name", CASES)
+def test_budgets_of_any_size(name: str, b: float) -> None:
+    """Half of a budget of a million was spent wrongly, with a derivative of zero, and called converged."""
+    layer, exact = _layer(name), CASES[name][1]
+    budget = torch.tensor(b, dtype=F64)
+    leaves = [t.clone().requires_grad_() for t in (WEIGHTS, budget)]
+    value = layer(*leaves)[0]
+    assert_close(value.detach(), exact(WEIGHTS, budget), rtol=1e-7, atol=0.0)
+    found = torch.autograd.grad(value[0] / b, leaves)
+    wanted = torch.autograd.grad(exact(*leaves)[0] / b, leaves)
+    assert_close(found[0], wanted[0], rtol=1e-5, atol=1e-7)
+    assert_close(found[1] * b, wanted[1] * b, rtol=1e-5, atol=0.0)
+
+
+def test_samples_have_units_of_their_own() -> None:
+    """Beside each other, beside one without a solution, under transforms, of second order."""
+    layer = _layer("log", on_failure="nan")
+    budgets = torch.tensor([1.0, 1e6, 1e-6], dtype=F64)
+    assert_close(layer(WEIGHTS, budgets)[0], budgets.unsqueeze(1) * _shares(WEIGHTS), rtol=1e-7, atol=0.0)
+    nowhere = torch.tensor([1.0, torch.nan, 1e6], dtype=F64)
+    value = layer(WEIGHTS, nowhere)[0]
+    assert_close(value, nowhere.unsqueeze(1) * _shares(WEIGHTS), rtol=1e-7, atol=0.0, equal_nan=True)
+    curvature = torch.func.vmap(torch.func.hessian(lambda b: layer(WEIGHTS, b)[0].log().sum()))(budgets)
+    assert_close(curvature * budgets**2, torch.full_like(budgets, -3.0), rtol=1e-5, atol=0.0)
+
+
+def test_a_point_that_is_wrong_in_its_units_is_not_called_solved() -> None:
+    """Powers of 1e9 are beyond what other units of exponential cones bring down: refused, where half was wrong."""
+    with pytest.raises(RuntimeError, match="count in units in which they are of the size one"):
+        _layer("power")(WEIGHTS, torch.tensor(1e9, dtype=F64))
