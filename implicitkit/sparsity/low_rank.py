@@ -107,15 +107,15 @@ class Bordered(Pattern):
         Args:
             mv: ``(batch, n) -> (batch, m)``. rmv: its transposed. like: a tensor with their dtype and device.
         """
-        last = self._kept.get(_LAST)
+        last = self._found.get(_LAST)
         if last is not None and last.still(mv, batch, like):
             return last.entries, last.error
-        entries, error = self._found(mv, rmv, batch, like)
+        entries, error = self._from_products(mv, rmv, batch, like)
         if sum(part.size for part in entries) <= _KEPT:
-            self._kept[_LAST] = _Last.of(self, entries, error, mv, like)
+            self._found[_LAST] = _Last.of(self, entries, error, mv, like)
         return entries, error
 
-    def _found(self, mv: _Product, rmv: _Product, batch: int, like: Tensor) -> tuple[Entries, np.ndarray]:
+    def _from_products(self, mv: _Product, rmv: _Product, batch: int, like: Tensor) -> tuple[Entries, np.ndarray]:
         """The same from products with all seeds."""
         (m, n), k = self.pattern.shape, self.rank
         weights = np.zeros((_GROUPS * k + len(self.alone), m))

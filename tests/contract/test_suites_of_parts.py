@@ -32,8 +32,19 @@ def test_a_rule_that_needs_a_certain_solver() -> None:
 
 
 @ik.testing.parametrize_with_checks(
-    "filter_interior_point sqp projected_gradient block_coordinate_descent scipy.lbfgsb scipy.slsqp qp interior_point daqp "
-    "clarabel osqp".split()
+    [
+        "filter_interior_point",
+        "sqp",
+        "projected_gradient",
+        "block_coordinate_descent",
+        "scipy.lbfgsb",
+        "scipy.slsqp",
+        "qp",
+        "interior_point",
+        "daqp",
+        "clarabel",
+        "osqp",
+    ]
 )
 def test_solvers_of_programs(solver: Any, check: SolverCheck) -> None:
     check(solver)

@@ -21,8 +21,6 @@ from implicitkit.solution import Status
 
 __all__ = ["QPPoint", "convex", "polish"]
 
-_SWEEPS = 6
-
 
 class QPPoint(NamedTuple):
     """A point with its multipliers, ``z (B, n)``, ``y (B, p)``, ``lam (B, m)``, and its end: ``status (B,)`` of
@@ -35,7 +33,7 @@ class QPPoint(NamedTuple):
     steps: Tensor
 
 
-def polish(data: QPData, point: QPPoint, tol: float) -> QPPoint:
+def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 6) -> QPPoint:
     """Newton steps for the natural map, and the verdict on every sample: the best point that they meet.
 
     With the set of active rows known, the solution is that of a linear system: one step goes from a rough point to
@@ -48,7 +46,7 @@ def polish(data: QPData, point: QPPoint, tol: float) -> QPPoint:
     at = best = torch.cat([z, y, lam], 1)
     parts = [z.shape[1], y.shape[1], lam.shape[1]]
     wanted = _open(status)
-    for sweep in range(_SWEEPS):
+    for sweep in range(sweeps):
         # once in any case: what is rounding in the residual may be much more in an ill-conditioned point
         rows = (wanted & (norm > (size if sweep else 0)) & norm.isfinite()).nonzero().squeeze(1)
         if not len(rows):
