@@ -17,10 +17,10 @@ __all__ = ["RULES", "broadcast"]
 
 #: Operations that torch does not tag as pointwise, and are.
 _UNTAGGED = names(
-    "_to_copy alias lift lift_fresh detach native_dropout native_dropout_backward complex polar "
+    "_to_copy alias lift lift_fresh detach native_dropout complex polar "
     "masked_fill threshold_backward softplus_backward hardtanh_backward elu_backward rrelu_with_noise _prelu_kernel "
-    "_prelu_kernel_backward xlogy special_xlog1py hardswish_backward hardsigmoid_backward mish_backward "
-    "log_sigmoid_forward log_sigmoid_backward _conj_physical where"
+    "_prelu_kernel_backward xlogy hardswish_backward hardsigmoid_backward mish_backward "
+    "log_sigmoid_forward log_sigmoid_backward where"
 )
 #: Operations whose result depends on no number in their arguments.
 _NOTHING = names(
