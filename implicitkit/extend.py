@@ -29,6 +29,7 @@ Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`o
 from implicitkit.diagnostics.kkt_regularity import Degeneracy, regularity
 from implicitkit.foundation import autodiff, options, trees
 from implicitkit.foundation.compat import has_forward_level, own_graphs, transforms_active
+from implicitkit.foundation.constants import constants
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import BlockStructure, Operator, minus, preconditioned, shifted, single
 from implicitkit.foundation.options import Configured
@@ -116,6 +117,7 @@ __all__ = [
     "autodiff",
     "check_degenerate",
     "check_policy",
+    "constants",
     "damped_newton",
     "despite_inference_mode",
     "get_rule",

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.problem.quadratic_program import QuadraticProgram
-from implicitkit.sets.base import Projection, check_tensors
-from implicitkit.sets.constants import constants
+from implicitkit.sets.base import Projection, check_tensors, check_values
 from implicitkit.sets.simplex import EntropicProjection
 from implicitkit.solving.verbs import root, solve
 
@@ -79,7 +78,7 @@ def check_sums(v: Tensor, rows: Tensor, columns: Tensor) -> tuple[int, int]:
             f"matrices of shape {n} x {m} need {n} row sums and {m} column sums; got {rows.shape[-1]}, {columns.shape[-1]}"
         )
     lead = torch.broadcast_shapes(rows.shape[:-1], columns.shape[:-1])
-    constants(_check_sums, rows.expand(*lead, n), columns.expand(*lead, m))
+    check_values(_check_sums, rows.expand(*lead, n), columns.expand(*lead, m))
     return n, m
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.constants import constants
 from implicitkit.foundation.options import Configured, at_least, check_options, function, one_of, optional, positive
 from implicitkit.relax.envelope import envelope
-from implicitkit.sets.constants import constants
 
 __all__ = ["Perturbed"]
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
+from implicitkit.foundation.constants import constants
 from implicitkit.foundation.options import Configured, check_options, optional, tensor
 
-__all__ = ["Projection", "against", "check_order", "check_point", "check_tensors", "length"]
+__all__ = ["Projection", "against", "check_order", "check_point", "check_tensors", "check_values", "length"]
 
 
 class Projection(Configured):
@@ -72,6 +74,11 @@ def check_order(owner: Any) -> None:
 def check_tensors(owner: Any, *names: str, absent: bool = False) -> None:
     """Raise ``TypeError`` unless attributes of ``owner`` are real tensors (``absent``: or ``None``)."""
     check_options(owner, **dict.fromkeys(names, optional(tensor()) if absent else tensor()))
+
+
+def check_values(check: Callable[..., Tensor], *parameters: Tensor) -> None:
+    """``check(*parameters)``, which may raise, on plain tensors, whatever transforms surround the call."""
+    constants(check, *parameters)
 
 
 def against(parameter: Any, v: Tensor) -> Tensor:

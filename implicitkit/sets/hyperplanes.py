@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.constants import constants
 from implicitkit.foundation.options import check_options, finite, number, optional, or_tensor, tensor
 from implicitkit.sets.base import Projection, against, check_order
-from implicitkit.sets.constants import constants
 
 __all__ = ["BoxSection", "Halfspace", "Hyperplane"]
 

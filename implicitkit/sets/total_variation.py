@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from implicitkit.sets.constants import constants
+from implicitkit.foundation.constants import constants
 
 __all__ = ["denoise"]
 

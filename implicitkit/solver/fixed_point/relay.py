@@ -106,7 +106,7 @@ class Relay(Polyalgorithm):
 
         Itself, where there is no such member, or nothing before it.
         """
-        before = tuple(itertools.takewhile(lambda stage: not _differentiates(stage), self.stages))
+        before = tuple(itertools.takewhile(lambda stage: not _is(stage, Continuation, NewtonKrylov), self.stages))
         return Relay(before, self.work) if 0 < len(before) < len(self.stages) else self
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
@@ -116,7 +116,7 @@ class Relay(Polyalgorithm):
             if not total.all_converged and any(self._granted(stage, f, z0) is None for stage in self.stages):
                 total.message = _LEFT_OUT
             return total
-        members = tuple(s for s in self.stages if not _is_dense(s))
+        members = tuple(s for s in self.stages if not _is(s, Continuation))
         runs = Relay(_LARGE if self.stages == _STAGES else members or self.stages, self.work)
         return super(Relay, runs).run(f, z0, options)
 
@@ -146,9 +146,5 @@ def _with(solver: Any, method: Any) -> Any:
     return replace(solver, method=method) if isinstance(solver, Impatient) else method
 
 
-def _is_dense(stage: Stage) -> bool:
-    return isinstance(_method(stage.make()), Continuation)
-
-
-def _differentiates(stage: Stage) -> bool:
-    return isinstance(_method(stage.make()), Continuation | NewtonKrylov)
+def _is(stage: Stage, *kinds: type) -> bool:
+    return isinstance(_method(stage.make()), kinds)

@@ -116,12 +116,9 @@ def matrices(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any
 
 _SECOND = names(
     "sum mean amax amin prod logsumexp nansum var std var_mean std_mean cumsum cumprod logcumsumexp _softmax "
-    "_log_softmax softmax log_softmax max min mode aminmax cummax cummin "
-    "_fft_c2c _fft_r2c _fft_c2r argmax _safe_softmax"
+    "_log_softmax max min mode aminmax cummax cummin _fft_c2c _fft_r2c _fft_c2r argmax _safe_softmax"
 )
-_NORMALISED = names(
-    "_softmax _log_softmax softmax log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data"
-)
+_NORMALISED = names("_softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data")
 _THIRD = names("norm linalg_vector_norm _softmax_backward_data _log_softmax_backward_data topk kthvalue")
 _MATRICES = names(
     "linalg_inv_ex linalg_cholesky_ex cholesky linalg_qr _linalg_eigh _linalg_svd linalg_lu_factor_ex "

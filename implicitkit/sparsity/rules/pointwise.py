@@ -17,10 +17,10 @@ __all__ = ["RULES", "broadcast", "pointwise"]
 
 #: Operations that torch does not tag as pointwise, and are.
 _UNTAGGED = names(
-    "_to_copy alias lift lift_fresh detach native_dropout native_dropout_backward complex polar "
+    "_to_copy alias lift lift_fresh detach native_dropout complex polar "
     "masked_fill threshold_backward softplus_backward hardtanh_backward elu_backward rrelu_with_noise _prelu_kernel "
-    "_prelu_kernel_backward xlogy special_xlog1py hardswish_backward hardsigmoid_backward mish_backward "
-    "log_sigmoid_forward log_sigmoid_backward _conj_physical where hardswish leaky_relu_backward rrelu_with_noise_backward "
+    "_prelu_kernel_backward xlogy hardswish_backward hardsigmoid_backward mish_backward "
+    "log_sigmoid_forward log_sigmoid_backward where hardswish leaky_relu_backward rrelu_with_noise_backward "
     "mse_loss_backward huber_loss_backward smooth_l1_loss_backward soft_margin_loss_backward binary_cross_entropy_backward"
 )
 #: Operations whose result depends on no number in their arguments.

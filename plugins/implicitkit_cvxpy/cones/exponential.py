@@ -16,7 +16,8 @@ import math
 import torch
 from torch import Tensor
 
-from implicitkit_cvxpy.cones.numeric import ORDER, numeric
+from implicitkit.extend import constants
+from implicitkit_cvxpy.cones.numeric import ORDER
 
 __all__ = ["project_exponential"]
 
@@ -34,8 +35,8 @@ def project_exponential(v: Tensor) -> Tensor:
     face = (r <= 0) & (s <= 0) & ~polar & ~inside
     curved = ~(inside | polar | face)
     safe = torch.where(curved.unsqueeze(-1), v, v.new_tensor([1.0, 0.0, 0.0]))
-    u = numeric(_coordinates, safe)
-    inverse = numeric(_inverse_jacobian, u)
+    u = constants(_coordinates, safe)
+    inverse = constants(_inverse_jacobian, u)
     for _ in range(ORDER):
         u = u - (inverse @ (_point(u) - safe).unsqueeze(-1)).squeeze(-1)
     rho, a = u[..., 0], u[..., 1]

@@ -13,7 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit_cvxpy.cones.numeric import ORDER, numeric
+from implicitkit.extend import constants
+from implicitkit_cvxpy.cones.numeric import ORDER
 
 __all__ = ["project_power"]
 
@@ -29,7 +30,7 @@ def project_power(v: Tensor, alpha: Tensor) -> Tensor:
     face = (size == 0) & ~inside & ~polar
     curved = ~(inside | polar | face)
     safe = torch.where(curved.unsqueeze(-1), v, v.new_tensor([0.0, 0.0, 1.0]))
-    found = numeric(_radius, torch.cat([safe, alpha.unsqueeze(-1)], -1))
+    found = constants(_radius, torch.cat([safe, alpha.unsqueeze(-1)], -1))
     r, slope = found[..., 0], found[..., 1]
     for _ in range(ORDER):
         r = r - _mismatch(r, safe, alpha) / slope

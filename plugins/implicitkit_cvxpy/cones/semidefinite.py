@@ -15,7 +15,8 @@ import math
 import torch
 from torch import Tensor
 
-from implicitkit_cvxpy.cones.numeric import ORDER, numeric
+from implicitkit.extend import constants
+from implicitkit_cvxpy.cones.numeric import ORDER
 
 __all__ = ["order_of", "project_semidefinite", "svec", "unsvec"]
 
@@ -60,7 +61,7 @@ def _basis(X: Tensor) -> Tensor:
 def project_semidefinite(v: Tensor, mu: float = 0.0) -> Tensor:
     """Projection of each triangle of the last dimension, ``(..., n (n + 1) / 2)``."""
     X = unsvec(v)
-    found = numeric(_basis, X)
+    found = constants(_basis, X)
     U, values = found[..., :-1, :], found[..., -1, :]
     turned = U.mT @ X @ U
     zero = turned - turned.detach()  # worth nothing, but it has the derivatives of X

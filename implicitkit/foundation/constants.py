@@ -40,10 +40,6 @@ class _Constants(Function):
         ctx.mark_non_differentiable(*(output if isinstance(output, tuple) else (output,)))
 
     @staticmethod
-    def backward(ctx: Any, *g: Any) -> Any:
-        raise RuntimeError("constants have no derivative")
-
-    @staticmethod
     @tracers.opaque_to_compile
     def vmap(info: Any, in_dims: tuple[int | None, ...], function: Callable[..., Any], *inputs: Tensor) -> Any:
         moved = [
