@@ -22,7 +22,7 @@ from implicitkit.testing.known import counting
 
 __all__ = ["PROGRAMS", "Program", "ProgramSubject"]
 
-_ENOUGH = 30  # steps: some go on as long as they may where there is no solution
+_ENOUGH = 20  # steps: some go on as long as they may where there is no solution
 _FAR = 200  # times the tolerance: how far a solution may be where the optimality conditions hold to it
 _D, _a = torch.tensor([1.0, 2.0], dtype=torch.float64, device="cpu"), torch.tensor([1.0, 0.5], dtype=torch.float64)
 

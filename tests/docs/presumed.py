@@ -34,9 +34,14 @@ ik.register_solver("my_solver", solves="root", override=True)(MySolver)
 """
 
 PARTS = """
+import sys
 import implicitkit as ik
-ik.register_linear_solver("my_linear_solver", override=True)(type("MyLinear", (ik.linear.LU,), {}))
-ik.register_rule("my_rule", override=True)(type("MyRule", (ik.OneStep,), {}))
+
+main = sys.modules["__main__"]
+main.MyLinear = type("MyLinear", (ik.linear.LU,), {"__module__": "__main__"})
+main.MyRule = type("MyRule", (ik.OneStep,), {"__module__": "__main__"})
+ik.register_linear_solver("my_linear_solver", override=True)(main.MyLinear)
+ik.register_rule("my_rule", override=True)(main.MyRule)
 """
 
 DEQ = """
