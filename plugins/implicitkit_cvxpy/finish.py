@@ -58,7 +58,7 @@ def finish(
     """
     w, status, norm, steps = _in_one_unit(problem, backend, data, wrong, start)
     solved = status == int(Status.CONVERGED)
-    left = roughness(problem, data, w, solved)
+    left = roughness(problem, data, w)
     status = torch.where(solved & (left > _WRONG), int(Status.INACCURATE), status)
     ended = sum(status == int(s) for s in (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE)) > 0
     return w, status, norm, steps, (left > _UNEVEN) & ~ended

@@ -108,16 +108,16 @@ class Units(NamedTuple):
         return torch.cat([before, cones.flatten(1, 2), after], 1)
 
 
-def roughness(problem: ConeProgram, data: Data, w: Tensor, solved: Tensor) -> Tensor:
+def roughness(problem: ConeProgram, data: Data, w: Tensor) -> Tensor:
     """The largest ``|F_i|`` beside what is added up in it, in the units of each sample's solution, ``(batch,)``: zero where
-    all is ``solved`` and numbers are of ordinary size, cones straight, or matrices sparse, where ``|F|`` has said all."""
+    numbers are of ordinary size, cones straight, or matrices sparse, where ``|F|`` has said all."""
     none = torch.zeros_like(w[:, 0])
     if data.sparse or problem.dual.cones.polyhedral or problem.dual.smoothing:
         return none
     given = torch.cat([data.q, data.b], 1).abs()
     least = torch.where(given > 0, given, torch.inf).amin()
     ordinary = (w.abs().amax() <= _ORDINARY) & (given.amax() <= _ORDINARY) & (least >= 1 / _ORDINARY)
-    if bool(ordinary & solved.all()):
+    if bool(ordinary):
         return none
     units = Units.near(problem.dual, data, w)
     inner, z = units.apply(data), units.of(w)

@@ -250,13 +250,15 @@ def _goes_on(
     """Where zeros go on along a line, which is ``straight`` or a curve, ``(batch,)``: from a step ``ahead``, on a tangent
     towards the origin, corrections of lower rank come back to where next to nothing is left of ``F``.
 
-    On the way to infinity ``F`` is larger there, and its changes beside ``z``, ``scale``, are no larger than itself.  Single
-    precision, and maps, of whose residual rounding leaves few digits, do not tell a curve from a nearly singular matrix.
+    On the way to infinity ``F`` is larger there, and its changes beside ``z``, ``scale``, are no larger than itself.
+    Curves are looked for of steady states, whose flow may conserve amounts, and in double precision: with fewer digits
+    nothing tells a curve from a nearly singular matrix.
 
     Args: ``matrix, unit, rows`` of :func:`_by_factors`, in whose units is ``ahead`` ``(batch, n)``.
     """
     bent, eps = which & ~straight, torch.finfo(z.dtype).eps
-    if z.dtype != torch.float64 or f.kind.iteration or not bool(bent.any()):
+    flow = f.kind.equation and f.kind.flow > 0
+    if z.dtype != torch.float64 or not flow or not bool(bent.any()):
         return which & straight
     bent = bent & (NOISE * rounding(f, z, bent) <= eps**0.75 * scale).all(1)
     M, unit, rows = matrix
