@@ -255,7 +255,7 @@ class _Loop:
         f = self.f
         f.active, f.norm, f.tolerance, f.stuck, f.falling = self.active, self.norm, self.tolerance, None, None
         f.best, f.best_norm, f.at_rounding = self.best, self.best_norm, None
-        f.ahead, f.taken, f.at_work = 1 if self.watched else self.max_steps - self.step, 1, self.at_work
+        f.ahead, f.taken, f.at_work, f.dear = 1 if self.watched else self.max_steps - self.step, 1, self.at_work, 0
         if self.judge.own_norm:  # methods compare with 2-norms of their own
             f.norm = torch.linalg.vector_norm(f.residual(self.z), dim=1).to(self.norm)
             units = torch.where(self.norm > 0, f.norm / self.norm, 1)

@@ -43,7 +43,7 @@ class Evaluations:
             residual there is all rounding errors; such a sample is stuck, and has converged.
         falling: set by a step, ``(batch,)`` bool: samples whose objective was followed along a line, and fell to its end.
         remark: set by a step: what to say if samples fail.
-        ahead: how many steps a method may take at once, since nobody looks at each. taken: set by a step: how many it took.
+        ahead: how many steps may be taken at once, unseen. taken, dear: set by a step: how many it took; cost beyond that.
         weighs: set by a method: are rows kept where to drop them costs more than to evaluate them?
         evaluations: calls of the user's function so far. sample_evaluations: the same times the samples in each call.
     """
@@ -60,7 +60,7 @@ class Evaluations:
         self.stuck: Tensor | None = None
         self.falling: Tensor | None = None
         self.doubted: Tensor | None = None  # samples that no method before this one has solved, ``(batch,)``
-        self.ahead, self.taken, self.weighs, self.at_work, self.remark = 1, 1, False, system.batch, ""
+        self.ahead, self.taken, self.weighs, self.at_work, self.remark, self.dear = 1, 1, False, system.batch, "", 0
         self.at_rounding: Tensor | None = None
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"

@@ -513,3 +513,35 @@ def test_dependent_constraints_are_no_regular_factors() -> None:
     (once,) = torch.autograd.grad(solved(1).square().sum(), weights)
     (least,) = torch.autograd.grad(solved(2).square().sum(), weights)
     torch.testing.assert_close(least, once, rtol=1e-6, atol=1e-8)
+
+
+def test_steps_whose_programs_are_solved_from_inside_count_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traffic in a grid, costs that grow with the fourth power of what flows: each step's program takes as many systems as
+    half of the interior point that is turned to then."""
+    from implicitkit.solver.constrained.sqp import SQP
+
+    taken: list[int] = []
+    step = SQP.step
+    monkeypatch.setattr(SQP, "step", lambda *a: taken.append(1) or step(*a))  # type: ignore[func-returns-value]
+    side, kinds, rng = 10, 5, np.random.default_rng(0)
+    at = np.arange(side * side).reshape(side, side)
+    tail = torch.from_numpy(np.r_[at[:, :-1].ravel(), at[:-1].ravel(), at[:, 1:].ravel(), at[1:].ravel()])
+    head = torch.from_numpy(np.r_[at[:, 1:].ravel(), at[1:].ravel(), at[:, :-1].ravel(), at[:-1].ravel()])
+    demand = torch.from_numpy(rng.uniform(0.1, 1, (kinds, side * side)))
+    for k, to in enumerate(rng.integers(0, side * side, kinds)):
+        demand[k, to] -= demand[k].sum()
+    room = torch.from_numpy(rng.uniform(5, 15, len(tail)))
+
+    def balance(x: Tensor) -> Tensor:
+        out = torch.zeros_like(demand)
+        return (out.index_add(1, tail, x).index_add(1, head, -x) - demand)[:, :-1]
+
+    solution = ik.argmin(
+        lambda x: (x.sum(0) * (1 + 0.03 * (x.sum(0) / room) ** 4)).sum(),
+        torch.ones(kinds, len(tail), dtype=torch.float64),
+        (),
+        constraints=[ik.Equality(balance)],
+        bounds=(0.0, None),
+    )
+    assert bool(solution.converged) and float(balance(solution.value).abs().max()) < 1e-8
+    assert len(taken) <= 3

@@ -40,11 +40,11 @@ class SparseDirection:
 
     Attributes:
         slope: of the objectives at the point, ``(batch, n)``. d: the step, ``(batch, n)``. y: the new multipliers,
-            ``(batch, m)``. entries: of the matrices, ``(batch, nnz)``.
+            ``(batch, m)``. entries: of the matrices, ``(batch, nnz)``. inside: was a program solved from inside?
     """
 
     def __init__(self, z: Tensor, multipliers: Tensor, entries: Tensor) -> None:
-        self.entries = entries
+        self.entries, self.inside = entries, False
         self.slope, self.d, self.y = torch.zeros_like(z), torch.zeros_like(z), torch.zeros_like(multipliers)
         self._open: dict[int, tuple[qp.SparseProgram, qp.SparsePoint]] = {}
         self._settled: dict[int, ActiveSystem] = {}
@@ -78,7 +78,7 @@ class SparseDirection:
         program has no solution."""
         point = None if begun is None else qp.active_set(program, begun.active._replace(y=begun.y), begun.shift)
         if point is None:
-            point = interior_point(program)
+            self.inside, point = True, interior_point(program)
         if point is None:
             self._move(i, *qp.penalised(program, _PENALTY))
         else:

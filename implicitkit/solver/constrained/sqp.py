@@ -24,6 +24,7 @@ __all__ = ["SQP"]
 
 _FALLS = 0.95  # of |F| that a step may leave whose active set is not that of its quadratic program yet
 _EXPECTATIONS = 4  # programs a step, each of what the one before let down; the last expects equalities only
+_INSIDE = 2  # steps more that one costs whose program is solved from inside
 _HEAVIER = 2.0  # times the rise of the objective along a step: the weighted violation that it takes off
 _HEAVIEST = 1e6  # times the weights, of one step
 
@@ -97,7 +98,7 @@ class SQP(Method):
                 model, w, at, (d, new), bounds, weight, torch.where(good.unsqueeze(1), trial, w), good
             )
         if direction is not None:  # for the derivative
-            f.system.factored = direction.factors
+            f.system.factored, f.dear = direction.factors, _INSIDE if direction.inside else 0
         # the penalty must outweigh the multipliers
         return trial, (_outweighing(weight, new), last if direction is None else direction.entries, bounds)
 

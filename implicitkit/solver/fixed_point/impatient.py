@@ -25,7 +25,7 @@ class Impatient(Method):
     Every ``window`` steps the smallest residual ``b`` of a sample is compared with the one ``window`` steps earlier, ``b'``:
     at that rate the tolerance is ``window log(tolerance / b) / log(b / b')`` steps away.  More than ``horizon``: given up.
     So a method that converges linearly with ``\rho`` is kept while ``\log(tolerance / b) / \log \rho \le horizon``, and one
-    that has stopped falling goes after one window.
+    that has stopped falling goes after one window.  A step that costs more counts as more steps.
 
     A sample is given up, too, when its next iterate would be further out than ``reach (|z_0| + |f(z_0)|)``.  Where a map is
     nearly the identity far out, as a gated one is whose gate has closed, every far point looks like a solution to a
@@ -96,7 +96,8 @@ class Impatient(Method):
                     slow, missed = slow & missed, slow
                 f.stuck = slow if f.stuck is None else f.stuck | slow
             before, since = best, 0
-        return z_next, {"inner": inner, "since": since + f.taken, "before": before, "radius": radius, "missed": missed}
+        since += f.taken + f.dear
+        return z_next, {"inner": inner, "since": since, "before": before, "radius": radius, "missed": missed}
 
     def keep(self, state: dict[str, Any]) -> dict[str, Tensor]:
         return self.method.keep(state["inner"])
