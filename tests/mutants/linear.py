@@ -170,9 +170,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/factors/arrowhead.py",
         "tests/linear/test_lifted_factors.py",
-        ("(C / d) @ C.T - S", "(C / d) @ C.T + S"),
+        ("(self.C / self.d) @ self.C.T - self.E", "(self.C / self.d) @ self.C.T + self.E"),
         ("int((d < 0).sum()) + len(C)", "len(C)"),
-        ("if not np.abs(d).min() >= _SMALL:", "if False:"),
+        ("if not np.abs(self.d).min() >= _SMALL:", "if False:"),
         ("0 < m < n or coupled or", "0 < m < n or"),
         ("or int(left.sum()) - n < _FULL * m * n", ""),
         ("(self.C.T @ second) / self.d", "self.C.T @ second"),

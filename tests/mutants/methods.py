@@ -276,7 +276,7 @@ MUTANTS = [
             "slow = ~((best / before).log() <= (tolerance / best).log())",
         ),
         ("slow.logical_and_(best > tolerance)", "pass"),
-        ('"since": since + f.taken', '"since": since + 1', FIXED + " -k taken_at_once"),
+        ("since += f.taken + f.dear", "since += 1 + f.dear", FIXED + " -k taken_at_once"),
     ),
     *mutants(
         "implicitkit/solver/root/broyden.py",

@@ -303,7 +303,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/project/couplings.py",
         PROJECT + " -k bad_input",
-        ("constants(_check_sums, rows.expand(*lead, n), columns.expand(*lead, m))", "pass"),
+        ("check_values(_check_sums, rows.expand(*lead, n), columns.expand(*lead, m))", "pass"),
         ("if least < 0:", "if False:"),
         (
             "return rows.unsqueeze(-1) * torch.softmax(v + g.unsqueeze(-2), -1)",

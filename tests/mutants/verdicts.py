@@ -575,7 +575,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/problem/complementarity.py",
         "tests/problem/test_constrained.py -k 'smooth or huge_multiplier'",
-        ("least = torch.where(gap >= 0, b, a)", "least = a - plus(gap)"),
+        ("torch.where(gap >= 0, b, a)", "a - plus(gap)"),
         ("torch.where(gap >= 0, plus(-gap, kappa), plus(gap, kappa))", "plus(gap, kappa)"),
     ),
     *mutants(
