@@ -139,6 +139,15 @@ def test_between_mixings_of_a_cheap_map_the_slowest_sample_decides(monkeypatch: 
         assert tuple(anderson._unseen(f, mark, False) for mark in (far, near, grows)) == expected
 
 
+def test_plain_steps_up_to_the_first_mixing_are_made_without_a_look(taken: list[int]) -> None:
+    """Plain steps of a cheap map have ended somewhere between two mixings; far from the solution the next look is at one."""
+    rates = torch.full((N,), 0.3, dtype=D)
+    rates[:3] = torch.tensor([0.97, 0.96, 0.95], dtype=D)
+    c = torch.randn(SAMPLES, N, generator=torch.Generator().manual_seed(0), dtype=D)
+    found = ik.fixed_point(lambda z: rates * z + c, torch.zeros_like(c), batch_dims=1, solver="anderson", rtol=1e-9)
+    assert bool(found.converged.all()) and taken[taken.index(3) - 1] == 2, taken  # the steps before three at once
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Anderson's plain steps where a map contracts strongly: each sample decides for itself, and what they told is not lost.
 UNKNOWNS = 20
