@@ -640,3 +640,7 @@ def test_names_of_other_nouns_are_no_solvers() -> None:
         check_solver("cholmod")
     with pytest.raises(ValueError, match="kind must be one of"):
         ik.testing.parametrize_with_checks(["lu"], kind="linear")
+
+
+def test_nan_in_one_program_does_not_end_those_beside_it() -> None:
+    assert check_solver("scipy.trust_constr", checks=["nan_stays_in_its_sample"]).passed
