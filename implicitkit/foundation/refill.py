@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,19 +28,21 @@ def refilled(args: tuple[Any, ...]) -> Callable[[Sequence[Tensor]], tuple[Any, .
         rebuilt: tuple[Any, ...] = tree_unflatten(full, spec)
         return rebuilt
 
-    places = _places(args, itertools.count())
-    return anew if len(where) < len(leaves) or "None" in places else _maker(places)
+    places = _places(args, iter(range(len(where))))
+    plain = len(where) == len(leaves) and not _holds_none(places)
+    return functools.partial(_filled, places) if plain else anew
 
 
-def _places(part: Any, numbers: Iterator[int]) -> str:
-    """``t[k]`` for the ``k``-th tensor, a tuple of these for a tuple, written out; ``None`` for anything else."""
+def _places(part: Any, numbers: Iterator[int]) -> Any:
+    """A number for a tensor, a tuple of places for a tuple; ``None`` for anything else."""
     if isinstance(part, Tensor):
-        return f"t[{next(numbers)}]"
-    return f"({''.join([_places(inner, numbers) + ',' for inner in part])})" if type(part) is tuple else "None"
+        return next(numbers)
+    return tuple([_places(inner, numbers) for inner in part]) if type(part) is tuple else None
 
 
-@functools.lru_cache(maxsize=256)
-def _maker(places: str) -> Callable[[Sequence[Tensor]], tuple[Any, ...]]:
-    """The function of ``t`` that is written there: one call, however many tuples it makes."""
-    made: Callable[[Sequence[Tensor]], tuple[Any, ...]] = eval(f"lambda t: {places}")
-    return made
+def _filled(place: Any, tensors: Sequence[Tensor]) -> Any:
+    return tensors[place] if type(place) is int else tuple([_filled(inner, tensors) for inner in place])
+
+
+def _holds_none(places: Any) -> bool:
+    return places is None or (type(places) is tuple and any(map(_holds_none, places)))
