@@ -301,7 +301,7 @@ MUTANTS = [
         ("yield from directions(z, share=_SHARE, most=_FEW + 2 * math.ceil(math.log2(n)), began=began)[_FEW:]", "pass"),
         ("    elif n > 2:", "    elif n > 8:"),
         ("(0, 1, 4, 9, 15, 22, 32, 34)", "(0, 1, 2, 3, 4, 5, 6, 7)"),
-        (" or (asked >= _FEW and refused > 1 + _CHANCE * F.numel() * 2.0**-asked)", ""),
+        (" or (asked >= _FEW and refused > 1 + _CHANCE * first * 2.0**-asked)", ""),
         ("        if asked >= _FEW and not careful and _takes", "        if asked >= _FEW and _takes"),
         ("        if asked >= _FEW and not careful and _takes", "        if not careful and _takes"),
         ("return bool((size > _STEP * most).any()) and not bool((size > _CANCELLED * most).any())", "return False"),

@@ -133,7 +133,9 @@ def test_where_most_rows_are_refused_no_more_is_asked() -> None:
         ([5.0], True, 1 + 3 * (3 + 2 * 12)),  # there is none
         ([1.3], False, 1 + 3 + 2 * 12),  # the next direction may show a half more
         ([1e3], False, 1 + 3 + 2 * 12),  # its terms may have cancelled
-        ([5.0, 1e3], False, 1 + 14),  # of two, one would have been seen by now
+        ([5.0, 1e3], False, 1 + 5),  # of two, one would have been seen by now
+        (100 * [1.3], False, 1 + 4),  # and half of a hundred
+        (100 * [1.3], True, 1 + 3 * 8),
         ([0.9], False, 2),
     ],
 )

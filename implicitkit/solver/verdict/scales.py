@@ -75,8 +75,9 @@ def row_scales(
     what changes by as much over a sixteenth of the way is no scale either.
 
     Two terms of an ``F_i`` (``(z_{i+1} - z_i) / h``) cancel along every second ``w_k``, so of thousands of equations some
-    see nothing in three of them: of more than 8, as long as no more than twice as many are refused, it is asked along
-    ``3 + 2 log_2 n`` (all of them miss one of ``n`` with probability ``1 / (4 n)``).  Not where that will not do, and a step
+    see nothing in three of them: of more than 8, as long as no more than four times as many are refused as would be by
+    chance (of those refused at first; of all, where the look is ``careful``), it is asked along ``3 + 2 log_2 n`` (all of
+    them miss one of ``n`` with probability ``1 / (4 n)``).  Not where that will not do, and a step
     more costs less: some ``F_i`` is too large by more than a half, and none a hundred times too large, as where all that was
     seen of it had cancelled (of a sum of random signs a hundredth of what it is mostly: once in a million in three vectors);
     unless the look is ``careful``, after which there is no step.  Of 3 to 8, along one more, in which
@@ -87,7 +88,7 @@ def row_scales(
     a bound change as ``z`` does, whatever their slopes: the smaller change counts.
     """
     F = in_working_precision(f.residual(z))
-    scale, h = torch.zeros_like(F), torch.finfo(z.dtype).eps ** 0.5
+    scale, h, first = torch.zeros_like(F), torch.finfo(z.dtype).eps ** 0.5, 0
     for asked, direction in enumerate(_ways(z, began), 1):
         size = change(f, z, F, direction, h)
         if careful or both_sides:
@@ -97,7 +98,8 @@ def row_scales(
         scale = torch.maximum(scale, size)
         most = atol + good * scale
         refused = int(((F.abs() > most) & which.unsqueeze(1)).count_nonzero())
-        if not refused or (asked >= _FEW and refused > 1 + _CHANCE * F.numel() * 2.0**-asked):
+        first = F.numel() if careful else min(F.numel(), 2 * refused) if asked == 1 else first
+        if not refused or (asked >= _FEW and refused > 1 + _CHANCE * first * 2.0**-asked):
             break
         if asked >= _FEW and not careful and _takes_a_step(F.abs()[which], (most + torch.zeros_like(F))[which]):
             break
