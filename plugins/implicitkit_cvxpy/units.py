@@ -71,11 +71,11 @@ class Units(NamedTuple):
     def only(self, which: Tensor, others: Units | None) -> Units:
         """For the samples ``which``, ``(batch,)``; the ``others`` keep theirs, the user's units where that is ``None``."""
         ones, none = torch.ones_like, torch.zeros_like
-        kept = (
-            (ones(self.columns), ones(self.rows), none(self.shift), ones(self.objective)) if others is None else others
-        )
-        new, which = self[:4], which.unsqueeze(1)
-        return Units(*(torch.where(which, a, b) for a, b in zip(new, kept[:4], strict=True)), self.start)
+        if others is None:
+            others = Units(ones(self.columns), ones(self.rows), none(self.shift), ones(self.objective), self.start)
+        which = which.unsqueeze(1)
+        columns, rows, shift, objective = (torch.where(which, a, b) for a, b in zip(self[:4], others[:4], strict=True))
+        return Units(columns, rows, shift, objective, self.start)
 
     def apply(self, data: Data) -> Data:
         """The programs in these units; differentiable, units being constants."""
