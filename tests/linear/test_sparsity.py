@@ -72,6 +72,15 @@ def test_what_cannot_be_seen_is_no_pattern(name, function, reason) -> None:
     assert found.pattern is None and reason in found.reason
 
 
+@pytest.mark.parametrize("options", [{"scale_factor": 2.7, "mode": "nearest-exact"}, {"size": 50, "mode": "linear"}])
+def test_places_of_single_precision_are_rounded_as_such(options: dict) -> None:
+    """Other entries than in double precision."""
+    resize = lambda z: F.interpolate(z.unsqueeze(1), **options).squeeze(1)  # noqa: E731
+    pattern = detect(resize, torch.rand(1, 30)).pattern
+    assert pattern is not None
+    assert (pattern.toarray() == (resize(torch.eye(30)) != 0).T.numpy()).all()
+
+
 @pytest.mark.parametrize("adds", [False, True])
 def test_an_index_may_take_a_corner_of_what_is_scattered(adds: bool) -> None:
     """torch has its derivative in forward mode only."""
