@@ -142,9 +142,9 @@ class Bordered(Pattern):
         for i in range(batch):
             v, product = seeds[-1], shown[-1, i]
             mine = self.matrix(A[i])
-            wrong = np.abs(mine @ v + U[i] @ (V[i] @ v) - product)
             size = abs(mine) @ np.abs(v) + np.abs(U[i]) @ np.abs(V[i] @ v)
             with np.errstate(divide="ignore", invalid="ignore"):
+                wrong = np.abs(mine @ v + U[i] @ (V[i] @ v) - product)
                 error[i] = np.where(wrong > 0, wrong / size, 0.0).max(initial=0.0)
         rank = int(V.any(2).sum(1).max(initial=0))
         return Entries(A, U[:, :, :rank], V[:, :rank]), error
@@ -221,7 +221,7 @@ class Bordered(Pattern):
 
 class _Last(NamedTuple):
     """The entries that were found last, and what shows that a matrix has them: its product with a random vector, to some
-    units of rounding.  The vector gives every column the size one, so that a large one hides no small one.
+    units of rounding.  The vector, of each sample, gives every column the size one, so that a large one hides no small one.
 
     Risk models and quadratic terms are the same from solve to solve: one product in place of all that show the entries.
     (Freivalds 1979, "Fast probabilistic algorithms": whoever has another matrix has another product, with probability one.)
@@ -239,9 +239,10 @@ class _Last(NamedTuple):
         """``mv``: the product with the matrix that has these entries."""
         moduli = Entries(*map(np.abs, entries))
         matrices = [LowRank(pattern.matrix(a), u, v) for a, u, v in zip(*moduli, strict=True)]
-        sizes = np.max([np.maximum(abs(A).max(0).toarray()[0], U.max(0, initial=0.0) @ V) for A, U, V in matrices], 0)
-        v = seeded.normal(len(sizes), seed=0x53).numpy() / np.where((sizes > 0) & np.isfinite(sizes), sizes, 1.0)
-        rounding = _SAME * torch.finfo(like.dtype).eps * np.stack([matrix @ np.abs(v) for matrix in matrices])
+        sizes = np.stack([np.maximum(A.max(0).toarray()[0], U.max(0, initial=0.0) @ V) for A, U, V in matrices])
+        v = seeded.normal(sizes.shape[1], seed=0x53).numpy() / np.where((sizes > 0) & np.isfinite(sizes), sizes, 1.0)
+        moved = np.stack([matrix @ w for matrix, w in zip(matrices, np.abs(v), strict=True)])
+        rounding = _SAME * torch.finfo(like.dtype).eps * moved
         return cls(entries, error, v, product_of_one(mv, v, len(error), like), rounding, like.dtype)
 
     def still(self, mv: _Product, batch: int, like: Tensor) -> bool:
@@ -249,7 +250,8 @@ class _Last(NamedTuple):
         if batch != len(self.error) or like.dtype != self.dtype:
             return False
         now = product_of_one(mv, self.v, batch, like)
-        return bool((np.abs(now - self.product) <= self.rounding).all())
+        with np.errstate(invalid="ignore"):  # of what is infinite
+            return bool((np.abs(now - self.product) <= self.rounding).all())
 
 
 def bordered(pattern: IndexSets, n: int) -> Bordered | None:

@@ -29,7 +29,7 @@ from implicitkit import extend
 from implicitkit_cvxpy.backends import Data, Status, active_rows
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.program import ConeProgram
-from implicitkit_cvxpy.units import roughness
+from implicitkit_cvxpy.units import UNEVEN, roughness
 
 __all__ = ["finish"]
 
@@ -39,8 +39,7 @@ _ROUNDING = 1e-14
 _NEAR = 1e-9  # delta
 _ROUGH = 1e-12  # |F| relative to the data, above which the active rows of a sparse program are not the right ones
 _ORDINARY = 2.0**10  # sizes from its inverse to this are left as they are
-_UNEVEN = 1e-9  # |F_i| relative to what is added up in it, above which a program is solved in other units ...
-_WRONG = 1e-4  # ... and above which it has not been solved
+_WRONG = 1e-4  # |F_i| relative to what is added up in it, above which a program has not been solved
 
 
 def finish(
@@ -61,7 +60,7 @@ def finish(
     left = roughness(problem, data, w)
     status = torch.where(solved & (left > _WRONG), int(Status.INACCURATE), status)
     ended = sum(status == int(s) for s in (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE)) > 0
-    return w, status, norm, steps, (left > _UNEVEN) & ~ended
+    return w, status, norm, steps, (left > UNEVEN) & ~ended
 
 
 def _in_one_unit(

@@ -26,7 +26,7 @@ from implicitkit_cvxpy.parameters import Parameters
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.report import ConeSolution
 from implicitkit_cvxpy.shortcut import Call, shortcut
-from implicitkit_cvxpy.units import Units
+from implicitkit_cvxpy.units import UNEVEN, Units, roughness
 
 __all__ = ["ConvexLayer"]
 
@@ -218,18 +218,30 @@ class ConvexLayer(extend.Configured, nn.Module):
         p, flags = self._parameters_in.vector(values, lead)
         data = self._data(*self._assembly(p))
         w, converged, kept = self._solved(data, flags, None, backend, start)
-        told = kept
+        told, units, solved = kept, None, (data, w)
         for _ in range(_PASSES):
             if not any(bool(uneven.any()) for *_, uneven in told):
                 break
-            units = Units.near(self._dual, data, w)
-            w, converged, told = self._solved(units.apply(data), flags, units, backend, None)
-            w = units.back(w)
+            units = Units.near(self._dual, data, w).only(self._rough(*solved), units)
+            inner = units.apply(data)
+            z, converged, told = self._solved(inner, flags, units, backend, None)
+            w, solved = units.back(z), (inner, z)
             kept = [(*new[:4], *old[4:]) for new, old in zip(told, kept, strict=True)]
         if not self._judge(kept, backend, lead):
             good = self._passes(converged, w, flags)
             w = torch.where(good.unsqueeze(1), w, torch.nan)
         return self._variables_out(w, lead)
+
+    def _rough(self, data: Data, w: Tensor) -> Tensor:
+        """Which samples ask for other units, ``(batch,)``, whatever transforms surround the call."""
+
+        def ask(*parts: Tensor) -> Tensor:
+            lead = parts[1].shape[:-1]
+            P, q, A, b, z = (t.flatten(0, len(lead) - 1) for t in parts)
+            return (roughness(self._problem, self._data(P, q, A, b), z) > UNEVEN).reshape(lead)
+
+        found: Tensor = extend.constants(ask, *data[:4], w)
+        return found
 
     def _solved(
         self, data: Data, flags: Tensor, units: Units | None, backend: Backend, start: Tensor | None

@@ -27,7 +27,9 @@ from implicitkit_cvxpy.backends import Data
 from implicitkit_cvxpy.cones import DualCone
 from implicitkit_cvxpy.program import ConeProgram
 
-__all__ = ["Units", "roughness"]
+__all__ = ["UNEVEN", "Units", "roughness"]
+
+UNEVEN = 1e-9  # roughness of a program that is solved in other units
 
 _ORDINARY = 2.0**10  # numbers from its inverse to this do not ask for units
 _LEAST = 1e-8  # of the largest slack in units, at which one is measured whose multiplier is zero
@@ -65,6 +67,15 @@ class Units(NamedTuple):
         held = (rows.unsqueeze(2) * A).abs().amax(1)
         held = torch.maximum(held, (t * P.diagonal(dim1=1, dim2=2).abs()).sqrt())
         return cls(_power_of_two(torch.where(held > 0, 1 / held, 1)), rows, shift, t, start)
+
+    def only(self, which: Tensor, others: Units | None) -> Units:
+        """For the samples ``which``, ``(batch,)``; the ``others`` keep theirs, the user's units where that is ``None``."""
+        ones, none = torch.ones_like, torch.zeros_like
+        if others is None:
+            others = Units(ones(self.columns), ones(self.rows), none(self.shift), ones(self.objective), self.start)
+        which = which.unsqueeze(1)
+        columns, rows, shift, objective = (torch.where(which, a, b) for a, b in zip(self[:4], others[:4], strict=True))
+        return Units(columns, rows, shift, objective, self.start)
 
     def apply(self, data: Data) -> Data:
         """The programs in these units; differentiable, units being constants."""
@@ -115,9 +126,9 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor) -> Tensor:
     if data.sparse or problem.dual.cones.polyhedral or problem.dual.smoothing:
         return none
     given = torch.cat([data.q, data.b], 1).abs()
-    least = torch.where(given > 0, given, torch.inf).amin()
-    ordinary = (w.abs().amax() <= _ORDINARY) & (given.amax() <= _ORDINARY) & (least >= 1 / _ORDINARY)
-    if bool(ordinary):
+    least = torch.where(given > 0, given, torch.inf).amin(1)
+    ordinary = (w.abs().amax(1) <= _ORDINARY) & (given.amax(1) <= _ORDINARY) & (least >= 1 / _ORDINARY)
+    if bool(ordinary.all()):
         return none
     units = Units.near(problem.dual, data, w)
     inner, z = units.apply(data), units.of(w)
@@ -126,7 +137,7 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor) -> Tensor:
     along = (inner.P.abs() @ x.abs().unsqueeze(2) + inner.A.abs().mT @ y.abs().unsqueeze(2)).squeeze(2) + inner.q.abs()
     across = _by_cone(problem.dual, torch.maximum(_terms(inner.A, inner.b, x), y.abs()))
     found = (F / torch.cat([along, across], 1).clamp_min(_SMALL)).amax(1)
-    return torch.where((w != 0).any(1), found, none).nan_to_num(torch.inf)
+    return torch.where((w != 0).any(1) & ~ordinary, found, none).nan_to_num(torch.inf)
 
 
 def _terms(A: Tensor, b: Tensor, x: Tensor) -> Tensor:

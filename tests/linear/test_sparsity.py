@@ -72,6 +72,31 @@ def test_what_cannot_be_seen_is_no_pattern(name, function, reason) -> None:
     assert found.pattern is None and reason in found.reason
 
 
+@pytest.mark.parametrize("options", [{"scale_factor": 2.7, "mode": "nearest-exact"}, {"size": 50, "mode": "linear"}])
+def test_places_of_single_precision_are_rounded_as_such(options: dict) -> None:
+    """Other entries than in double precision."""
+    resize = lambda z: F.interpolate(z.unsqueeze(1), **options).squeeze(1)  # noqa: E731
+    pattern = detect(resize, torch.rand(1, 30)).pattern
+    assert pattern is not None
+    assert (pattern.toarray() == (resize(torch.eye(30)) != 0).T.numpy()).all()
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_an_index_may_take_a_corner_of_what_is_scattered(adds: bool) -> None:
+    """torch has its derivative in forward mode only."""
+    index, rows = torch.tensor([[1, 3, 0]]), ([0, 1, 3], [2, 0, 1])
+
+    def function(z: Tensor) -> Tensor:
+        out = torch.zeros_like(z[:, :5])
+        return (out.scatter_add if adds else out.scatter)(1, index.expand(len(z), -1), z**2)
+
+    pattern = detect(function, torch.rand(2, 6, dtype=torch.float64)).pattern
+    assert pattern is not None
+    wanted = np.zeros((5, 6), dtype=bool)
+    wanted[rows] = True
+    assert (pattern.toarray() == wanted).all()
+
+
 def test_dense_functions_stop_early() -> None:
     found = detect(lambda z: z + z.sum(1, keepdim=True), torch.rand(1, 1000, dtype=torch.float64), budget=100_000)
     assert found.pattern is None and "dense" in found.reason

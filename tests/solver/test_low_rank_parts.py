@@ -140,6 +140,21 @@ def test_a_matrix_that_has_been_seen_is_known_by_one_product(name: str) -> None:
     np.testing.assert_allclose(J, dense, rtol=1e-12, atol=1e-15)
 
 
+def test_large_columns_of_a_sample_hide_no_change_of_another() -> None:
+    d = torch.linspace(1, 2, N, dtype=D).repeat(2, 1)
+    f = lambda z: (d[:1] * z**2).sum(1) + (z @ W.T).square().sum(1)  # noqa: E731
+    z = torch.ones(2, N, dtype=D)
+    ready = Sparsity("stiff neighbour").find_bordered(torch.func.grad(lambda y: f(y).sum()), z)
+    assert ready is not None
+    d[1, 5] = 1e20
+    for change in (1.0, 2.0):
+        d[0, 5] *= change
+        product = lambda v: 2 * d * v + 2 * (v @ W.T) @ W  # noqa: E731
+        entries = ready.values(product, product, 2, z)[0]
+        J = ready.matrix(entries.A[0]).toarray() + entries.U[0] @ entries.V[0]
+        np.testing.assert_allclose(J, (2 * torch.diag(d[0]) + 2 * W.T @ W).numpy(), rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", MAPS)
 def test_blocks_with_a_border_are_the_matrix(name: str, transposed: bool) -> None:

@@ -27,7 +27,6 @@ _MOVES = names(
     "reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d pixel_shuffle "
     "pixel_unshuffle channel_shuffle native_channel_shuffle im2col embedding rot90 repeat_interleave slice_backward "
     "select_backward diagonal_backward upsample_nearest1d upsample_nearest2d upsample_nearest3d _unsafe_index "
-    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
     "split_with_sizes_copy narrow_copy "
     "tril triu"
 )

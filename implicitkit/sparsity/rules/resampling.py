@@ -30,6 +30,7 @@ _RESAMPLED = tuple(
     for kind in ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d")
     for suffix in ("", "_backward")
 )
+_EXACT = tuple(f"_upsample_nearest_exact{d}d" for d in (1, 2, 3))
 _NEAREST = tuple(f"{kind}{d}d_backward" for kind in ("upsample_nearest", "_upsample_nearest_exact") for d in (1, 2, 3))
 _AVERAGED = tuple(f"_adaptive_avg_pool{d}d{suffix}" for d in (2, 3) for suffix in ("", "_backward"))
 
@@ -42,7 +43,8 @@ def resampled(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, An
     forward = getattr(torch.ops.aten, name.removesuffix("_backward")).default
     large, small = (out, x) if turned else (x, out)
     options = args[(3 if "upsample" in name else 2) if turned else 2 :]
-    lines = [_line(forward, large.shape[axis], small.shape[axis], axis, count, options) for axis in range(-count, 0)]
+    dtype = torch.promote_types(x.dtype, torch.float32)  # places are rounded as the kernel of that type rounds them
+    lines = [_line(forward, large.shape[i], small.shape[i], i, count, options, dtype) for i in range(-count, 0)]
     plane = sp.coo_matrix(functools.reduce(lambda a, b: sp.kron(a, b, format="csr"), lines))
     seen, places = (plane.row, plane.col) if turned else (plane.col, plane.row)
     planes = np.arange(math.prod(x.shape[:-count]))[:, None]
@@ -51,7 +53,9 @@ def resampled(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, An
     trace.write(out, index_sets.through(targets.reshape(-1), sources.reshape(-1), out.numel(), trace.read(x)))
 
 
-def _line(forward: Any, n: int, outputs: int, axis: int, count: int, options: Sequence[Any]) -> sp.csr_matrix:
+def _line(
+    forward: Any, n: int, outputs: int, axis: int, count: int, options: Sequence[Any], dtype: torch.dtype
+) -> sp.csr_matrix:
     """The pattern ``(outputs, n)`` of the map along a dimension; the others have one entry."""
 
     def along(vectors: Tensor) -> Tensor:
@@ -61,8 +65,8 @@ def _line(forward: Any, n: int, outputs: int, axis: int, count: int, options: Se
 
     w = 4 + 2 * math.ceil(n / outputs)  # four entries of bicubic interpolation, or all that one average is of
     m = min(2 * w + 1, n)
-    numbers = torch.arange(n, dtype=torch.float64)
-    classes = (numbers % m == torch.arange(m).unsqueeze(1)).double()
+    numbers = torch.arange(n, dtype=dtype)
+    classes = (numbers % m == torch.arange(m).unsqueeze(1)).to(dtype)
     centre = along(numbers.unsqueeze(0))[0].round().long()
     residue, place = along(classes).nonzero(as_tuple=True)
     near = centre[place]
@@ -95,6 +99,6 @@ def sampled(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
 _SAMPLED = tuple(f"grid_sampler_{d}d{suffix}" for d in (2, 3) for suffix in ("", "_backward"))
 RULES: dict[str, Rule] = {
-    **dict.fromkeys((*_RESAMPLED, *_NEAREST, *_AVERAGED), resampled),
+    **dict.fromkeys((*_RESAMPLED, *_EXACT, *_NEAREST, *_AVERAGED), resampled),
     **dict.fromkeys(_SAMPLED, sampled),
 }

@@ -54,13 +54,16 @@ def _land_along(trace: Trace, target: Tensor, dim: int, index: Tensor, source: A
 def _indexed(adds: Callable[[Sequence[Any], dict[str, Any]], bool], spots: Callable[..., Tensor]) -> Rule:
     def rule(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         target, source = args[0], args[3] if len(args) > 3 else kwargs.get("src", kwargs.get("value"))
+        scatters = tracers.operation(func)[0].startswith("aten::scatter")
         if trace.chosen(args[2]):
-            if tracers.operation(func)[0].startswith("aten::scatter"):
+            if scatters:
                 _land_along(trace, target, args[1], args[2], source, out)
                 return
             trace.guess(tracers.operation(func)[0], [t for t in (target, source) if isinstance(t, Tensor)], [out])
             return
         where = spots(numbers(target).to(target.device), args[1], args[2], source)
+        if scatters and isinstance(source, Tensor):  # of which the index may take a corner
+            source = source[tuple(map(slice, where.shape))]
         _land(trace, target, where, source, out, adds(args, kwargs))
 
     return rule

@@ -79,6 +79,23 @@ def test_samples_have_units_of_their_own() -> None:
     assert_close(curvature * budgets**2, torch.full_like(budgets, -3.0), rtol=1e-5, atol=0.0)
 
 
+def test_units_of_one_sample_spoil_no_other() -> None:
+    """A neighbour in ordinary numbers was solved again in other units, in which it was solved worse."""
+    x, a, b, least = cp.Variable(3), cp.Parameter(3, nonneg=True), cp.Parameter(), cp.Parameter(3)
+    spending = cp.Problem(cp.Maximize(a @ cp.log(x)), [cp.sum(x) <= b, x >= least])
+    layer, weights = ConvexLayer(spending, [a, b, least], [x]), torch.tensor([1.0, 2.0, 3.0], dtype=F64)
+    budgets = torch.tensor([1e6, 6.0, 1e-3], dtype=F64, requires_grad=True)
+    bounds = torch.zeros(3, 3, dtype=F64)
+    bounds[1, 0] = 2.0
+    wanted = budgets.detach().unsqueeze(1) * _shares(weights)
+    wanted[1] = torch.tensor([2.0, 1.6, 2.4], dtype=F64)
+    for solve in (layer, torch.func.vmap(layer, in_dims=(None, 0, 0))):
+        value = solve(weights, budgets, bounds)[0]
+        assert_close(value, wanted, rtol=1e-9, atol=0.0)
+        (found,) = torch.autograd.grad(value[:, 1].sum(), budgets)
+        assert_close(found, torch.tensor([1 / 3, 0.4, 1 / 3], dtype=F64), rtol=1e-6, atol=0.0)
+
+
 def test_a_point_that_is_wrong_in_its_units_is_not_called_solved() -> None:
     """Powers of 1e9 are beyond what other units of exponential cones bring down: refused, where half was wrong."""
     with pytest.raises(RuntimeError, match="count in units in which they are of the size one"):
