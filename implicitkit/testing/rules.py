@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from implicitkit.problem.base import Problem
 from implicitkit.solution import Solution
 from implicitkit.solver.catalogue import serves
 from implicitkit.solving.verbs import solve
-from implicitkit.testing.check import PROBLEMS, Suite, close, solved
+from implicitkit.testing.check import PROBLEMS, Suite, close, of_each_part, solved
 from implicitkit.testing.common import add_common_checks
 from implicitkit.testing.known import KNOWN, Known, known_problems, unsolvable
 
@@ -77,10 +76,14 @@ class RuleSubject:
         return self.gradient(next(self.known()), theta)
 
 
-@functools.lru_cache(maxsize=64)
+@of_each_part
 def _served(rule: Any, solver: Any) -> tuple[str, ...]:
-    """The kinds of problem that the rule takes, by what it says (``needs``) and does not refuse with this solver."""
-    found = []
+    """The kinds of problem that the rule takes, by what it says (``needs``) and does not refuse with this solver.
+
+    Raises:
+        CapabilityError: there is none.
+    """
+    found, refusal = [], ""
     for kind in KNOWN:
         known = known_problems(kind, batch=1, size=3)[0]
         if rule.needs and kind not in rule.needs:
@@ -89,12 +92,16 @@ def _served(rule: Any, solver: Any) -> tuple[str, ...]:
             continue
         try:
             solve(known.problem, known.z0, (known.theta.requires_grad_(),), solver=solver, rule=rule, batch_dims=1)
-        except CapabilityError:
+        except CapabilityError as error:
+            refusal = f" ({error})"
             continue
         except Exception:  # a check says what it is
             pass
         found.append(kind)
-    assert found, f"the rule takes no problem of the kinds {', '.join(KNOWN)}: every one is refused"
+    if not found:
+        raise CapabilityError(
+            f"the rule takes no problem of the kinds {', '.join(KNOWN)}: every one is refused{refusal}"
+        )
     return tuple(found)
 
 
