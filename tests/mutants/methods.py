@@ -185,7 +185,7 @@ MUTANTS = [
         ("if not plain or dropping:", "if True:"),
         ("min(slowest / 2 if", "min(4 * slowest if"),
         ("if dropping or _most(f, far, _HALF):", "if True:"),
-        ("return int(now < then and now**2 > _NEAR * then)", "return 1"),
+        ("return int(now < then and now * now > _NEAR * then)", "return 1"),
         ("_TIMES, f.ahead // _PERIOD)", "_TIMES)"),
         ("torch.where(f.active, needed, 0)", "needed"),
         ("if not _most(f, now <= _FAST * before):", "if False:"),
