@@ -304,9 +304,10 @@ def nan_stays_in_its_sample(subject: RuleSubject) -> None:
 )
 def tells_of_failure(subject: RuleSubject) -> None:
     """Where ``dF/dz`` is singular a derivative raises or warns, and a problem without a solution raises."""
-    for kind in {known.problem.kind.name for known in subject.known(1)} & {"root", "fixed_point"}:
+    served = {known.problem.kind.name: known.problem.kind for known in subject.known(1)}
+    for kind in served.keys() & {"root", "fixed_point"}:
         theta = torch.tensor([[0.3, -0.2, 0.5]], dtype=torch.float64, device="cpu")
-        sign = 1 if kind == "root" else -1
+        sign = -1 if served[kind].iteration else 1
 
         def flat(z: Tensor, t: Tensor, sign: int = sign) -> Tensor:
             return (z - t) ** 3 if sign > 0 else z - (z - t) ** 3
