@@ -116,12 +116,15 @@ class System:
 
         def despite_failures(function: Callable[[Any, Any], Any], z: Tensor, theta: Any) -> Tensor:
             """With NaN for samples of which a matrix has no factors; of one sample alone the error is its own."""
-            state = problem.unpack(layout, z)
             if lifted.failed:
                 with failing_as_nan():
-                    return pack(function(state, theta), z)
-            found, lifted.failed = attempted(function, layout.batch, state, theta)
+                    return pack(of_state(function, z, theta), z)
+            found, lifted.failed = attempted(of_state, layout.batch, function, z, theta)
             return pack(found, z)
+
+        def of_state(function: Callable[[Any, Any], Any], z: Tensor, theta: Any) -> Any:
+            """A function may take its containers to pieces: they are made anew for each call."""
+            return function(problem.unpack(layout, z), theta)
 
         def kernel(z: Tensor, *theta: Tensor) -> Tensor:
             out = evaluated(lifted, z, theta)

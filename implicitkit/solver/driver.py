@@ -169,7 +169,10 @@ class _Loop:
 
         Returns which go on, how many they are, and how many of ``improved``, which may change, hold.
         """
-        if not self._is_finite():
+        relative = self.judge.relative_to_state
+        sized = relative and math.isfinite(float(self.judge.size_of(self.z).sum()))
+        sound = sound and sized == relative  # where |z| overflows what is asked may be 0 |z|, NaN
+        if not (sized and not self.judge.own_norm) and not math.isfinite(self.judge.largest(self.z)):
             # NaN solves nothing, whatever F makes of it (of a comparison, or a sign, a number)
             finite, sound = torch.isfinite(self.z).all(1), False
             self.norm = torch.where(finite, self.norm, torch.nan)
@@ -219,13 +222,6 @@ class _Loop:
             if self.settled is not None:
                 self.status.masked_fill_(failed & self.settled, int(Status.CONVERGED))
         return running, left, better
-
-    def _is_finite(self) -> bool:
-        """Are all points?  Of fixed points by their norms, which are known, where these do not overflow."""
-        norms = self.judge.relative_to_state and not self.judge.own_norm
-        return (norms and math.isfinite(float(self.judge.size_of(self.z).sum()))) or math.isfinite(
-            self.judge.largest(self.z)
-        )
 
     def _rests(self) -> Tensor:
         """Which samples are where no step can do better; or where their method gives up, if that is as good in the norm as

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,10 +41,12 @@ __all__ = [
     "all_converged",
     "check",
     "close",
+    "of_each_part",
     "same",
     "solved",
 ]
 
+_PARTS = 64  # of which it is remembered what they take
 _ROUNDING = 1e-12  # what libraries of linear algebra leave between two runs: their sums follow the memory's alignment
 
 _ENDS = "Count the steps, stop after max_steps of them, and bound every search inside a step: on NaN no test holds"
@@ -200,6 +203,22 @@ CHECKS = SOLVERS.checks
 """Every check of a solver by name, in the order in which they run."""
 
 check = SOLVERS.check
+
+
+def of_each_part(find: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, found once for each part that it is given, by identity: options of a part may have no hash."""
+    known: deque[tuple[tuple[Any, ...], Any]] = deque(maxlen=_PARTS)
+
+    @functools.wraps(find)
+    def found(*part: Any) -> Any:
+        for of, value in tuple(known):
+            if all(a is b for a, b in zip(of, part, strict=True)):
+                return value
+        value = find(*part)
+        known.append((part, value))
+        return value
+
+    return found
 
 
 def close(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,7 @@ __all__ = [
     "parametrize_with_checks",
 ]
 
+_NUMBERS = re.compile(r"\d+")  # sizes of the problems of a check, which do not tell causes apart
 _UNSOLVED, _ENDLESS = "unsolved", "endless"
 _CAUSES: dict[type, str] = {Unsolved: _UNSOLVED, Unended: _ENDLESS}
 _NOTHING = (
@@ -96,11 +98,12 @@ class ConformanceReport:
         told: dict[str, str] = {}  # which check has told of a cause
         for r in self.results:
             lines.append(f"  {r.check.ljust(width)}  {r.outcome:10}  {r.seconds:6.2f} s")
-            if r.outcome == "failed" and r.cause in told:
-                lines.append(f"      as in {told[r.cause]}: mend that first")
+            cause = _NUMBERS.sub("", r.cause)
+            if r.outcome == "failed" and cause in told:
+                lines.append(f"      as in {told[cause]}: mend that first")
             elif r.outcome in ("failed", "unexpected"):
                 if r.cause and (r.cause != _UNSOLVED or r.check in _FIRST):
-                    told[r.cause] = r.check
+                    told[cause] = r.check
                 raised = r.cause not in ("", *_CAUSES.values())
                 lines += [f"      saw:  {r.message}", f"      mend: {'what raises this' if raised else r.mend}"]
             elif r.message:

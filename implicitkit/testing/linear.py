@@ -99,8 +99,9 @@ class LinearSubject:
             found = (self.part.solve if b.ndim == 2 else self.part.solve_many)(A, b, **limits)
         rows = b.shape[:-1].numel()
         wanted = [(rows, b.shape[-1]), (rows,), (rows,), (rows,)]
-        got = [tuple(t.shape) for t in found[:4]]
-        assert got == wanted, f"x, residual_norm, steps and converged have the shapes {got}, and not {wanted}"
+        got = [tuple(t.shape) for t in found[:4]] if isinstance(found, tuple) else type(found).__name__
+        if got != wanted:
+            raise TypeError(f"x, residual_norm, steps and converged have the shapes {wanted}; it returned {got}")
         return found
 
     def example(self) -> Tensor:

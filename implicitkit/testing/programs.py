@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +15,18 @@ from implicitkit.problem.constraints import Equality, Inequality
 from implicitkit.problem.quadratic_program import QuadraticProgram
 from implicitkit.solution import Solution, Status
 from implicitkit.solving.verbs import solve
-from implicitkit.testing.check import Suite, Unsolved, close, solved
+from implicitkit.testing.check import Suite, Unsolved, close, of_each_part, solved
 from implicitkit.testing.common import add_common_checks
 from implicitkit.testing.known import counting
 
 __all__ = ["PROGRAMS", "Program", "ProgramSubject"]
 
-_ENOUGH = 20  # steps: some go on as long as they may where there is no solution
+_MORE = 20  # steps than twice those of samples with a solution: some go on as long as they may where there is none
 _FAR = 200  # times the tolerance: how far a solution may be where the optimality conditions hold to it
-_D, _a = torch.tensor([1.0, 2.0], dtype=torch.float64, device="cpu"), torch.tensor([1.0, 0.5], dtype=torch.float64)
+_D, _a = (
+    torch.tensor([1.0, 2.0], dtype=torch.float64, device="cpu"),
+    torch.tensor([1.0, 0.5], dtype=torch.float64, device="cpu"),
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _slab_push(g: Tensor) -> Tensor:
     return g.clamp_min(0) / (_a * _a / _D).sum().to(g)
 
 
-_P = torch.tensor([[2.0, 1.5], [0.3, 0.4], [-1.0, 3.0]], dtype=torch.float64)
+_P = torch.tensor([[2.0, 1.5], [0.3, 0.4], [-1.0, 3.0]], dtype=torch.float64, device="cpu")
 PROGRAMS_KNOWN = (
     Program(
         "bounds",
@@ -126,7 +128,7 @@ PROGRAMS_KNOWN = (
     ),
     Program(
         "two inequalities",
-        torch.tensor([[0.5], [0.8], [-0.5]], dtype=torch.float64),
+        torch.tensor([[0.5], [0.8], [-0.5]], dtype=torch.float64, device="cpu"),
         lambda: {"constraints": [Inequality(lambda z, g: torch.cat([_along(z) - 1, g - _along(z)], -1))]},
         _slab_rows,
         lambda g: _moved(torch.zeros_like(g), -_slab_push(g)),
@@ -138,7 +140,7 @@ PROGRAMS_KNOWN = (
 
 _LINEAR = Program(
     "a linear objective",
-    torch.tensor([[1.0, 2.0], [-1.0, -1.0], [2.0, 0.5]], dtype=torch.float64),
+    torch.tensor([[1.0, 2.0], [-1.0, -1.0], [2.0, 0.5]], dtype=torch.float64, device="cpu"),
     lambda: {"bounds": (-torch.inf, 1.0)},
     lambda p: {k: t[:, :2] for k, t in _eyes(p).items()},
     torch.ones_like,
@@ -173,6 +175,10 @@ class ProgramSubject:
         tolerance = self.rtol(theta.dtype)
         return known.solve(self.part, theta, **({"rtol": tolerance, "atol": tolerance} | options))
 
+    def enough(self, known: Program, theta: Tensor) -> int:
+        """Steps that are enough beside a sample without a solution, where these have one."""
+        return _MORE + 2 * int(self.solve(known, theta, on_failure="ignore").steps.max())
+
     def allowed(self, dtype: torch.dtype = torch.float64) -> float:
         """How far a solution may be."""
         return _FAR * self.rtol(dtype)
@@ -201,7 +207,7 @@ def _refuses(solver: Any, program: Program) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=64)
+@of_each_part
 def _served(solver: Any) -> tuple[Program, ...]:
     return tuple(program for program in PROGRAMS_KNOWN if not _refuses(solver, program))
 
@@ -308,13 +314,14 @@ def tells_of_unbounded_samples(subject: ProgramSubject) -> None:
 
 
 def _one_fails(subject: ProgramSubject, known: Program, theta: Tensor, keep: Tensor, what: str) -> None:
-    solution = subject.solve(known, theta, on_failure="ignore", max_steps=_ENOUGH)
+    enough = subject.enough(known, theta[keep])
+    solution = subject.solve(known, theta, on_failure="ignore", max_steps=enough)
     assert not bool(solution.converged[1]), f"a sample that is {what} is called converged"
     _solved(solution, f"the samples beside one that is {what}", keep)
     wanted = known.solution(theta)[keep]
     solved(_z(solution).detach()[keep], wanted, subject.allowed(), f"the samples beside one that is {what}")
     try:
-        subject.solve(known, theta[1:2], max_steps=_ENOUGH)
+        subject.solve(known, theta[1:2], max_steps=enough)
     except ConvergenceError:
         return
     raise AssertionError(f"a program that is {what}: no ConvergenceError was raised")
@@ -327,7 +334,8 @@ def nan_stays_in_its_sample(subject: ProgramSubject) -> None:
     keep = torch.tensor([0, 2], device="cpu")
     for known in subject.known:
         theta = known.theta.index_fill(0, torch.tensor([1], device="cpu"), torch.nan)
-        solution = subject.solve(known, theta, on_failure="ignore", max_steps=_ENOUGH)
+        enough = subject.enough(known, theta[keep])
+        solution = subject.solve(known, theta, on_failure="ignore", max_steps=enough)
         assert not bool(solution.converged[1]), f"{known.name}: the sample with NaN is called converged"
         _solved(solution, f"{known.name}: the samples beside NaN", keep)
         wanted = known.solution(known.theta)[keep]

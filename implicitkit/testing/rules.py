@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from implicitkit.problem.base import Problem
 from implicitkit.solution import Solution
 from implicitkit.solver.catalogue import serves
 from implicitkit.solving.verbs import solve
-from implicitkit.testing.check import PROBLEMS, Suite, close, solved
+from implicitkit.testing.check import PROBLEMS, Suite, close, of_each_part, solved
 from implicitkit.testing.common import add_common_checks
 from implicitkit.testing.known import KNOWN, Known, known_problems, unsolvable
 
@@ -77,10 +76,14 @@ class RuleSubject:
         return self.gradient(next(self.known()), theta)
 
 
-@functools.lru_cache(maxsize=64)
+@of_each_part
 def _served(rule: Any, solver: Any) -> tuple[str, ...]:
-    """The kinds of problem that the rule takes, by what it says (``needs``) and does not refuse with this solver."""
-    found = []
+    """The kinds of problem that the rule takes, by what it says (``needs``) and does not refuse with this solver.
+
+    Raises:
+        CapabilityError: there is none.
+    """
+    found, refusal = [], ""
     for kind in KNOWN:
         known = known_problems(kind, batch=1, size=3)[0]
         if rule.needs and kind not in rule.needs:
@@ -89,12 +92,16 @@ def _served(rule: Any, solver: Any) -> tuple[str, ...]:
             continue
         try:
             solve(known.problem, known.z0, (known.theta.requires_grad_(),), solver=solver, rule=rule, batch_dims=1)
-        except CapabilityError:
+        except CapabilityError as error:
+            refusal = f" ({error})"
             continue
         except Exception:  # a check says what it is
             pass
         found.append(kind)
-    assert found, f"the rule takes no problem of the kinds {', '.join(KNOWN)}: every one is refused"
+    if not found:
+        raise CapabilityError(
+            f"the rule takes no problem of the kinds {', '.join(KNOWN)}: every one is refused{refusal}"
+        )
     return tuple(found)
 
 
@@ -297,9 +304,10 @@ def nan_stays_in_its_sample(subject: RuleSubject) -> None:
 )
 def tells_of_failure(subject: RuleSubject) -> None:
     """Where ``dF/dz`` is singular a derivative raises or warns, and a problem without a solution raises."""
-    for kind in {known.problem.kind.name for known in subject.known(1)} & {"root", "fixed_point"}:
+    served = {known.problem.kind.name: known.problem.kind for known in subject.known(1)}
+    for kind in served.keys() & {"root", "fixed_point"}:
         theta = torch.tensor([[0.3, -0.2, 0.5]], dtype=torch.float64, device="cpu")
-        sign = 1 if kind == "root" else -1
+        sign = -1 if served[kind].iteration else 1
 
         def flat(z: Tensor, t: Tensor, sign: int = sign) -> Tensor:
             return (z - t) ** 3 if sign > 0 else z - (z - t) ** 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -69,6 +69,13 @@ class Direct(ik.LinearSolver):
         norm, converged = self.figures(A, x, b, atol + rtol * b.norm(dim=1))
         reason = "" if bool(converged.all()) else "the matrix is singular"
         return LinearSolution(x, norm, torch.zeros_like(norm, dtype=torch.int64), converged, reason)
+
+
+class Bare(Direct):
+    """No ``LinearSolution``."""
+
+    def solve(self, A: Any, b: Tensor, **options: Any) -> Any:
+        return self.x(A, b)
 
 
 class Negative(Direct):
@@ -318,6 +325,18 @@ class Refuses(Plain):
         return super().attach(request)
 
 
+@dataclass(frozen=True)
+class Listed(Plain):
+    """Right, with an option that has no hash."""
+
+    of: list[int] = field(default_factory=list)
+
+
+class RefusesAll(Plain):
+    def attach(self, request: Any) -> Any:
+        raise ik.CapabilityError("nothing suits me")
+
+
 class Loose(Plain):
     def attach(self, request: Any) -> Any:
         return request.solve("gmres", rtol=1e-1)
@@ -431,8 +450,6 @@ class ForgetsCaptured(Plain):
     """Only the first argument has a derivative."""
 
     def attach(self, request: Any) -> Any:
-        from dataclasses import replace
-
         first = request.system.lifted.from_args
         theta = tuple(t if i < first else t.detach() for i, t in enumerate(request.theta))
         return replace(request, theta=theta).solve("lu")
@@ -443,6 +460,7 @@ RIGHT_RULES = [
     ByProducts(),
     FixedPointsOnly(),
     Refuses(),
+    Listed(),
     SaysLoose(),
 ]
 WRONG_RULES = [
@@ -454,7 +472,7 @@ WRONG_RULES = [
     ("keeps_the_solution", AlwaysAGraph()),
     ("second_order", FirstOrderOnly()),
     ("batch_equals_loop", MixesSamples()),
-    ("gradient_is_exact", SinglePrecision()),
+    ("keeps_the_solution", SinglePrecision()),
     ("leaves_the_process_alone", PrintsRule()),
     ("grows_no_state", GrowsRule()),
     ("keeps_nothing_alive", Holds()),
@@ -489,6 +507,19 @@ class BoundsOnly(Constrained):
     def spoilt(self, found: Any, f: Any, options: Any) -> Any:
         if ik.extend.Model(f).count:
             raise ik.CapabilityError("bounds only")
+        return found
+
+
+@dataclass(frozen=True)
+class ManySteps(Constrained):
+    """Right, in ten times as many steps, with an option that has no hash."""
+
+    of: list[int] = field(default_factory=list)
+
+    def run(self, f: Any, z0: Tensor, options: Any) -> Any:
+        most = options.max_steps or 1000
+        found = super().run(f, z0, replace(options, max_steps=max(1, most // 10)))
+        found.steps = (10 * found.steps).clamp_max(most)
         return found
 
 
@@ -586,7 +617,7 @@ class CountsTooMany(Constrained):
         return found
 
 
-RIGHT_PROGRAMS = [Program(), BoundsOnly()]
+RIGHT_PROGRAMS = [Program(), BoundsOnly(), ManySteps()]
 WRONG_PROGRAMS = [
     ("finds_known_solutions", Elsewhere()),
     ("multipliers_are_those_of_the_lagrangian", OtherSign()),
@@ -627,12 +658,27 @@ def test_a_wrong_part_is_found_out(of: str, name: str, part: Any, capfd: Any) ->
     finally:
         torch.set_default_dtype(default)
     (result,) = report.results
-    assert result.outcome == "failed" and result.message and result.mend in str(report) + result.mend
+    assert result.outcome == "failed" and result.message
+    assert result.mend in str(report) or "mend: what raises this" in str(report)
 
 
-def test_one_fault_is_told_once() -> None:
-    text = str(check_linear_solver(Negative(), raise_on_failure=False))
-    assert text.count("saw:") == 1 and "as in solves_well_conditioned_systems: mend that first" in text
+@pytest.mark.parametrize(
+    ("of", "part", "said", "times"),
+    [
+        ("linear", Negative(), "solves_well_conditioned_systems", 1),
+        (
+            "linear",
+            Bare(),
+            "solves_well_conditioned_systems",
+            2,
+        ),  # alone, and by a solve whose derivative it is to form
+        ("rule", RefusesAll(), "keeps_the_solution", 1),
+    ],
+    ids=lambda value: value if isinstance(value, (str, int)) else type(value).__name__,
+)
+def test_one_fault_is_told_once(of: str, part: Any, said: str, times: int) -> None:
+    text = str(CHECKS_OF[of](part, raise_on_failure=False))
+    assert text.count("saw:") == times and f"as in {said}: mend that first" in text, text
 
 
 def test_names_of_other_nouns_are_no_solvers() -> None:

@@ -654,3 +654,13 @@ def test_a_step_to_nan_is_no_solution_whatever_the_function_makes_of_it() -> Non
     )
     assert solution.status.tolist() == [int(ik.Status.CONVERGED), int(ik.Status.NONFINITE)]
     torch.testing.assert_close(solution.value, torch.tensor([[0.5], [1.5]], dtype=D))
+
+
+@pytest.mark.parametrize("solver", ["picard", "anderson"])
+def test_a_sample_whose_norm_overflows_claims_nothing_without_rtol(solver: str) -> None:
+    """``0 |z|`` is NaN there: nobody knows what is asked, and nothing meets it."""
+    z0 = torch.tensor([[1e200, 0.0], [0.0, 0.0]], dtype=D)
+    f = lambda z: torch.where(torch.arange(2) == 0, z, 0.5 * z + 1)  # noqa: E731
+    options: dict[str, Any] = {"batch_dims": 1, "on_failure": "ignore"}
+    solution = ik.fixed_point(f, z0, solver=solver, rtol=0.0, atol=1e-6, **options)
+    assert solution.status.tolist() == [int(ik.Status.NONFINITE), int(ik.Status.CONVERGED)]

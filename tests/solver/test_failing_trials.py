@@ -315,6 +315,18 @@ def test_on_the_way() -> None:
     torch.testing.assert_close(found.value**3 + found.value, t, rtol=1e-8, atol=1e-9)
 
 
+def test_a_function_that_takes_its_state_to_pieces_is_given_another_after_a_failure() -> None:
+    def f(z: dict[str, Tensor], b: Tensor) -> dict[str, Tensor]:
+        h = z.pop("h")
+        lost = (h > 0.6).all(1) & (torch.arange(2) == 1)
+        A = torch.where(lost.view(-1, 1, 1), 0.0, torch.eye(2, dtype=D))
+        return {"h": 0.5 * h + 0.5 * torch.linalg.solve(A, b)}
+
+    one, options = torch.ones(2, 2, dtype=D), {"batch_dims": 1, "solver": "picard"}
+    solution = ik.fixed_point(f, {"h": torch.zeros_like(one)}, (one,), on_failure="ignore", **options)
+    assert solution.status.tolist() == [int(ik.Status.CONVERGED), int(ik.Status.NONFINITE)]
+
+
 def test_a_matrix_that_fails_has_derivative_zero() -> None:
     A = _singular(T).requires_grad_()
     with failing_as_nan():

@@ -137,6 +137,9 @@ def test_between_mixings_of_a_cheap_map_the_slowest_sample_decides(monkeypatch: 
     for cheap, expected in ((True, (1, 0, 0)), (False, (0, 0, 0))):
         monkeypatch.setattr(anderson, "dropping_pays", lambda f, share, cheap=cheap: not cheap)
         assert tuple(anderson._unseen(f, mark, False) for mark in (far, near, grows)) == expected
+    f.norm = 1e155 * f.norm  # of which the square is no number
+    monkeypatch.setattr(anderson, "dropping_pays", lambda f, share: False)
+    assert anderson._unseen(f, 1e155 * far, False) == 1
 
 
 def test_plain_steps_up_to_the_first_mixing_are_made_without_a_look(taken: list[int]) -> None:

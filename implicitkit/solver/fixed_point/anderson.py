@@ -346,7 +346,7 @@ def _unseen(f: Evaluations, mark: Tensor, plain: bool) -> int:
         if dropping or _most(f, far, _HALF):
             return int(not dropping or _most(f, far, _HALF))
         now, then = (float(torch.where(f.active, norm / f.tolerance, 0).amax()) for norm in (f.norm, mark))
-        return int(now < then and now**2 > _NEAR * then)
+        return int(now < then and now * now > _NEAR * then)
     needed = (f.tolerance / f.norm).log_().div_((f.norm / mark).log_())
     slowest = float(torch.where(f.active, needed, 0).nan_to_num_(0, 0, 0).amax())
     return int(min(slowest / 2 if slowest > 2 else max(0, slowest), _TIMES, f.ahead // _PERIOD))
