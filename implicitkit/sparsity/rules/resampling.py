@@ -65,9 +65,9 @@ def _line(
 
     w = 4 + 2 * math.ceil(n / outputs)  # four entries of bicubic interpolation, or all that one average is of
     m = min(2 * w + 1, n)
-    numbers = torch.arange(n, dtype=dtype)
-    classes = (numbers % m == torch.arange(m).unsqueeze(1)).to(dtype)
-    centre = along(numbers.unsqueeze(0))[0].round().long()
+    numbers = torch.arange(n, device="cpu")
+    classes = (numbers % m == numbers[:m].unsqueeze(1)).to(dtype)
+    centre = along(numbers.double().unsqueeze(0))[0].round().long()
     residue, place = along(classes).nonzero(as_tuple=True)
     near = centre[place]
     entry = near + (residue - near + m // 2) % m - m // 2
