@@ -120,7 +120,7 @@ def _public_classes() -> set[str]:
 HANDED_OUT = {"LinearReport", "BlockReport", "Joint", "Tied", "Gamma"}
 
 
-_FOREIGN = ("ctx", "functools", "math", "torch", "torch.func")  # autograd's own object, and modules of others
+_FOREIGN = ("ctx", "extend", "functools", "math", "torch", "torch.func")  # autograd's own object, and modules
 
 
 def test_plugins_use_no_attribute_of_a_private_object() -> None:
