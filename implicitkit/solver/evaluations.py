@@ -66,8 +66,7 @@ class Evaluations:
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
         self._point: dict[str, Any] = {}
         self._limits: tuple[tuple[Tensor, Tensor] | None] | None = None
-        self._outside, live, tensors = Outside(), system.live, self.theta
-        self._live = lambda z: live(z, *tensors)
+        self._outside = Outside()
         fit = getattr(self.problem, "is_fit", False)
         self.fits = Fits(lambda z: self.problem.flat_residuals(self.kernel, z)) if fit else None
         self.frugal = True  # have products been enough for normal equations without a pattern so far?
@@ -295,7 +294,7 @@ class Evaluations:
         return self._outside.inner
 
     def _kernel(self, z: Tensor) -> Tensor:
-        return self._outside.evaluate(self._live, z)
+        return self._outside.evaluate(lambda y: self.system.live(y, *self.theta), z)
 
     def _get(self, z: Tensor, name: str) -> Tensor:
         point, how = self._point, self._how
