@@ -69,7 +69,8 @@ def equilibrated(A: Operator, b: Tensor, z: Tensor, transposed: bool) -> Equilib
     known = torch.where(size > 0, size, torch.nan).nanmedian(1, keepdim=True).values
     T = torch.where(size > 0, size, torch.where(known > 0, known, 1))
     near = A.known if A.known is None or not transposed else A.known.T
-    sizes = near.size(T) if hasattr(near, "size") and not A.fixed_point else None  # what a user hands over need not
+    sized = hasattr(near, "size") and not getattr(near, "gone", False)  # what a user hands over need not
+    sizes = near.size(T) if sized and not A.fixed_point else None
     knows = sizes is not None and bool(sizes.any())  # a matrix near J, with signs left out
     S = _rows(J.mv, T) if sizes is None or not knows else _or_one(sizes)
     if A.fixed_point:  # a similarity: what adds up in F_i has the units of z_i

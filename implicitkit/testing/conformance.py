@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from implicitkit.foundation.options import between, check_arguments, flag, instance, one_of, optional
 from implicitkit.registry.table import TABLES
 from implicitkit.solver.catalogue import get_solver
@@ -232,6 +234,8 @@ def check_rule(
 
 def _suite_of(part: Any, kind: str | None) -> tuple[Suite, Any]:
     """The checks of a part, and the part configured; ``kind``: where its name stands (a name is a solver's, if not said)."""
+    if isinstance(part, Tensor):  # which has a method "solve"
+        raise TypeError("a tensor is no solver, linear solver or rule")
     if kind is None and not isinstance(part, str):
         kind = "rules" if hasattr(part, "attach") else None
         kind = kind or ("linear_solvers" if hasattr(part, "solve") and not hasattr(part, "run") else None)

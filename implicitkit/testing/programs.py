@@ -203,7 +203,7 @@ def _refuses(solver: Any, program: Program) -> bool:
     except CapabilityError:
         return True
     except Exception:  # a check says what it is
-        pass
+        return False
     return False
 
 

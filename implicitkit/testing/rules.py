@@ -94,10 +94,10 @@ def _served(rule: Any, solver: Any) -> tuple[str, ...]:
             solve(known.problem, known.z0, (known.theta.requires_grad_(),), solver=solver, rule=rule, batch_dims=1)
         except CapabilityError as error:
             refusal = f" ({error})"
-            continue
         except Exception:  # a check says what it is
-            pass
-        found.append(kind)
+            found.append(kind)
+        else:
+            found.append(kind)
     if not found:
         raise CapabilityError(
             f"the rule takes no problem of the kinds {', '.join(KNOWN)}: every one is refused{refusal}"

@@ -9,7 +9,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 _ASSERTS = re.compile(
     r"^\s*(assert|raise)\b|\b(raises|warns|fail|assert_close|assert_allclose|assert_array_equal|gradcheck|gradgradcheck"
-    r"|check_solver)\(|\b(simplefilter|filterwarnings)\(\"error\"",
+    r"|check_solver|check_rule|check_linear_solver)\(|\b(simplefilter|filterwarnings)\(\"error\"",
     re.M,
 )
 _CALLS = re.compile(r"\b(\w+)\(")
@@ -17,6 +17,9 @@ _OTHERWISE = {  # whose assertions are not called by name
     "test_accepts": "what is refused raises",
     "test_conformance": "the check is the parameter",
     "test_conformance_of_integrate": "the check is the parameter",
+    "test_linear_solvers": "the check is the parameter",
+    "test_rules": "the check is the parameter",
+    "test_solvers_of_programs": "the check is the parameter",
     "test_a_sharded_cell": "the functions are started as processes",
     "test_a_sharded_layer": "the functions are started as processes",
 }

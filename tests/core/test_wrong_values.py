@@ -123,11 +123,23 @@ ROWS: dict[str, Row] = {
         {"checks": "none"},
         said="check",
     ),
+    "testing.check_linear_solver": Row(
+        ik.testing.check_linear_solver,
+        lambda: {"linear_solver": "lu", "checks": ["any_size"]},
+        {"checks": "none"},
+        said="check|linear",
+    ),
+    "testing.check_rule": Row(
+        ik.testing.check_rule,
+        lambda: {"rule": "implicit", "checks": ["keeps_the_solution"]},
+        {"checks": "none"},
+        said="check|rule|solver",
+    ),
     "testing.known_problems": Row(
         ik.testing.known_problems, lambda: {"kind": "root", "batch": 1, "size": 2}, free="device"
     ),
     "testing.parametrize_with_checks": Row(
-        ik.testing.parametrize_with_checks, lambda: {"solvers": ["picard"]}, said="solver|check"
+        ik.testing.parametrize_with_checks, lambda: {"solvers": ["picard"]}, {"kind": "none"}, said="solver|check|kind"
     ),
     "extend.solve_qp": Row(
         ik.extend.solve_qp, lambda: {"P": EYE, "q": VECTOR, "G": EYE, "h": VECTOR}, {"P": "none"}, said="P"

@@ -77,14 +77,14 @@ FREE: dict[str, tuple[str, str]] = {
         "units shapes",
         "Estimate Status Settings Stage Found Check CheckResult ConformanceReport Known SolverCheck BlockStructure Monitor "
         "TensorBoard "
-        "Pretraining merge tie free_weights load_torchdeq check_solver known_problems parametrize_with_checks "
-        "progress Factor "
+        "Pretraining merge tie free_weights load_torchdeq check_linear_solver check_rule check_solver known_problems "
+        "parametrize_with_checks progress Factor "
         "Equality Inequality",
     ),
     "a tool around a computation, not a computation": (
         "equation source",
-        "check_solver known_problems parametrize_with_checks progress Monitor TensorBoard Pretraining "
-        "free_weights load_torchdeq "
+        "check_linear_solver check_rule check_solver known_problems parametrize_with_checks progress "
+        "Monitor TensorBoard Pretraining free_weights load_torchdeq "
         "TorchOptim Wrapped",
     ),
     "takes nothing that could be wrong": (

@@ -121,7 +121,9 @@ def test_anderson_mixes_as_its_equation_when_the_memory_is_full() -> None:
 
 def test_a_sample_that_is_solved_is_not_given_up() -> None:
     zero = torch.zeros(1, 1, dtype=D)
-    f: Any = SimpleNamespace(best_norm=zero[0], tolerance=zero[0], best=zero, stuck=None, taken=1, residual=lambda z: z)
+    f: Any = SimpleNamespace(
+        best_norm=zero[0], tolerance=zero[0], best=zero, stuck=None, taken=1, dear=0, residual=lambda z: z
+    )
     impatient = Impatient(Still(), window=2, horizon=2.0)
     state = impatient.init(f, zero)
     for _ in range(5):

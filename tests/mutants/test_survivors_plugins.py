@@ -127,7 +127,9 @@ def _linear_program(answer: tuple[float, float], says: Status, start: Tensor | N
 
 def test_a_warm_start_where_newton_stands_still_is_no_solution() -> None:
     """At (-5, 1/2) the constraint is off and ``F = (-1/2, 1/2)``, orthogonal to the columns of ``J``."""
-    (w, status, norm, steps), asked = _linear_program((1, 1), Status.CONVERGED, torch.tensor([[-5.0, 0.5]], dtype=D))
+    (w, status, norm, steps, *_), asked = _linear_program(
+        (1, 1), Status.CONVERGED, torch.tensor([[-5.0, 0.5]], dtype=D)
+    )
     close(w, torch.ones(1, 2, dtype=D))
     assert asked == [1] and steps.tolist() == [1]
     assert status.tolist() == [int(Status.CONVERGED)] and float(norm) < 1e-12
@@ -139,7 +141,7 @@ def test_a_warm_start_where_newton_stands_still_is_no_solution() -> None:
     ids=["convergence", "a limit"],
 )
 def test_a_solver_that_claims_a_point_where_newton_stands_still_is_not_believed(says: Status, verdict: Status) -> None:
-    (_, status, norm, _), _ = _linear_program((-5, 0.5), says, None)
+    (_, status, norm, *_), _ = _linear_program((-5, 0.5), says, None)
     assert status.tolist() == [int(verdict)]
     assert float(norm) == pytest.approx(0.5**0.5)
 
