@@ -1,4 +1,4 @@
-r"""Programs with exponential and power cones in units of their own: each unknown, each cone and the objective.
+r"""Programs with exponential cones in units of their own: each unknown, each cone and the objective.
 
 Rows of a curved cone are not to be scaled one by one, and ``y - s`` has no digits of ``y`` where ``s`` is ten orders larger
 (``log x`` of a budget of a million has the rows ``(t, 1, x)`` and the multiplier ``1 / x``).  With positive ``D`` and ``t``
@@ -121,9 +121,11 @@ class Units(NamedTuple):
 
 def roughness(problem: ConeProgram, data: Data, w: Tensor) -> Tensor:
     """The largest ``|F_i|`` beside what is added up in it, in the units of each sample's solution, ``(batch,)``: zero where
-    numbers are of ordinary size, no cone is exponential or of powers, or matrices are sparse, where ``|F|`` has said all."""
+    numbers are of ordinary size, no cone is exponential, some are round (whose rows this measures badly), or matrices
+    are sparse, where ``|F|`` has said all."""
     none = torch.zeros_like(w[:, 0])
-    if data.sparse or not (problem.dual.cones.exp or problem.dual.cones.power) or problem.dual.smoothing:
+    cones = problem.dual.cones
+    if data.sparse or not cones.exp or cones.soc or cones.psd or problem.dual.smoothing:
         return none
     given = torch.cat([data.q, data.b], 1).abs()
     least = torch.where(given > 0, given, torch.inf).amin(1)
