@@ -76,6 +76,10 @@ def warn_if_singular(
         gained, of, at = (torch.linalg.vector_norm(t, torch.inf, dim=1) for t in (x, b, z.to(x.dtype)))
         residual, at = residual.repeat(times), at.repeat(times)
     asked, steep = gained * residual > (size * of) * at, gained > _STEEP * of
+    if bool(asked.any()):  # the norm of F may be that of many entries
+        with torch.no_grad():
+            largest = system.residual(z, *record.theta).abs().amax(1).repeat(times)
+        asked = gained * largest > (size * of) * at
     asked = asked | (gained > torch.finfo(z.dtype).eps ** -0.5 * of)
     if not bool((asked | steep).any()):
         return
