@@ -641,6 +641,7 @@ RIGHT = {"linear": RIGHT_LINEAR, "rule": RIGHT_RULES, "program": RIGHT_PROGRAMS}
 WRONG = {"linear": WRONG_LINEAR, "rule": WRONG_RULES, "program": WRONG_PROGRAMS}
 
 
+@pytest.mark.slow  # half a minute; the parts of the library pass the same suites
 @pytest.mark.parametrize(("of", "part"), [(of, part) for of, parts in RIGHT.items() for part in parts], ids=repr)
 def test_a_right_part_passes(of: str, part: Any) -> None:
     assert CHECKS_OF[of](part).passed
