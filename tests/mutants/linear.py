@@ -168,6 +168,28 @@ MUTANTS = [
         ("part.take(self._right, axis=1)", "part.take(self._left, axis=1)"),
     ),
     *mutants(
+        "implicitkit/sparsity/rules/moves.py",
+        "tests/linear/test_sparsity.py -k misses_nothing",
+        ("args, kwargs = args[:2], {}", "pass"),
+    ),
+    *mutants(
+        "implicitkit/sparsity/rules/losses.py",
+        "tests/linear/test_sparsity.py -k misses_nothing",
+        (
+            "sets if grad is None else [*sets, trace.read(grad)]",
+            "sets[:1] if grad is None else [*sets, trace.read(grad)]",
+        ),
+        ("sets if grad is None else [*sets, trace.read(grad)]", "sets if grad is None else sets[:1]"),
+        ("mix(trace, [x], [1], [out[0]])", "mix(trace, [x], [0], [out[0]])"),
+    ),
+    *mutants(
+        "implicitkit/sparsity/rules/resampling.py",
+        "tests/linear/test_sparsity.py -k misses_nothing",
+        ("m = min(2 * w + 1, n)", "m = min(2, n)"),
+        ("seen, places = (plane.row, plane.col) if turned", "seen, places = (plane.col, plane.row) if turned"),
+        ("index_sets.union([sets, index_sets.merge(trace.read(grad), of, count)])", "sets"),
+    ),
+    *mutants(
         "implicitkit/linear/factors/arrowhead.py",
         "tests/linear/test_lifted_factors.py",
         ("(self.C / self.d) @ self.C.T - self.E", "(self.C / self.d) @ self.C.T + self.E"),

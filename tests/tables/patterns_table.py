@@ -322,6 +322,12 @@ PATTERNS = [
     Case("hardswish", lambda z: F.hardswish(z - z.roll(1, 1))),
     Case("samples of an image", _sampled, n=24),
     Case("gradient of samples of an image", _gradient(lambda z: _sampled(z).exp().sum(1)), n=24),
+    Case(
+        "gradient of samples that are compared",
+        _gradient(lambda z: (_sampled(z) * _sampled(z).roll(1, 1)).sum(1)),
+        n=24,
+        extra=24,  # a bilinear image is linear in each coordinate of a place
+    ),
     Case("glu", lambda z: F.glu(z.view(-1, 3, 4), 2).flatten(1)),
     Case("gradient of glu", _gradient(lambda z: F.glu(z.view(-1, 3, 4), 2).exp().sum((1, 2)))),
     Case("gradient of layer norm", _gradient(lambda z: F.layer_norm(z.view(-1, 3, 4), (4,)).exp().sum((1, 2)))),
