@@ -55,7 +55,7 @@ _WINDOW, _SLOW = 8, 0.7  # products, and what they may leave of a residual for t
 _HALFWAY = 4  # ... and so many of them tell its rate
 _FADES = 0.25  # of what the first products gained: a window that gains less of the residual shows eigenvalues apart
 _LOST = 0.5  # of a residual, that GMRES must leave after a series that has enlarged it, for both to be kept
-_AHEAD = 2  # such windows: what of the last samples is not done after them is quicker done by GMRES
+_AHEAD = 1  # such windows: what of the last samples is not done after them is quicker done by GMRES
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Contraction(LinearSolver):
     would take it costs less for three quarters of the samples that are left; or GMRES as it is.
 
     A sample that the series brings forward too slowly is given back to GMRES, from where it is; so is one whose residual
-    falls a quarter as fast as at first, and so are the last quarter of them, or all beside a quarter that is given back, if
-    they need sixteen products more: every product is one of the whole batch, and powers have left of these residuals what
-    lies along a few eigenvectors, which GMRES is quick with.  So a window of the series that was taken in vain costs GMRES
-    hardly a product more than it needs alone.  Every answer is judged by its true residual.
+    falls a quarter as fast as at first, and so are the last quarter of them if they need eight products more.  Once more
+    than a quarter are given back, all are: every product is one of the whole batch, and powers have left of these residuals
+    what lies along a few eigenvectors, which GMRES is quick with.  So a window of the series that was taken in vain costs
+    GMRES hardly a product more than it needs alone.  Every answer is judged by its true residual.
 
     One product a step, and one look at the host (of the series that is not fast: at every second one).  Memory: that of
     GMRES, and three vectors a sample.
@@ -294,8 +294,8 @@ def _series(
         going = (length > aim).logical_and_(open_)  # false for NaN
         if k % _WINDOW == 0:
             crawls = going & _crawls(length, before, latest, aim, pace, left <= few)
-            if pace is not None and _some(crawls, going):  # for whom GMRES goes through products of the whole batch
-                crawls = going & _crawls(length, before, latest, aim, pace, True)
+            if _some(crawls, going):  # GMRES multiplies the whole batch for them, and the others need no more of it
+                crawls = going
             before = length
             if int(torch.count_nonzero(crawls)):
                 slow, rest = slow | crawls, torch.where(column(crawls), v, rest)
