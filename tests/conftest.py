@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
-import pytest
-import torch
-from torch import nn
+# Read when NumPy and SciPy load their linear algebra, of which idle threads wait in loops: with two workers on two cores
+# tests/solver/test_fits_at_rest.py took five times as long.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
 
 torch.set_num_threads(1)
 
