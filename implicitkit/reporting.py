@@ -41,7 +41,14 @@ POLICIES = ("raise", "warn", "ignore", "nan")
 """What ``on_failure=`` may be, everywhere."""
 
 
-_SHAPES = ("must match the size", "cannot be multiplied", "is invalid for input", "size mismatch", "not broadcastable")
+_SHAPES = (
+    "must match the size",
+    "cannot be multiplied",
+    "is invalid for input",
+    "size mismatch",
+    "not broadcastable",
+    "inconsistent tensor size",
+)
 
 
 _DEVICES = ("the same device", "expected device", "is on cpu, different from", "is on cuda")

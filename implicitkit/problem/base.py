@@ -326,14 +326,14 @@ def _is_pattern(given: Any) -> bool:
     return not isinstance(given, type) and hasattr(given, "shape") and len(given.shape) == 2
 
 
-def require_callable(problem: Problem, function: Any, role: str) -> None:
-    """Raise unless ``function`` can be called, as the class of a module cannot."""
+def require_callable(problem: Problem, function: Any, role: str, form: str = "") -> None:
+    """Raise unless ``function`` can be called (``form``: how), as the class of a module cannot."""
     if isinstance(function, type):
         raise TypeError(
             f"{type(problem).__name__}: {role}: got the class {function.__name__}: make an object of it first"
         )
     if not callable(function):
-        form = _FORMS.get(role, f"{role}(z, *args): a function or an nn.Module")
+        form = form or _FORMS.get(role, f"{role}(z, *args): a function or an nn.Module")
         made = "; what is a problem already is solved by ik.solve" if isinstance(function, Problem) else ""
         raise TypeError(f"{type(problem).__name__} needs a callable {form}; got {type(function).__name__}{made}")
 
@@ -341,7 +341,6 @@ def require_callable(problem: Problem, function: Any, role: str) -> None:
 _FORMS = {
     "prox": "prox(z, step), such as ik.prox.l1(weight)",
     "project": "project(z), such as ik.project.simplex()",
-    "rhs": "rhs(t, y, *args)",
     "event": "event(t, y, *args)",
 }
 

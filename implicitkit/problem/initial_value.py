@@ -82,7 +82,7 @@ class InitialValue(Problem):
     kind: ClassVar[Kind] = INITIAL_VALUE
 
     def __post_init__(self) -> None:
-        require_callable(self, self.rhs, "rhs")
+        require_callable(self, self.rhs, "rhs", "rhs(t, y, *args)")
         if self.event is not None:
             require_callable(self, self.event, "event")
         check_options(self, steps=optional(at_least(1)), accuracy=optional(between(0, 1)), stages=at_least(1))

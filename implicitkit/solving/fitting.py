@@ -172,11 +172,13 @@ def _linearised(residuals: Callable[..., Tensor], p: Tensor, args: Any, batch_di
 
 
 def _tensor(given: Any, like: Tensor | None = None) -> Any:
-    """Arrays and lists of numbers as a tensor; of the dtype and on the device of ``like``, if they are lists."""
+    """Arrays and lists of numbers as a tensor: lists and integers of the dtype of ``like``, lists on its device."""
+    dtype, device = (like.dtype, like.device) if isinstance(like, Tensor) else (torch.get_default_dtype(), None)
     if isinstance(given, (list, tuple)):
-        place = (torch.get_default_dtype(), None) if like is None else (like.dtype, like.device)
-        return torch.tensor(given, dtype=place[0], device=place[1])
-    return from_arrays(given)
+        return torch.tensor(given, dtype=dtype, device=device)
+    given = from_arrays(given)
+    counts = isinstance(given, Tensor) and not given.is_floating_point() and not given.is_complex()
+    return given.to(dtype) if counts else given
 
 
 def _ones(f: Callable[..., Tensor], ydata: Tensor, batch_dims: int) -> Tensor:

@@ -115,7 +115,7 @@ REFUSED: dict[str, Row] = {
     "least squares of no callable": (
         lambda: ik.least_squares(zeros(2), zeros(2)), TypeError, r"LeastSquares needs a callable residuals.*got Tensor"),
     "steady state of no callable": (
-        lambda: ik.steady_state(7, zeros(2)), TypeError, r"SteadyState needs a callable rhs.*got int"),
+        lambda: ik.steady_state(7, zeros(2)), TypeError, r"SteadyState needs a callable rhs\(z, \*args\): .*got int"),
     "a function where a problem is due": (
         lambda: ik.solve(half, zeros(2)), TypeError, r"must be a Problem .*got function; wrap the function in one"),
     "no problem at all": (lambda: ik.solve(3, zeros(2)), TypeError, r"must be a Problem such as ik\.Root\(f\).*got int"),
@@ -193,6 +193,18 @@ REFUSED: dict[str, Row] = {
         r"returned (a NoneType, not a tensor: a `return` is|another struct)"),
     "nothing for an objective": (
         lambda: ik.argmin(lambda z: None, zeros(3)), TypeError, "Argmin.* a NoneType, not a tensor: a `return` is missing"),
+    "an objective in a list": (
+        lambda: ik.argmin(lambda z: [z.square().sum()], zeros(3)), TypeError, r"function returned a list, not a tensor"),
+    "an objective and something beside it": (
+        lambda: ik.argmin(lambda z: (z.square().sum(), z), zeros(3)), TypeError, r"returned a tuple.*pass has_aux=True"),
+    "residuals and a number beside them": (
+        lambda: ik.least_squares(lambda z: (z, 1), zeros(3)), TypeError, r"returned an int.*pass has_aux=True"),
+    "an objective of another dtype": (
+        lambda: ik.argmin(lambda z: z.square().sum().float(), zeros(3)), TypeError,
+        r"returned dtype torch\.float32, but z has torch\.float64; start from a z0 of the dtype"),
+    "vectors of two lengths": (
+        lambda: ik.root(lambda z: z * (z @ torch.ones(7, dtype=D)), zeros(3)), RuntimeError,
+        r"inconsistent tensor size.*The function was called with z \(3,\)"),
     "no residuals": (lambda: ik.least_squares(lambda z: [], zeros(3)), TypeError, "returned a list without a tensor in it"),
     "an array for a constraint": (
         lambda: ik.argmin(square, zeros(3), constraints=ik.Equality(lambda z: z.numpy())), TypeError,
