@@ -360,7 +360,7 @@ class Solution:
             else (f"{good}/{total} converged")
         )
         steps = outcome.steps
-        taken = f"{int(steps.min())}-{int(steps.max())}" if total > 1 else f"{int(steps[0])}"
+        taken = "-".join(str(n) for n in sorted({int(steps.min()), int(steps.max())}))
         worst = torch.nan_to_num(norm, nan=torch.inf).max().item()
         parts = [
             state,

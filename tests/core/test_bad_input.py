@@ -105,6 +105,11 @@ class Narrow(ik.Method):
         return f(z), ()
 
 
+class Declared(ik.Method):
+    name, solves = "declared", "fixed_point"
+    depth: int = 3
+
+
 REFUSED: dict[str, Row] = {
     # ------------------------------------------------------------------------------------------------ the problem
     "fixed point of no callable": (
@@ -320,7 +325,9 @@ REFUSED: dict[str, Row] = {
     "an option of a rule's": (
         lambda: ik.Implicit(solver="cg"), TypeError, r"Did you mean 'linear_solver'\?"),  # type: ignore[call-arg]
     "an option where none is": (
-        lambda: Lonely(depth=3), TypeError, r"Lonely has no option 'depth'\. Its options: none"),
+        lambda: Lonely(depth=3), TypeError, r"Lonely has no option 'depth'\. Its options: none\.$"),
+    "an option that a class declares and is no dataclass": (
+        lambda: Declared(depth=2), TypeError, r"Declared has no option 'depth'.*@dataclass\(frozen=True\) above it"),
     "a positional option where none is": (lambda: Lonely(3), TypeError, r"Lonely takes no arguments, got 3"),
     "an option of a set's": (
         lambda: ik.project.simplex(r=2.0), TypeError,  # type: ignore[call-arg]

@@ -784,6 +784,11 @@ def _bad(f: Callable[[Tensor, Tensor], Any], state: Any = (6,)) -> Callable[[], 
 
 
 BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "a Cell with forward alone": (
+        lambda: DEQ(_Forward(), (4,))(torch.zeros(2, 4)),
+        NotImplementedError,
+        "must define update.*a plain nn.Module",
+    ),
     "cell is no callable": (lambda: DEQ(3, (4,)), TypeError, "cell must be callable"),
     "no state": (lambda: DEQ(Plain()), TypeError, "state is missing"),
     "cell without state_shape": (lambda: _StateLess()(torch.randn(3, 4)), TypeError, "state_shape"),
@@ -866,6 +871,11 @@ class _NoTuple(cells.MLP):
 
     def inject(self, x: Tensor) -> Any:
         return self.injection(x)
+
+
+class _Forward(Cell):
+    def forward(self, z: Tensor, *inputs: Tensor) -> Tensor:
+        return z + inputs[0]
 
 
 class _StateLess(Cell):
