@@ -200,7 +200,7 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
     if bool((outcome.status == int(Status.NONFINITE)).any()):
         culprits = record.system.problem.unusable(record.theta)
         if culprits:
-            return f"The data hold what no z can meet: {', '.join(culprits)}.", _NONFINITE
+            return f"No z can satisfy the data: {', '.join(culprits)}.", _NONFINITE
     failed = outcome.status != int(Status.CONVERGED)
     explained = record.system.problem.explain(record.system, outcome.z, record.theta, failed)
     if not explained and record.system.problem.kind.iteration:

@@ -247,9 +247,9 @@ class Solution:
 
     def __getattr__(self, name: str) -> Any:
         if name in _OTHER_NAMES:
-            raise AttributeError(f"a Solution has no attribute {name!r}: do you mean solution.{_OTHER_NAMES[name]}?")
+            raise AttributeError(f"a Solution has no attribute {name!r}: did you mean solution.{_OTHER_NAMES[name]}?")
         if not name.startswith("_") and hasattr(Tensor, name):
-            raise AttributeError(f"a Solution is no tensor: do you mean solution.value.{name}?")
+            raise AttributeError(f"a Solution is not a tensor: did you mean solution.value.{name}?")
         raise AttributeError(f"a Solution has no attribute {name!r}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Solution:
@@ -312,10 +312,7 @@ class Solution:
             text += f" {hint}"
         if outcome.error is None:  # what a user's own solver raised is mended there
             text += "".join(f" {advice}" for advice in self._advice(present - answered))
-        text += (
-            ' on_failure="warn" or "ignore" accepts the point, but a derivative taken at a point that is not a solution is '
-            "not the derivative of a solution"
-        )
+        text += ' on_failure="warn" or "ignore" accepts the point, but a derivative there is not that of a solution'
         known = present - {Status.NONFINITE, Status.INFEASIBLE, Status.UNBOUNDED}
         text += "; ik.certify(error.solution) says how far the next solution can be." if known else "."
         return ConvergenceError(text, self, tuple(worst), tuple(worst_norms))

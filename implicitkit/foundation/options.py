@@ -130,9 +130,7 @@ def check_call(form: str, function: Any) -> None:
     """
     name, _, rest = form.partition("(")
     if inspect.isclass(function):
-        raise TypeError(
-            f"{name} is called as {form}, and got the class {function.__name__}: make an object of it first"
-        )
+        raise TypeError(f"{name} is called as {form}, but got the class {function.__name__}: create an instance first")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some routines of C, and what cannot be called, do not tell
@@ -297,7 +295,7 @@ def instance(words: str, *types: Any) -> Requirement:
 
 def function(form: str = "") -> Requirement:
     """What can be called, as ``form`` says: a function or a module, but no class (``nn.ReLU`` for ``nn.ReLU()``)."""
-    text = "must be an object, and is a class: make an object of it first"
+    text = "must be an object, not a class: create an instance first"
     words = f"callable as {form}" if form else "callable"
     return Requirement(lambda value: not inspect.isclass(value), text, "instance", types=(Callable,), words=words)
 

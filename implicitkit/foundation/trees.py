@@ -248,7 +248,7 @@ def hint_of_no_tensor(leaf: Any) -> str:
     if leaf is None:
         return ": a `return` is missing"
     if _is_array(leaf):
-        return ": write it in torch's operations (NumPy's may be a solver, with @ik.implicit)"
+        return ": write it in torch's operations (a solver written in NumPy becomes a layer by @ik.implicit)"
     return ": write it in torch's operations" if isinstance(leaf, (float, int)) else ""
 
 
@@ -333,7 +333,7 @@ def _is_array(x: Any) -> bool:
 def hint_of_pair(out: Any) -> str:
     """What to do if the second of two things that were returned was meant to stand beside the value."""
     pair = isinstance(out, tuple) and len(out) == 2
-    return "; if the second is something to report beside the value, pass has_aux=True" if pair else ""
+    return "; if the second is to be reported beside the value, pass has_aux=True" if pair else ""
 
 
 def _hint(out: Any, z: Any) -> str:

@@ -104,7 +104,7 @@ class InitialValue(Problem):
         layout = Layout(z0, batch_dims, "y0")
         if self.event is not None and batch_dims:
             raise CapabilityError(
-                "InitialValue: an event has a time of its own in every sample, so that their steps differ: use torch.vmap "
+                "InitialValue: every sample has its own event time, so their steps differ: use torch.vmap "
                 "over a solve without batch_dims, with steps="
             )
         given = "".join(f", argument {i}" for i in range(len(args)))

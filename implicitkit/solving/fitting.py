@@ -143,13 +143,15 @@ def _covariance(r: Tensor, J: Tensor, absolute_sigma: bool) -> Tensor:
     covariance = inverse @ inverse.mT
     if not absolute_sigma:
         if m <= n:
-            warn(f"{m} data for {n} parameters say nothing of their covariance: it is infinite", ConvergenceWarning)
+            warn(
+                f"{m} data are too few to estimate the covariance of {n} parameters: it is infinite", ConvergenceWarning
+            )
             covariance = torch.full_like(covariance, torch.inf)
         else:
             covariance = covariance * (r.square().sum(-1) / (m - n))[..., None, None]
     blind = torch.linalg.matrix_rank(J.detach()) < n
     if not compat.is_wrapped(blind) and bool(blind.any()):
-        warn("the data do not tell all parameters apart: their covariance is infinite", ConvergenceWarning)
+        warn("the data do not determine all parameters: their covariance is infinite", ConvergenceWarning)
     return torch.where(blind[..., None, None], torch.inf, covariance)
 
 

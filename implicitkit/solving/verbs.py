@@ -169,7 +169,7 @@ def _solve(
         problem, z0, args, batch_dims = restated.problem, restated.start, restated.args, restated.batch_dims
         in_dims = restated.dims(in_dims)
     if z0 is None:
-        raise TypeError(f"solve needs z0, where to start: {type(problem).__name__} does not say what its unknowns are")
+        raise TypeError(f"solve needs z0, the point to start from: {type(problem).__name__} does not say its unknowns")
     layout = Layout(z0, batch_dims)
     options = options_of(problem, layout, restated, **watched, in_chart=given.manifold is not None)
     check_policy(on_failure)

@@ -309,7 +309,7 @@ REFUSED: dict[str, Row] = {
         r"mean 'scipy\.minimize\.BFGS'\?"),
     "a solver that is not imported": (
         lambda: ik.root(half, zeros(3), solver="heavy_ball"), ik.UnknownNameError,
-        r"list solvers`\. A part of your own is registered when the module that defines it is imported"),
+        r"list solvers`\. Your own parts are registered when the module that defines them is imported"),
     "the name of a linear solver for a rule": (
         lambda: ik.root(half, zeros(3), rule="gmres"), ik.UnknownNameError,
         r"linear solver of that name\.\) A rule uses it: rule=ik\.Implicit\(linear_solver='gmres'\)"),
@@ -399,11 +399,11 @@ REFUSED: dict[str, Row] = {
     "a solver returns NaN": (
         found_by(lambda z, a: a * float("nan")),
         ik.ConvergenceError,
-        "The solver returned NaN or Inf, and the start, which is better, stands in its place",
+        "The solver returned NaN or Inf, and the start, which is better, was kept instead",
     ),
     "a solver leaves the solution": (
         lambda: ik.implicit(ik.Root(lambda z, a: z - a))(lambda z0, a: a + 2)(zeros(1), zeros(1)), ik.ConvergenceError,
-        r"The solver returned \|F\| = 2, and the start, which is better, stands in its place"),
+        r"The solver returned \|F\| = 2, and the start, which is better, was kept instead"),
     "SciPy's result": (found_by(lambda z0, a: type("Result", (), {"x": a})()), TypeError, r"returned a Result.*its \.x"),
     "a solution of ours": (
         found_by(lambda z0, a: ik.root(less, z0, (a,))), TypeError, r"returned a Solution: .*the point itself, its \.value"),
@@ -413,9 +413,9 @@ REFUSED: dict[str, Row] = {
         lambda: ik.root(lambda z: np.cos(z), zeros(3)), RuntimeError, r"knows no derivative: use torch's .*@ik\.implicit"),  # type: ignore[call-overload]
     "math of one number": (
         lambda: ik.root(lambda z: math.cos(z), torch.zeros((), dtype=D)), TypeError,
-        r"returned a float.*without derivative: torch\.cos"),
+        r"returned a float.*without a derivative: use torch\.cos"),
     "math of several": (
-        lambda: ik.root(lambda z: math.cos(z), zeros(3)), ValueError, r"without derivative: torch\.cos\(z\)"),
+        lambda: ik.root(lambda z: math.cos(z), zeros(3)), ValueError, r"without a derivative: use torch\.cos\(z\)"),
     "a list for a vector": (
         lambda: ik.root(less, [1.0, 2.0], (zeros(2),)), TypeError, r"z is a list, as z0 was: for a vec.*torch\.tensor"),
     "a list for a vector, and a number times it": (
@@ -456,16 +456,16 @@ REFUSED: dict[str, Row] = {
     "parameters() as unknowns": (
         lambda: ik.argmin(square, nn.Linear(2, 1).parameters()), TypeError, r"a generator, not a tensor: write z0=tuple\("),
     "a problem where its function belongs": (
-        lambda: ik.root(ik.Root(square), zeros(2)), TypeError, r"got Root; what is a problem already is solved"),
+        lambda: ik.root(ik.Root(square), zeros(2)), TypeError, r"got Root; solve a problem with ik\.solve"),
     "a class misspelt": (lambda: ik.Andreson(), AttributeError, r"'Andreson'\. Did you mean ik\.Anderson\?"),
     "a class in small letters": (lambda: ik.quadraticprogram(), AttributeError, r"mean ik\.QuadraticProgram\?"),
     "nothing like it": (lambda: ik.xyzzy(), AttributeError, r"no attribute 'xyzzy'$"),
     "another library's verb": (lambda: ik.minimize(square, zeros(3)), AttributeError, r"mean ik\.argmin\?"),
     # ------------------------------------------------------------------------------------ one thing in another's place
     "a class where a problem is due": (
-        lambda: ik.solve(ik.Root, zeros(2)), TypeError, r"got the class Root: make an object of it first$"),
+        lambda: ik.solve(ik.Root, zeros(2)), TypeError, r"got the class Root: create an instance first$"),
     "the class of a module": (
-        lambda: ik.fixed_point(nn.Tanh, zeros(2)), TypeError, r"got the class Tanh: make an object"),
+        lambda: ik.fixed_point(nn.Tanh, zeros(2)), TypeError, r"got the class Tanh: create an instance"),
     "a solver for a rule": (
         lambda: ik.fixed_point(half, zeros(2), rule=ik.Anderson()), TypeError, r"rule must be .*Implicit.*an Anderson"),
     "a linear solver for a rule": (
@@ -1125,5 +1125,5 @@ def test_numpy_is_named_in_a_backward_pass() -> None:
     ("name", "ours"), [("x", "value"), ("params", "value"), ("success", "converged"), ("nit", "steps")]
 )
 def test_other_names_of_what_a_solution_has(name: str, ours: str) -> None:
-    with pytest.raises(AttributeError, match=rf"no attribute '{name}': do you mean solution\.{ours}\?"):
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}': did you mean solution\.{ours}\?"):
         getattr(ik.root(lambda z: z - 1, zeros(1)), name)
