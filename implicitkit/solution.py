@@ -195,6 +195,12 @@ class Solution:
         """Did the residual of each sample meet the tolerance?  Shape ``batch``, bool."""
         return self.status == int(Status.CONVERGED)
 
+    @property
+    def truncated(self) -> bool:
+        """Is it no failure that samples have not converged, as nothing but steps was asked for?  With ``rtol=0, atol=0``,
+        or by ``ik.Unroll(steps=)``."""
+        return bool(self._record.truncated)
+
     def _per_sample(self, column: int, name: str) -> Tensor:
         # under transforms a tensor of the caller's level, else (and when the transforms have ended) plain figures
         stats = self._stats
@@ -273,7 +279,8 @@ class Solution:
         free = lambda t: t.detach() if isinstance(t, Tensor) else t  # noqa: E731
         other.value = tree_map(free, self.value)
         other.multipliers = None if self.multipliers is None else tree_map(free, self.multipliers)
-        other._record = Record(self._record.outcome, self._record.linear)  # the same list: a later backward adds to it
+        # the same list: a later backward adds to it
+        other._record = Record(self._record.outcome, self._record.linear, truncated=self._record.truncated)
         return other
 
     def raise_for_status(self) -> Solution:
