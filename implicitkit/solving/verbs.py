@@ -260,7 +260,7 @@ def argmin(
     manifold: Any = None,
     **options: Any,
 ) -> Solution:
-    """``z = argmin_z objective(z, *args)``, under constraints: :class:`Argmin` says which there are.
+    """``z = argmin_z objective(z, *args)``, under constraints if wanted: see :class:`Argmin`.
 
     The same as ``solve(Argmin(objective, constraints=..., ...), z0, args, **options)``.
     """
