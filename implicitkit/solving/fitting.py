@@ -36,8 +36,8 @@ class _Fit(NamedTuple):
 
 
 class CurveFit(_Fit):
-    """The result of a fit: the pair of ``parameters`` ``(*batch, n)`` and their ``covariance`` ``(*batch, n, n)``.  The whole
-    solution is in ``solution`` (``None`` if the fit has come through a transform of ``torch.func``).
+    """The result of a fit: the pair of ``parameters`` ``(*batch, n)`` and their ``covariance`` ``(*batch, n, n)``.  The
+    whole solution is in ``solution`` (``None`` if the fit has come through a transform of ``torch.func``).
 
     Units: those of the parameters, and their products.
     """
