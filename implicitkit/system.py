@@ -330,7 +330,7 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
 
     def check(out: Any) -> None:
         if problem.kind.returns_state:
-            layout.check(out, name, cast=cast)
+            layout.check(out, name, cast=cast, aux=True)
             return
         leaves = [out] if problem.kind.returns_scalar else tree_flatten(out)[0]
         for leaf in leaves:

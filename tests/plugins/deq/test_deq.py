@@ -802,6 +802,11 @@ def _bad(f: Callable[[Tensor, Tensor], Any], state: Any = (6,)) -> Callable[[], 
 
 
 BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "a cell that returns a pair": (
+        lambda: DEQ(lambda z, x: (z, x), (4,))(torch.zeros(2, 4)),
+        TypeError,
+        r"got \(\(2, 4\), \(2, 4\)\), z is \(2, 4\)$",
+    ),
     "a Cell with forward alone": (
         lambda: DEQ(_Forward(), (4,))(torch.zeros(2, 4)),
         NotImplementedError,
