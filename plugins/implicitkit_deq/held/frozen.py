@@ -164,7 +164,7 @@ def called(name: str, *arguments: tuple[str, Any], hint: Callable[[], str] = str
             raise
         raise TypeError(
             f"a cell is called as cell(z, x, ...), the state and the inputs of the layer, and returns the next state: "
-            f"{error.__cause__ or error}. A module that takes one, {name} say, becomes a cell as in "
+            f"{error.__cause__ or error}. A module with one argument becomes a cell as in "
             "DEQ(lambda z, x: torch.tanh(module(z) + x), state=(64,))"
         ) from error
     except RuntimeError as error:
