@@ -13,6 +13,7 @@ import pytest
 from blocks import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+from api_pages import plain
 from breaks import broken
 from page_lists import LISTS, on_the_site
 
@@ -65,6 +66,10 @@ def test_names_in_tables_may_be_broken_after_marks_only() -> None:
     cell = f"<td>{literal('ik.argmin(f,')} {literal('s=&quot;a_b&quot;)')} a.b</td>"
     wanted = f"<td>{literal('ik.<wbr>argmin(<wbr>f,')} {literal('s=<wbr>&quot;a_<wbr>b&quot;)')} a.b</td>"
     assert broken(cell + literal("ik.argmin")) == wanted + literal("ik.argmin")
+
+
+def test_roles_of_docstrings_are_names_on_markdown_pages() -> None:
+    assert plain("a :class:`~implicitkit_deq.DEQ`, :mod:`a.b` and ``x``") == "a `implicitkit_deq.DEQ`, `a.b` and `x`"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
