@@ -114,6 +114,11 @@ FIGURES: dict[str, tuple[str, Callable[[Rows], list[float]], tuple[float, float]
         (0.21, 0.21),
     ),
     "equal gradient error | 0.63 |": ("bench_deq_rows", _share("training, 64x128: equal error"), (0.63, 0.63)),
+    "compiled there or by hand | 6 to 45 |": (
+        "bench_peers",
+        lambda rows: [row["value"] for row in rows.values() if row.get("peer") in ("jaxopt", "optimistix", "scipy")],
+        (6, 45),
+    ),
     "called 32 times a step in place of 184": (
         "bench_deq_training",
         lambda rows: [rows[f"tanh, rate 0.01, {start}"]["evaluations"] for start in ("warm", "cold")],
