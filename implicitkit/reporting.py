@@ -41,7 +41,14 @@ POLICIES = ("raise", "warn", "ignore", "nan")
 """What ``on_failure=`` may be, everywhere."""
 
 
-_SHAPES = ("must match the size", "cannot be multiplied", "is invalid for input", "size mismatch", "not broadcastable")
+_SHAPES = (
+    "must match the size",
+    "cannot be multiplied",
+    "is invalid for input",
+    "size mismatch",
+    "not broadcastable",
+    "inconsistent tensor size",
+)
 
 
 _DEVICES = ("the same device", "expected device", "is on cpu, different from", "is on cuda")
@@ -193,7 +200,7 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
     if bool((outcome.status == int(Status.NONFINITE)).any()):
         culprits = record.system.problem.unusable(record.theta)
         if culprits:
-            return f"The data hold what no z can meet: {', '.join(culprits)}.", _NONFINITE
+            return f"No z can satisfy the data: {', '.join(culprits)}.", _NONFINITE
     failed = outcome.status != int(Status.CONVERGED)
     explained = record.system.problem.explain(record.system, outcome.z, record.theta, failed)
     if not explained and record.system.problem.kind.iteration:

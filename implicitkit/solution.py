@@ -195,6 +195,12 @@ class Solution:
         """Did the residual of each sample meet the tolerance?  Shape ``batch``, bool."""
         return self.status == int(Status.CONVERGED)
 
+    @property
+    def truncated(self) -> bool:
+        """Is it no failure that samples have not converged, as nothing but steps was asked for?  With ``rtol=0, atol=0``,
+        or by ``ik.Unroll(steps=)``."""
+        return bool(self._record.truncated)
+
     def _per_sample(self, column: int, name: str) -> Tensor:
         # under transforms a tensor of the caller's level, else (and when the transforms have ended) plain figures
         stats = self._stats
@@ -247,9 +253,9 @@ class Solution:
 
     def __getattr__(self, name: str) -> Any:
         if name in _OTHER_NAMES:
-            raise AttributeError(f"a Solution has no attribute {name!r}: do you mean solution.{_OTHER_NAMES[name]}?")
+            raise AttributeError(f"a Solution has no attribute {name!r}: did you mean solution.{_OTHER_NAMES[name]}?")
         if not name.startswith("_") and hasattr(Tensor, name):
-            raise AttributeError(f"a Solution is no tensor: do you mean solution.value.{name}?")
+            raise AttributeError(f"a Solution is not a tensor: did you mean solution.value.{name}?")
         raise AttributeError(f"a Solution has no attribute {name!r}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Solution:
@@ -273,7 +279,8 @@ class Solution:
         free = lambda t: t.detach() if isinstance(t, Tensor) else t  # noqa: E731
         other.value = tree_map(free, self.value)
         other.multipliers = None if self.multipliers is None else tree_map(free, self.multipliers)
-        other._record = Record(self._record.outcome, self._record.linear)  # the same list: a later backward adds to it
+        # the same list: a later backward adds to it
+        other._record = Record(self._record.outcome, self._record.linear, truncated=self._record.truncated)
         return other
 
     def raise_for_status(self) -> Solution:
@@ -312,10 +319,7 @@ class Solution:
             text += f" {hint}"
         if outcome.error is None:  # what a user's own solver raised is mended there
             text += "".join(f" {advice}" for advice in self._advice(present - answered))
-        text += (
-            ' on_failure="warn" or "ignore" accepts the point, but a derivative taken at a point that is not a solution is '
-            "not the derivative of a solution"
-        )
+        text += ' on_failure="warn" or "ignore" accepts the point, but a derivative there is not that of a solution'
         known = present - {Status.NONFINITE, Status.INFEASIBLE, Status.UNBOUNDED}
         text += "; ik.certify(error.solution) says how far the next solution can be." if known else "."
         return ConvergenceError(text, self, tuple(worst), tuple(worst_norms))
@@ -360,7 +364,7 @@ class Solution:
             else (f"{good}/{total} converged")
         )
         steps = outcome.steps
-        taken = f"{int(steps.min())}-{int(steps.max())}" if total > 1 else f"{int(steps[0])}"
+        taken = "-".join(str(n) for n in sorted({int(steps.min()), int(steps.max())}))
         worst = torch.nan_to_num(norm, nan=torch.inf).max().item()
         parts = [
             state,

@@ -330,12 +330,13 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
 
     def check(out: Any) -> None:
         if problem.kind.returns_state:
-            layout.check(out, name, cast=cast)
+            layout.check(out, name, cast=cast, aux=True)
             return
-        leaves = tree_flatten(out)[0]
+        leaves = [out] if problem.kind.returns_scalar else tree_flatten(out)[0]
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
-                raise TypeError(f"{name} returned {kind_of(leaf)}, not a tensor{hint_of_no_tensor(leaf)}")
+                hint = hint_of_pair(out) or hint_of_no_tensor(leaf)
+                raise TypeError(f"{name} returned {kind_of(leaf)}, not a tensor{hint}")
         if not leaves:
             raise TypeError(f"{name} returned {kind_of(out)} without a tensor in it")
         if any(leaf.is_complex() for leaf in leaves):
@@ -343,12 +344,13 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
                 f"{name} returned complex numbers; what is minimised must be real: return the real view "
                 "(torch.view_as_real) or a squared modulus"
             )
-        if any(leaf.dtype != layout.dtype for leaf in leaves) and not cast:
-            raise TypeError(f"{name} returned dtype {leaves[0].dtype}, but z has {layout.dtype}")
+        others = {leaf.dtype for leaf in leaves} - {layout.dtype}
+        if others and not cast:
+            how = "start from a z0 of the dtype that the function computes in"
+            raise TypeError(f"{name} returned dtype {others.pop()}, but z has {layout.dtype}; {how}")
         shape, batch = tuple(leaves[0].shape), tuple(layout.batch_shape)
-        if problem.kind.returns_scalar and (len(leaves) != 1 or shape != batch):
-            got = f"shape {shape}" if len(leaves) == 1 else f"{len(leaves)} tensors{hint_of_pair(out)}"
-            raise ValueError(of_the_objective(name, batch, got))
+        if problem.kind.returns_scalar and shape != batch:
+            raise ValueError(of_the_objective(name, batch, f"shape {shape}"))
         for leaf in leaves:
             if tuple(leaf.shape[: len(batch)]) != batch:
                 raise ValueError(

@@ -182,7 +182,7 @@ def module_page(path: str, title: str) -> str:
     module = importlib.import_module(path)
     names = [n for n in public(module) if not isinstance(getattr(module, n), ModuleType)]
     lead = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
-    return f"# {title}\n\n{lead}\n\n" + "\n".join(entry(path, name, module) for name in names)
+    return f"# {title}\n\n{plain(lead)}\n\n" + "\n".join(entry(path, name, module) for name in names)
 
 
 def registered() -> str:
@@ -207,7 +207,12 @@ def _cell(key: str, value: Any) -> str:
     text = "any" if value is None else str(value)
     if key == "name":
         return f"`{text}`"
-    return greek(text).replace("|", r"\|").replace("``", "`").replace("*args", r"\*args")
+    return plain(greek(text).replace("|", r"\|")).replace("*args", r"\*args")
+
+
+def plain(text: str) -> str:
+    """A line of a docstring on a page of Markdown: names in the place of Sphinx's roles, literals in single marks."""
+    return re.sub(r":[\w:]+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
 
 
 def write(folder: Path) -> None:

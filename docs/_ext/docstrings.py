@@ -22,7 +22,7 @@ Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"""
 GREEK = dict(zip(NAMES.split(), "αβγδεζηθκλμνξπρστφχψωΓΔΘΛΞΠΣΦΨΩ", strict=True))
 SECTION = re.compile(r"^[A-Z][A-Za-z ]{2,40}( \([^)]*\))?:$")
 ITEM = re.compile(r"(?:^|(?<=[.;)]) )(\*{0,2}[A-Za-z_][\w.]*(?:, \*{0,2}[A-Za-z_][\w.]*)*): ")
-LITERAL = re.compile(r"(``.+?``|:\w+(?::\w+)*:`[^`]+`)", re.S)
+LITERAL = re.compile(r"(``.+?``|:\w+(?::\w+)*:`[^`]+`|(?<![\w*])\*[A-Z][^*`]+\w\*(?![\w*]))", re.S)  # titles, too
 BULLET = re.compile(r"^([-*+]|\d+[.)]) ")
 
 

@@ -96,7 +96,7 @@ assert agreement > 0.6
 fine = (torch.arange(160) + 0.5) / 160 * 2 - 1
 with torch.no_grad():
     zoomed = image(torch.cartesian_prod(fine, fine).double()).reshape(160, 160)
-figure, axes = plt.subplots(1, 3, figsize=(9, 3.2), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(9, 3.4), layout="constrained")
 for ax, what, name in (
     (axes[0], picture, f"{n} x {n} pixels"),
     (axes[1], zoomed, "the equilibrium, 160 x 160"),

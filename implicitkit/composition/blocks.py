@@ -117,7 +117,7 @@ class Blocks(Solver):
             name = getattr(solver, "name", "") or type(solver).__name__
             raise CapabilityError(
                 f"{role} needs an iterative method for fixed points or roots, such as 'anderson', 'picard' or 'broyden'; "
-                f"{name!r} is none"
+                f"{name!r} is not one"
             )
         return solver
 
@@ -133,8 +133,8 @@ class Blocks(Solver):
             unknown = [n for n in option if n not in nodes] if isinstance(option, Mapping) else []
             if unknown:
                 raise ValueError(
-                    f"{role} names {', '.join(map(repr, unknown))}, which is no node; "
-                    + (f"the nodes are {', '.join(map(repr, nodes))}" if nodes else "the problem is no composition")
+                    f"{role} names {', '.join(map(repr, unknown))}, which is not a node; "
+                    + (f"the nodes are {', '.join(map(repr, nodes))}" if nodes else "the problem is not a composition")
                 )
 
 

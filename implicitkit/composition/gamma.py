@@ -122,13 +122,13 @@ class Gamma:
             raise ValueError(
                 (f"no initial state for node {', '.join(map(repr, missing))}" if missing else "")
                 + (" and " if missing and unknown else "")
-                + (f"a state for {', '.join(map(repr, unknown))}, which is no node" if unknown else "")
+                + (f"a state for {', '.join(map(repr, unknown))}, which is not a node" if unknown else "")
                 + f"; the nodes are {', '.join(map(repr, nodes))}"
             )
         if not self.wiring.open and len(inputs) != len(self.wiring.inputs):
             names = ", ".join(map(repr, self.wiring.inputs)) or "none"
             raise TypeError(
-                f"the composition has {len(self.wiring.inputs)} external inputs ({names}; a name that is no node is one), "
+                f"the composition has {len(self.wiring.inputs)} external inputs ({names}: names that are no nodes), "
                 f"and got {len(inputs)} argument{'s' if len(inputs) != 1 else ''}"
             )
 

@@ -34,7 +34,7 @@ class Wiring:
         if output not in reads:
             near = difflib.get_close_matches(str(output), reads, 1)
             raise ValueError(
-                f"unknown output {output!r}: it is no node."
+                f"unknown output {output!r}: it is not a node."
                 + (f" Did you mean {near[0]!r}?" if near else "")
                 + f" Nodes: {', '.join(map(repr, reads))}"
             )

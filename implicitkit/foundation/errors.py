@@ -55,8 +55,8 @@ class DegenerateWarning(RuntimeWarning):
 
 
 class SparsityWarning(RuntimeWarning):
-    """A sparsity pattern, given or found, does not hold: it is not used, and the result is right all the same, but
-    slower."""
+    """A sparsity pattern, given or found, does not hold.  It is not used: the result is right, but slower to
+    compute."""
 
 
 class CapturedTensorError(RuntimeError):
@@ -64,7 +64,7 @@ class CapturedTensorError(RuntimeError):
 
 
 class ChangedFunctionError(RuntimeError):
-    """When its derivative is taken, the function is no longer the one that was solved."""
+    """The function changed between the solve and the derivative that is taken of it."""
 
 
 class UnknownNameError(ValueError):
@@ -72,7 +72,7 @@ class UnknownNameError(ValueError):
 
 
 class CapabilityError(TypeError):
-    """The chosen parts do not fit: a solver that does not serve the problem, a rule that needs another kind."""
+    """The chosen parts do not fit together: a solver that does not serve the problem, a rule for another kind of problem."""
 
 
 def warn(message: str, category: type[Warning]) -> None:

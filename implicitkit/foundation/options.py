@@ -130,9 +130,7 @@ def check_call(form: str, function: Any) -> None:
     """
     name, _, rest = form.partition("(")
     if inspect.isclass(function):
-        raise TypeError(
-            f"{name} is called as {form}, and got the class {function.__name__}: make an object of it first"
-        )
+        raise TypeError(f"{name} is called as {form}, but got the class {function.__name__}: create an instance first")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some routines of C, and what cannot be called, do not tell
@@ -190,7 +188,9 @@ def _check_names(cls: type, args: tuple[Any, ...], options: dict[str, Any]) -> N
         return
     for option in options:
         if option not in known:
-            raise TypeError(option_error(cls.__name__, option, known))
+            declared = any(option in inspect.get_annotations(base) for base in cls.__mro__)
+            hint = f" {option} is declared in the class: with @dataclass(frozen=True) above it, it is one."
+            raise TypeError(option_error(cls.__name__, option, known) + hint * declared)
     if args and not known and not _takes_any_number(cls):
         raise TypeError(f"{cls.__name__} takes no arguments, got {args[0]!r}")
 
@@ -295,7 +295,7 @@ def instance(words: str, *types: Any) -> Requirement:
 
 def function(form: str = "") -> Requirement:
     """What can be called, as ``form`` says: a function or a module, but no class (``nn.ReLU`` for ``nn.ReLU()``)."""
-    text = "must be an object, and is a class: make an object of it first"
+    text = "must be an object, not a class: create an instance first"
     words = f"callable as {form}" if form else "callable"
     return Requirement(lambda value: not inspect.isclass(value), text, "instance", types=(Callable,), words=words)
 

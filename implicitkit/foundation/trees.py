@@ -203,10 +203,10 @@ class Layout:
             return vector
         return vector.reshape(vector.shape[:-1] + calls + tuple(self.batch_shape))
 
-    def check(self, tree: Any, what: str, cast: bool = False, rows: int | None = None) -> Any:
+    def check(self, tree: Any, what: str, cast: bool = False, rows: int | None = None, aux: bool = False) -> Any:
         """``tree``, its keys in the order of this structure; raise unless it has this structure, these shapes, dtypes and
         devices (``cast``: any precision; ``rows``: the length of the first batch dimension where samples have been
-        dropped)."""
+        dropped; ``aux``: something beside the value may be reported)."""
         leaves, spec = tree_flatten(tree)
         batch = tuple(self.batch_shape) if rows is None else (rows, *self.inner)
         if self.keyed and spec != self.spec:
@@ -216,7 +216,7 @@ class Layout:
         if spec is not self.spec and spec != self.spec:
             z = tree_unflatten([torch.Size(batch + tuple(event)) for event in self.events], self.spec)
             raise TypeError(
-                f"{what} returned another structure than z: got {_outline(tree)}, z is {_outline(z)}{_hint(tree, z)}"
+                f"{what} returned another structure than z: got {_outline(tree)}, z is {_outline(z)}{_hint(tree, z, aux)}"
             )
         for i, (leaf, event, is_complex) in enumerate(zip(leaves, self.events, self.complex, strict=True)):
             if not isinstance(leaf, Tensor):
@@ -248,7 +248,7 @@ def hint_of_no_tensor(leaf: Any) -> str:
     if leaf is None:
         return ": a `return` is missing"
     if _is_array(leaf):
-        return ": write it in torch's operations (NumPy's may be a solver, with @ik.implicit)"
+        return ": write it in torch's operations (a solver written in NumPy becomes a layer by @ik.implicit)"
     return ": write it in torch's operations" if isinstance(leaf, (float, int)) else ""
 
 
@@ -333,15 +333,15 @@ def _is_array(x: Any) -> bool:
 def hint_of_pair(out: Any) -> str:
     """What to do if the second of two things that were returned was meant to stand beside the value."""
     pair = isinstance(out, tuple) and len(out) == 2
-    return "; if the second is something to report beside the value, pass has_aux=True" if pair else ""
+    return "; if the second is to be reported beside the value, pass has_aux=True" if pair else ""
 
 
-def _hint(out: Any, z: Any) -> str:
+def _hint(out: Any, z: Any, aux: bool) -> str:
     """What to do about another structure."""
     sequences = isinstance(out, (list, tuple)) and isinstance(z, (list, tuple)) and not isinstance(z, torch.Size)
     if sequences and len(out) == len(z) and type(out) is not type(z):
         return f": a {type(out).__name__} where z is a {type(z).__name__}"
-    return hint_of_pair(out)
+    return hint_of_pair(out) if aux else ""
 
 
 def check_numbers(t: Tensor, name: str) -> None:

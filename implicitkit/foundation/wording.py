@@ -95,7 +95,7 @@ def of_operations(text: str) -> str:
     if "aot_autograd does not currently support double backward" in text:
         return COMPILED_ONCE
     if any(clause in text for clause in _AS_NUMBERS):
-        return "math.cos(z), float(z) and z.item() make a number of a tensor, without derivative: torch.cos(z)"
+        return "math.cos(z), float(z) and z.item() turn a tensor into a number, without a derivative: use torch.cos(z)"
     return ""
 
 

@@ -79,7 +79,7 @@ class FirstCalls:
         if values and values.changed():
             raise RuntimeError(
                 IN_PLACE.format(what="its state z")
-                + " (where it returns a tensor that it writes into at every call, out= or a buffer of its own: a new one)"
+                + " (if it writes its result into the same tensor at every call, by out= or into a buffer, return a new one)"
             )
         return out
 

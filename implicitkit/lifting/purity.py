@@ -63,8 +63,8 @@ def watched(
     if random is not None and not torch.equal(random, _random_state(device)):  # type: ignore[arg-type]
         into.random = True
         warn(
-            "the function draws random numbers (dropout in training, noise): each evaluation is another map, so there "
-            "is no solution to converge to and the derivative is that of a different draw. Call .eval() on the module, "
+            "the function draws random numbers (dropout in training, noise): every evaluation is a different map, so "
+            "there is no solution to converge to, and the derivative belongs to another draw. Call .eval() on the module, "
             "or draw the mask once outside and pass it as an argument",
             ImpureFunctionWarning,
         )

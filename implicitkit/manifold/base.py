@@ -69,7 +69,7 @@ class Manifold(Configured):
         off = float(self.distance(z.detach()).abs().max()) if z.numel() else 0.0
         if not off <= torch.finfo(z.dtype).eps ** 0.4:
             raise ValueError(
-                f"z0 is no point of {type(self).__name__}: it is off by {off:.1e}; pass "
+                f"z0 is not on {type(self).__name__}: it is off by {off:.1e}; pass "
                 f"ik.manifold.{type(self).__name__}().project(z0)"
             )
 

@@ -314,8 +314,8 @@ def check_symmetric(said: Operator, true: Operator, title: str) -> None:
     wrong = torch.linalg.vector_norm(forward - back, dim=1) > torch.finfo(v.dtype).eps ** 0.4 * size
     if bool(wrong.any()):
         raise ValueError(
-            f"{title} was said to have a symmetric Jacobian (symmetric=True or positive_definite=True), and has not: its "
-            "products with a vector and those of its transposed differ"
+            f"{title} was said to have a symmetric Jacobian (symmetric=True or positive_definite=True), but has not: "
+            "products with it and with its transpose differ"
         )
 
 
@@ -326,22 +326,21 @@ def _is_pattern(given: Any) -> bool:
     return not isinstance(given, type) and hasattr(given, "shape") and len(given.shape) == 2
 
 
-def require_callable(problem: Problem, function: Any, role: str) -> None:
-    """Raise unless ``function`` can be called, as the class of a module cannot."""
+def require_callable(problem: Problem, function: Any, role: str, form: str = "") -> None:
+    """Raise unless ``function`` can be called (``form``: how), as the class of a module cannot."""
     if isinstance(function, type):
         raise TypeError(
-            f"{type(problem).__name__}: {role}: got the class {function.__name__}: make an object of it first"
+            f"{type(problem).__name__}: {role}: got the class {function.__name__}: create an instance first"
         )
     if not callable(function):
-        form = _FORMS.get(role, f"{role}(z, *args): a function or an nn.Module")
-        made = "; what is a problem already is solved by ik.solve" if isinstance(function, Problem) else ""
+        form = form or _FORMS.get(role, f"{role}(z, *args): a function or an nn.Module")
+        made = "; solve a problem with ik.solve" if isinstance(function, Problem) else ""
         raise TypeError(f"{type(problem).__name__} needs a callable {form}; got {type(function).__name__}{made}")
 
 
 _FORMS = {
     "prox": "prox(z, step), such as ik.prox.l1(weight)",
     "project": "project(z), such as ik.project.simplex()",
-    "rhs": "rhs(t, y, *args)",
     "event": "event(t, y, *args)",
 }
 

@@ -82,7 +82,7 @@ class InitialValue(Problem):
     kind: ClassVar[Kind] = INITIAL_VALUE
 
     def __post_init__(self) -> None:
-        require_callable(self, self.rhs, "rhs")
+        require_callable(self, self.rhs, "rhs", "rhs(t, y, *args)")
         if self.event is not None:
             require_callable(self, self.event, "event")
         check_options(self, steps=optional(at_least(1)), accuracy=optional(between(0, 1)), stages=at_least(1))
@@ -104,7 +104,7 @@ class InitialValue(Problem):
         layout = Layout(z0, batch_dims, "y0")
         if self.event is not None and batch_dims:
             raise CapabilityError(
-                "InitialValue: an event has a time of its own in every sample, so that their steps differ: use torch.vmap "
+                "InitialValue: every sample has its own event time, so their steps differ: use torch.vmap "
                 "over a solve without batch_dims, with steps="
             )
         given = "".join(f", argument {i}" for i in range(len(args)))

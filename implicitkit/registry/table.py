@@ -153,11 +153,11 @@ class Table:
         listed = sorted(self.entries)
         if len(listed) > _LISTED:
             some = [*near, *(n for n in listed if n not in near)][:5]
-            text += f" Registered {self.noun}s: {', '.join(some)} and {len(listed) - len(some)} more, all of them by "
+            text += f" Registered {self.noun}s: {', '.join(some)} and {len(listed) - len(some)} more: "
             text += f"`python -m implicitkit list {self.kind}`."
         else:
             text += f" Registered {self.noun}s: {', '.join(listed) or 'none'}."
-        text += " A part of your own is registered when the module that defines it is imported."
+        text += " Your own parts are registered when the module that defines them is imported."
         broken = [str(p) for p in plugins.broken()]
         if broken:
             text += f" Plugins that failed to load: {'; '.join(broken)}."

@@ -45,10 +45,10 @@ _NUMBERS = 1 << 25  # in all matrices, at most
 _BACK = 8  # corrections on the way back to a solution
 _ROUNDED = 1e3  # units of rounding
 _SAID = (
-    "the Jacobian of the equations is singular at the solution: solutions are not isolated there (a gauge: potentials or "
-    "ratings up to a constant). What is asked for does not change along them, and its derivative is right along every "
-    'change of the parameters that leaves solutions. If that is meant, rule=ik.Implicit(linear_solver="lsmr") says so, in '
-    "forward mode and for second derivatives too; else add the equation that fixes the gauge"
+    "the Jacobian of the equations is singular at the solution: solutions are not isolated there (a gauge, such as "
+    "potentials or ratings up to a constant). The result does not change along them, and its derivative holds for every "
+    'change of the parameters under which solutions remain. If that is intended, rule=ik.Implicit(linear_solver="lsmr") '
+    "says so, and covers forward mode and second derivatives; otherwise add the equation that fixes the gauge"
 )
 
 

@@ -88,8 +88,8 @@ class Implicit(Rule):
             )
         if isinstance(self.preconditioner, str) and self.preconditioner == "ilu" and "symmetric" in solver.needs:
             raise CapabilityError(
-                f"linear solver {solver.name!r} needs a symmetric preconditioner, and an incomplete LU is none: use "
-                '"jacobi", "block_jacobi" or "amg", or linear_solver="gmres"'
+                f"linear solver {solver.name!r} needs a symmetric preconditioner, and an incomplete LU is not symmetric: "
+                'use "jacobi", "block_jacobi" or "amg", or linear_solver="gmres"'
             )
         request.preconditioner = self.preconditioner
         return request.solve(solver, rtol=self.rtol, atol=self.atol, max_steps=self.max_steps)

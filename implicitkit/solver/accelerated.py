@@ -52,9 +52,7 @@ class Accelerated(Method):
         check_arguments("Accelerated", method=(part("solver", Solver), method))
         method = get_solver(method)
         if not isinstance(method, Method):
-            raise TypeError(
-                f"Accelerated takes a method that goes step by step; {method.name or type(method).__name__!r} runs by itself"
-            )
+            raise TypeError(f"Accelerated takes a method with steps; {method.name or type(method).__name__!r} has none")
         self.method = method
         self.mixing = Anderson(memory=memory, ridge=ridge, period=period, safeguard=safeguard, patience=patience)
 

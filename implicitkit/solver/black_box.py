@@ -261,7 +261,7 @@ def verdict(
     if not message and bool((worse | lost).any()):
         found = "NaN or Inf" if bool(lost.any()) else f"|F| = {float(norm[worse].max()):.3g}"
         better = ", which is better," if bool(worse.any()) else ""
-        message = f"The solver returned {found}, and the start{better} stands in its place"
+        message = f"The solver returned {found}, and the start{better} was kept instead"
     z = torch.where((worse | lost).unsqueeze(1), z0, z)
     norm = torch.where(worse, start, norm)
     status = torch.where(worse & (status == int(Status.NONFINITE)), int(Status.STALLED), status)

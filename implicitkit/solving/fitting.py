@@ -36,8 +36,8 @@ class _Fit(NamedTuple):
 
 
 class CurveFit(_Fit):
-    """A fit: the pair of ``parameters`` ``(*batch, n)`` and their ``covariance`` ``(*batch, n, n)``, and beside it the whole
-    ``solution`` (``None`` of a fit that has come through a transform of ``torch.func``).
+    """The result of a fit: the pair of ``parameters`` ``(*batch, n)`` and their ``covariance`` ``(*batch, n, n)``.  The
+    whole solution is in ``solution`` (``None`` if the fit has come through a transform of ``torch.func``).
 
     Units: those of the parameters, and their products.
     """
@@ -143,13 +143,15 @@ def _covariance(r: Tensor, J: Tensor, absolute_sigma: bool) -> Tensor:
     covariance = inverse @ inverse.mT
     if not absolute_sigma:
         if m <= n:
-            warn(f"{m} data for {n} parameters say nothing of their covariance: it is infinite", ConvergenceWarning)
+            warn(
+                f"{m} data are too few to estimate the covariance of {n} parameters: it is infinite", ConvergenceWarning
+            )
             covariance = torch.full_like(covariance, torch.inf)
         else:
             covariance = covariance * (r.square().sum(-1) / (m - n))[..., None, None]
     blind = torch.linalg.matrix_rank(J.detach()) < n
     if not compat.is_wrapped(blind) and bool(blind.any()):
-        warn("the data do not tell all parameters apart: their covariance is infinite", ConvergenceWarning)
+        warn("the data do not determine all parameters: their covariance is infinite", ConvergenceWarning)
     return torch.where(blind[..., None, None], torch.inf, covariance)
 
 
@@ -172,11 +174,13 @@ def _linearised(residuals: Callable[..., Tensor], p: Tensor, args: Any, batch_di
 
 
 def _tensor(given: Any, like: Tensor | None = None) -> Any:
-    """Arrays and lists of numbers as a tensor; of the dtype and on the device of ``like``, if they are lists."""
+    """Arrays and lists of numbers as a tensor: lists and integers of the dtype of ``like``, lists on its device."""
+    dtype, device = (like.dtype, like.device) if isinstance(like, Tensor) else (torch.get_default_dtype(), None)
     if isinstance(given, (list, tuple)):
-        place = (torch.get_default_dtype(), None) if like is None else (like.dtype, like.device)
-        return torch.tensor(given, dtype=place[0], device=place[1])
-    return from_arrays(given)
+        return torch.tensor(given, dtype=dtype, device=device)
+    given = from_arrays(given)
+    counts = isinstance(given, Tensor) and not given.is_floating_point() and not given.is_complex()
+    return given.to(dtype) if counts else given
 
 
 def _ones(f: Callable[..., Tensor], ydata: Tensor, batch_dims: int) -> Tensor:

@@ -169,7 +169,7 @@ def _solve(
         problem, z0, args, batch_dims = restated.problem, restated.start, restated.args, restated.batch_dims
         in_dims = restated.dims(in_dims)
     if z0 is None:
-        raise TypeError(f"solve needs z0, where to start: {type(problem).__name__} does not say what its unknowns are")
+        raise TypeError(f"solve needs z0, the point to start from: {type(problem).__name__} does not say its unknowns")
     layout = Layout(z0, batch_dims)
     options = options_of(problem, layout, restated, **watched, in_chart=given.manifold is not None)
     check_policy(on_failure)
@@ -192,14 +192,15 @@ def _solve(
     solution = Solution(layout.unpack(z), stats, layout, record, record.outcome.solver or _name(solver), _name(rule))
     if restated is not None:
         solution.value, solution.multipliers = restated.parts(solution.value)
-    if on_failure == "nan":
+    record.truncated = not record.outcome.all_converged and asked_for(record, options)
+    if on_failure == "nan" and not record.truncated:
         blank_failures(solution)
-    elif on_failure != "ignore" and not record.outcome.all_converged and not asked_for(record, options):
+    elif on_failure not in ("ignore", "nan") and not record.outcome.all_converged and not record.truncated:
         plain = plain_solution(solution)
         if restated is not None:
             plain.value, plain.multipliers = restated.plain_parts(plain.value, len(record.outcome.z) // layout.batch)
         report_failure(plain, on_failure, failure_hint(record, given_z0, given_args))
-    elif on_failure != "ignore" and record.outcome.all_converged:
+    elif on_failure not in ("ignore", "nan") and record.outcome.all_converged:
         warn_if_unsteady(record)
     if given.has_aux:
         solution.aux = auxiliary(given.function, solution.value, given_args, bool(lifted.failed))
@@ -259,7 +260,7 @@ def argmin(
     manifold: Any = None,
     **options: Any,
 ) -> Solution:
-    """``z = argmin_z objective(z, *args)``, under constraints: :class:`Argmin` says which there are.
+    """``z = argmin_z objective(z, *args)``, under constraints if wanted: see :class:`Argmin`.
 
     The same as ``solve(Argmin(objective, constraints=..., ...), z0, args, **options)``.
     """

@@ -45,15 +45,15 @@ def refuse_option(name: str, solve: Callable[..., Any]) -> NoReturn:
     if not hint and near:
         hint = f" Did you mean {near!r}?" + (_whose(near) if near in _ELSEWHERE else "")
     raise TypeError(
-        f"solve got an unexpected keyword argument {name!r}.{hint} Options: {', '.join(known[3:])}; what a solver or a "
-        "rule takes is given to it: solver=ik.Anderson(memory=8)"
+        f"solve got an unexpected keyword argument {name!r}.{hint} Options: {', '.join(known[3:])}; options of a "
+        "solver or a rule go to it: solver=ik.Anderson(memory=8)"
     )
 
 
 def refuse_problem(problem: Any) -> NoReturn:
     """Raise for what stands in the place of a problem."""
     if isinstance(problem, type) and issubclass(problem, Problem):
-        got = f"the class {problem.__name__}: make an object of it first"
+        got = f"the class {problem.__name__}: create an instance first"
     else:
         got = type(problem).__name__ + ("; wrap the function in one" if callable(problem) else "")
     raise TypeError(f"problem must be a Problem such as ik.Root(f) or ik.FixedPoint(f), got {got}")

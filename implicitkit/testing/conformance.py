@@ -235,7 +235,7 @@ def check_rule(
 def _suite_of(part: Any, kind: str | None) -> tuple[Suite, Any]:
     """The checks of a part, and the part configured; ``kind``: where its name stands (a name is a solver's, if not said)."""
     if isinstance(part, Tensor):  # which has a method "solve"
-        raise TypeError("a tensor is no solver, linear solver or rule")
+        raise TypeError("a tensor is not a solver, linear solver or rule")
     if kind is None and not isinstance(part, str):
         kind = "rules" if hasattr(part, "attach") else None
         kind = kind or ("linear_solvers" if hasattr(part, "solve") and not hasattr(part, "run") else None)

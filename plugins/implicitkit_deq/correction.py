@@ -35,7 +35,7 @@ def fixed_point_correction(criterion: Callable[[Any], Tensor], states: Sequence[
         gamma=(options.part_of_one(), gamma),
     )
     if not states:
-        raise ValueError("there is no state to take a loss of")
+        raise ValueError("there are no states to compute a loss from")
     *early, last = states
     total = criterion(last)
     for distance, state in enumerate(reversed(early), 1):

@@ -30,8 +30,8 @@ def scale_to_radius(
 ) -> float:
     r"""Scale weights by one common factor until the spectral radius of ``J`` at the equilibrium is ``radius``.
 
-    The mean over the samples of ``inputs`` is meant.  The factor is found by bisection of its logarithm: at each trial the
-    layer is solved, and a trial without an equilibrium counts as too large.
+    The radius is the mean over the samples of ``inputs``.  The factor is found by bisection of its logarithm: at each trial
+    the layer is solved, and a trial without an equilibrium counts as too large.
 
     It solves ``mean \rho(J(s W)) = radius`` for the factor ``s``; ``J`` is ``n x n``, one a sample.  ``radius`` is
     dimensionless.  Source: this library; the radius by :func:`spectral_radius` (Arnoldi 1951).

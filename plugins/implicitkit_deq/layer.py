@@ -337,7 +337,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         z, converged = solution.value, solution.converged
         if ik.extend.transforms_active():
             return solution.raise_for_status().value
-        if bool(converged.all()):
+        if solution.truncated or bool(converged.all()):
             return z
         if policy.exceeded(~converged):
             solution.raise_for_status()

@@ -65,7 +65,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.Co
 
 
 class WeightBound(nn.Module):
-    r"""The parametrisation ``W = V \min(1, bound / |V|)``: within the bound a weight is what it was.
+    r"""The parametrisation ``W = V \min(1, bound / |V|)``: a weight within the bound is left as it is.
 
     Shapes: ``W`` ``(out, in, ...)``, seen as the matrix ``(out, in * ...)``.  Units: ``bound`` has those of ``W``.
     Source: Gouk, Frank, Pfahringer & Cree (2021), "Regularisation of neural networks by enforcing Lipschitz

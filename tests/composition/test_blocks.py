@@ -339,13 +339,13 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "blocks of blocks": (lambda: ik.Blocks(ik.Blocks()), ValueError, "cannot be Blocks itself"),
     "linear blocks of blocks": (lambda: BlockSubstitution("blocks"), ValueError, 'cannot be "blocks" itself'),
     "unknown name": (lambda: _solve(ik.Blocks("andersen")), ik.UnknownNameError, "Did you mean 'anderson'"),
-    "unknown node": (lambda: _solve(ik.Blocks({"w": "picard"})), ValueError, "inner names 'w', which is no node"),
+    "unknown node": (lambda: _solve(ik.Blocks({"w": "picard"})), ValueError, "inner names 'w', which is not a node"),
     "nodes of no composition": (
         lambda: ik.fixed_point(lambda z: 0.5 * z, torch.ones(2), solver=ik.Blocks({"layer1": "newton"})),
         ValueError,
-        "inner names 'layer1', which is no node; the problem is no composition",
+        "inner names 'layer1', which is not a node; the problem is not a composition",
     ),
-    "a minimiser at once": (lambda: _solve(ik.Blocks("lbfgs", mode="concurrent")), ik.CapabilityError, "'lbfgs' is none"),
+    "a minimiser at once": (lambda: _solve(ik.Blocks("lbfgs", mode="concurrent")), ik.CapabilityError, "'lbfgs' is not one"),
     "a black box in a loop": (lambda: _solve(ik.Blocks(cyclic="scipy.root.hybr"), True), ik.CapabilityError, r"\{f, v\}"),
 }  # fmt: skip
 

@@ -383,7 +383,7 @@ F, V = (lambda z, x: 0.5 * z + x), (lambda z, w: 0.5 * z + w)
 ONE, LONG = torch.zeros(2, 3, dtype=D), torch.zeros(2, 4, dtype=D)
 REFUSED_SOLVES: dict[str, tuple[Any, tuple[Any, ...], type[Exception], str]] = {
     "state missing": ({"f": ONE}, (ONE,), ValueError, "no initial state for node 'v'"),
-    "state unknown": ({"f": ONE, "v": ONE, "w": ONE}, (ONE,), ValueError, "a state for 'w', which is no node"),
+    "state unknown": ({"f": ONE, "v": ONE, "w": ONE}, (ONE,), ValueError, "a state for 'w', which is not a node"),
     "not a dict": ((ONE, ONE), (ONE,), TypeError, "a dict by node name"),
     "input missing": ({"f": ONE, "v": ONE}, (), TypeError, r"1 external inputs \('x'.*got 0"),
     "input too many": ({"f": ONE, "v": ONE}, (ONE, ONE), TypeError, "got 2"),

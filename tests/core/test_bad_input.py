@@ -105,6 +105,11 @@ class Narrow(ik.Method):
         return f(z), ()
 
 
+class Declared(ik.Method):
+    name, solves = "declared", "fixed_point"
+    depth: int = 3
+
+
 REFUSED: dict[str, Row] = {
     # ------------------------------------------------------------------------------------------------ the problem
     "fixed point of no callable": (
@@ -115,7 +120,7 @@ REFUSED: dict[str, Row] = {
     "least squares of no callable": (
         lambda: ik.least_squares(zeros(2), zeros(2)), TypeError, r"LeastSquares needs a callable residuals.*got Tensor"),
     "steady state of no callable": (
-        lambda: ik.steady_state(7, zeros(2)), TypeError, r"SteadyState needs a callable rhs.*got int"),
+        lambda: ik.steady_state(7, zeros(2)), TypeError, r"SteadyState needs a callable rhs\(z, \*args\): .*got int"),
     "a function where a problem is due": (
         lambda: ik.solve(half, zeros(2)), TypeError, r"must be a Problem .*got function; wrap the function in one"),
     "no problem at all": (lambda: ik.solve(3, zeros(2)), TypeError, r"must be a Problem such as ik\.Root\(f\).*got int"),
@@ -193,6 +198,18 @@ REFUSED: dict[str, Row] = {
         r"returned (a NoneType, not a tensor: a `return` is|another struct)"),
     "nothing for an objective": (
         lambda: ik.argmin(lambda z: None, zeros(3)), TypeError, "Argmin.* a NoneType, not a tensor: a `return` is missing"),
+    "an objective in a list": (
+        lambda: ik.argmin(lambda z: [z.square().sum()], zeros(3)), TypeError, r"function returned a list, not a tensor"),
+    "an objective and something beside it": (
+        lambda: ik.argmin(lambda z: (z.square().sum(), z), zeros(3)), TypeError, r"returned a tuple.*pass has_aux=True"),
+    "residuals and a number beside them": (
+        lambda: ik.least_squares(lambda z: (z, 1), zeros(3)), TypeError, r"returned an int.*pass has_aux=True"),
+    "an objective of another dtype": (
+        lambda: ik.argmin(lambda z: z.square().sum().float(), zeros(3)), TypeError,
+        r"returned dtype torch\.float32, but z has torch\.float64; start from a z0 of the dtype"),
+    "vectors of two lengths": (
+        lambda: ik.root(lambda z: z * (z @ torch.ones(7, dtype=D)), zeros(3)), RuntimeError,
+        r"inconsistent tensor size.*The function was called with z \(3,\)"),
     "no residuals": (lambda: ik.least_squares(lambda z: [], zeros(3)), TypeError, "returned a list without a tensor in it"),
     "an array for a constraint": (
         lambda: ik.argmin(square, zeros(3), constraints=ik.Equality(lambda z: z.numpy())), TypeError,
@@ -292,7 +309,7 @@ REFUSED: dict[str, Row] = {
         r"mean 'scipy\.minimize\.BFGS'\?"),
     "a solver that is not imported": (
         lambda: ik.root(half, zeros(3), solver="heavy_ball"), ik.UnknownNameError,
-        r"list solvers`\. A part of your own is registered when the module that defines it is imported"),
+        r"list solvers`\. Your own parts are registered when the module that defines them is imported"),
     "the name of a linear solver for a rule": (
         lambda: ik.root(half, zeros(3), rule="gmres"), ik.UnknownNameError,
         r"linear solver of that name\.\) A rule uses it: rule=ik\.Implicit\(linear_solver='gmres'\)"),
@@ -308,7 +325,9 @@ REFUSED: dict[str, Row] = {
     "an option of a rule's": (
         lambda: ik.Implicit(solver="cg"), TypeError, r"Did you mean 'linear_solver'\?"),  # type: ignore[call-arg]
     "an option where none is": (
-        lambda: Lonely(depth=3), TypeError, r"Lonely has no option 'depth'\. Its options: none"),
+        lambda: Lonely(depth=3), TypeError, r"Lonely has no option 'depth'\. Its options: none\.$"),
+    "an option that a class declares and is no dataclass": (
+        lambda: Declared(depth=2), TypeError, r"Declared has no option 'depth'.*@dataclass\(frozen=True\) above it"),
     "a positional option where none is": (lambda: Lonely(3), TypeError, r"Lonely takes no arguments, got 3"),
     "an option of a set's": (
         lambda: ik.project.simplex(r=2.0), TypeError,  # type: ignore[call-arg]
@@ -380,11 +399,11 @@ REFUSED: dict[str, Row] = {
     "a solver returns NaN": (
         found_by(lambda z, a: a * float("nan")),
         ik.ConvergenceError,
-        "The solver returned NaN or Inf, and the start, which is better, stands in its place",
+        "The solver returned NaN or Inf, and the start, which is better, was kept instead",
     ),
     "a solver leaves the solution": (
         lambda: ik.implicit(ik.Root(lambda z, a: z - a))(lambda z0, a: a + 2)(zeros(1), zeros(1)), ik.ConvergenceError,
-        r"The solver returned \|F\| = 2, and the start, which is better, stands in its place"),
+        r"The solver returned \|F\| = 2, and the start, which is better, was kept instead"),
     "SciPy's result": (found_by(lambda z0, a: type("Result", (), {"x": a})()), TypeError, r"returned a Result.*its \.x"),
     "a solution of ours": (
         found_by(lambda z0, a: ik.root(less, z0, (a,))), TypeError, r"returned a Solution: .*the point itself, its \.value"),
@@ -394,9 +413,9 @@ REFUSED: dict[str, Row] = {
         lambda: ik.root(lambda z: np.cos(z), zeros(3)), RuntimeError, r"knows no derivative: use torch's .*@ik\.implicit"),  # type: ignore[call-overload]
     "math of one number": (
         lambda: ik.root(lambda z: math.cos(z), torch.zeros((), dtype=D)), TypeError,
-        r"returned a float.*without derivative: torch\.cos"),
+        r"returned a float.*without a derivative: use torch\.cos"),
     "math of several": (
-        lambda: ik.root(lambda z: math.cos(z), zeros(3)), ValueError, r"without derivative: torch\.cos\(z\)"),
+        lambda: ik.root(lambda z: math.cos(z), zeros(3)), ValueError, r"without a derivative: use torch\.cos\(z\)"),
     "a list for a vector": (
         lambda: ik.root(less, [1.0, 2.0], (zeros(2),)), TypeError, r"z is a list, as z0 was: for a vec.*torch\.tensor"),
     "a list for a vector, and a number times it": (
@@ -437,16 +456,16 @@ REFUSED: dict[str, Row] = {
     "parameters() as unknowns": (
         lambda: ik.argmin(square, nn.Linear(2, 1).parameters()), TypeError, r"a generator, not a tensor: write z0=tuple\("),
     "a problem where its function belongs": (
-        lambda: ik.root(ik.Root(square), zeros(2)), TypeError, r"got Root; what is a problem already is solved"),
+        lambda: ik.root(ik.Root(square), zeros(2)), TypeError, r"got Root; solve a problem with ik\.solve"),
     "a class misspelt": (lambda: ik.Andreson(), AttributeError, r"'Andreson'\. Did you mean ik\.Anderson\?"),
     "a class in small letters": (lambda: ik.quadraticprogram(), AttributeError, r"mean ik\.QuadraticProgram\?"),
     "nothing like it": (lambda: ik.xyzzy(), AttributeError, r"no attribute 'xyzzy'$"),
     "another library's verb": (lambda: ik.minimize(square, zeros(3)), AttributeError, r"mean ik\.argmin\?"),
     # ------------------------------------------------------------------------------------ one thing in another's place
     "a class where a problem is due": (
-        lambda: ik.solve(ik.Root, zeros(2)), TypeError, r"got the class Root: make an object of it first$"),
+        lambda: ik.solve(ik.Root, zeros(2)), TypeError, r"got the class Root: create an instance first$"),
     "the class of a module": (
-        lambda: ik.fixed_point(nn.Tanh, zeros(2)), TypeError, r"got the class Tanh: make an object"),
+        lambda: ik.fixed_point(nn.Tanh, zeros(2)), TypeError, r"got the class Tanh: create an instance"),
     "a solver for a rule": (
         lambda: ik.fixed_point(half, zeros(2), rule=ik.Anderson()), TypeError, r"rule must be .*Implicit.*an Anderson"),
     "a linear solver for a rule": (
@@ -1106,5 +1125,5 @@ def test_numpy_is_named_in_a_backward_pass() -> None:
     ("name", "ours"), [("x", "value"), ("params", "value"), ("success", "converged"), ("nit", "steps")]
 )
 def test_other_names_of_what_a_solution_has(name: str, ours: str) -> None:
-    with pytest.raises(AttributeError, match=rf"no attribute '{name}': do you mean solution\.{ours}\?"):
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}': did you mean solution\.{ours}\?"):
         getattr(ik.root(lambda z: z - 1, zeros(1)), name)

@@ -21,7 +21,7 @@ from presumed import COMMON, PRESUMED
 import implicitkit as ik
 
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
-from docstrings import is_code
+from docstrings import is_code, restructured
 
 SOURCES = sorted([*(ROOT / "implicitkit").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")])
 INDENTED = re.compile(r"(?:^ {4}.*\n|^ *\n)+", re.M)
@@ -116,3 +116,8 @@ def test_a_comment_about_a_shape_is_compared() -> None:
 def test_comments_of_the_readme_are_compared() -> None:
     code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
     assert hooked(code, "README.md")[1] >= 2
+
+
+def test_titles_of_books_are_slanted_and_products_are_not() -> None:
+    (line,) = filter(None, restructured(["Seber (1989), *Nonlinear Regression*; a * b, *args."]))
+    assert line == r"Seber (1989), *Nonlinear Regression*; a \* b, \*args."

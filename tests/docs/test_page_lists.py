@@ -13,6 +13,7 @@ import pytest
 from blocks import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+from api_pages import plain
 from breaks import broken
 from page_lists import LISTS, on_the_site
 
@@ -67,6 +68,10 @@ def test_names_in_tables_may_be_broken_after_marks_only() -> None:
     assert broken(cell + literal("ik.argmin")) == wanted + literal("ik.argmin")
 
 
+def test_roles_of_docstrings_are_names_on_markdown_pages() -> None:
+    assert plain("a :class:`~implicitkit_deq.DEQ`, :mod:`a.b` and ``x``") == "a `implicitkit_deq.DEQ`, `a.b` and `x`"
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The figures of the README are those of ``benchmarks/results``.
 Rows = dict[str, dict[str, Any]]
@@ -78,25 +83,42 @@ def _share(pattern: str) -> Callable[[Rows], list[float]]:
 
 
 FIGURES: dict[str, tuple[str, Callable[[Rows], list[float]], tuple[float, float]]] = {
-    "a quarter of cvxpylayers' time alone": ("bench_qp", _share("n = 50, batch 1, qp"), (1 / 4, 1 / 4)),
-    "a 28th in batches of 32": ("bench_qp", _share("n = 50, batch 32, qp"), (1 / 28, 1 / 28)),
-    "a fortieth in batches of 128": ("bench_qp", _share("n = 50, batch 128, qp"), (1 / 40, 1 / 40)),
-    "the gradient of its default is off by 0.7": (
+    "| cvxpylayers | a quadratic program of 50 unknowns | 1/4 |": (
+        "bench_qp",
+        _share("n = 50, batch 1, qp"),
+        (1 / 4, 1 / 4),
+    ),
+    "| the same in batches of 32 | 1/28 |": ("bench_qp", _share("n = 50, batch 32, qp"), (1 / 28, 1 / 28)),
+    "| the same in batches of 128 | 1/40 |": ("bench_qp", _share("n = 50, batch 128, qp"), (1 / 40, 1 / 40)),
+    "With its defaults, the gradient of cvxpylayers is off by 0.7 of its size": (
         "bench_qp",
         lambda rows: [rows["n = 50, batch 1, qp"]["cvxpylayers' error"]],
         (0.7, 0.7),
     ),
-    "rows a ninth to a third": ("bench_cvxpy_sparse", _share(".*"), (1 / 9, 1 / 3)),
-    "Anderson's method a fifth of TorchDEQ's": ("bench_fixed_point", _share("anderson : .*"), (1 / 5, 1 / 5)),
-    "0.7 to 0.8 of TorchDEQ's time": ("bench_deq", _share(".*: TorchDEQ"), (0.7, 0.8)),
-    "a twelfth to a quarter": ("bench_deq_rows", _share("(outliers|heterogeneous), .*: torchdeq"), (1 / 12, 1 / 4)),
-    "training on the same samples 0.4 to 0.55": ("bench_deq_rows", _share("training, .*: torchdeq"), (0.4, 0.55)),
-    "0.21 with few outlying eigenvalues": (
+    "unknowns and rows | 1/9 to 1/3 |": ("bench_cvxpy_sparse", _share(".*"), (1 / 9, 1 / 3)),
+    "| TorchDEQ | its Anderson against ours | 1/5 |": ("bench_fixed_point", _share("anderson : .*"), (1 / 5, 1 / 5)),
+    "spectrum fills a disk, equal gradient error | 0.7 to 0.8 |": ("bench_deq", _share(".*: TorchDEQ"), (0.7, 0.8)),
+    "heterogeneous batches, equal tolerance | 1/12 to 1/4 |": (
+        "bench_deq_rows",
+        _share("(outliers|heterogeneous), .*: torchdeq"),
+        (1 / 12, 1 / 4),
+    ),
+    "training on the same samples, equal tolerance | 0.4 to 0.55 |": (
+        "bench_deq_rows",
+        _share("training, .*: torchdeq"),
+        (0.4, 0.55),
+    ),
+    "equal gradient error | 0.21 |": (
         "bench_deq_rows",
         _share("(outliers|heterogeneous), 64x128: equal error"),
         (0.21, 0.21),
     ),
-    "and 0.63 in training": ("bench_deq_rows", _share("training, 64x128: equal error"), (0.63, 0.63)),
+    "equal gradient error | 0.63 |": ("bench_deq_rows", _share("training, 64x128: equal error"), (0.63, 0.63)),
+    "compiled there or by hand | 6 to 45 |": (
+        "bench_peers",
+        lambda rows: [row["value"] for row in rows.values() if row.get("peer") in ("jaxopt", "optimistix", "scipy")],
+        (6, 45),
+    ),
     "called 32 times a step in place of 184": (
         "bench_deq_training",
         lambda rows: [rows[f"tanh, rate 0.01, {start}"]["evaluations"] for start in ("warm", "cold")],

@@ -229,7 +229,7 @@ def test_arrays_and_numbers_are_what_they_say() -> None:
 
 
 def test_data_that_do_not_tell_parameters_apart_say_so() -> None:
-    with pytest.warns(ik.ConvergenceWarning, match="do not tell all parameters apart"):
+    with pytest.warns(ik.ConvergenceWarning, match="do not determine all parameters"):
         blind = ik.curve_fit(lambda x, a, b: (a + b) * x, T, DATA)
     assert bool(torch.isinf(blind.covariance).all())
 

@@ -139,6 +139,12 @@ def test_fit_is_that_of_scipy(name: str, absolute: bool) -> None:
     np.testing.assert_allclose(fit.covariance, covariance, rtol=1e-6)
 
 
+@pytest.mark.parametrize("of", [torch.tensor, np.array, list], ids=["tensors", "arrays", "lists"])
+def test_data_and_starts_may_be_integers(of: Any) -> None:
+    fit = ik.curve_fit(lambda x, a, b: a * x + b, of([0, 1, 2, 3]), of([1, 3, 5, 7]), of([1, 1]), of([1, 1, 2, 2]))
+    assert torch.allclose(fit.parameters, torch.tensor([2.0, 1.0]), atol=1e-4)
+
+
 def test_fits_in_a_batch_are_the_fits_one_by_one() -> None:
     y = torch.stack([data(0), 2 * data(1)])
     fit = ik.curve_fit(model, X, y, torch.ones(2, 2, dtype=F64), 0.1 + X, batch_dims=1)

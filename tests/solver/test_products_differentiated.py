@@ -295,5 +295,5 @@ def test_a_black_box_that_returns_nan_leaves_its_start(batch: str) -> None:
     assert solution.converged.tolist() == [True, False]
     assert torch.equal(solution.value[1], ZERO[1] + 0.25) and solution.residual_norm[1].isnan()
     assert solution.status[1].item() == ik.Status.NONFINITE
-    with pytest.raises(ik.ConvergenceError, match="returned NaN or Inf, and the start stands in its place"):
+    with pytest.raises(ik.ConvergenceError, match="returned NaN or Inf, and the start was kept instead"):
         ik.root(equation, ZERO + 0.25, (t,), batch_dims=1, solver=solver, in_dims=(0,))

@@ -47,11 +47,11 @@ _FEW = 1024  # unknowns a sample up to which positions are solved in turn, as th
 
 
 class CausalityWarning(UserWarning):
-    """A causal layer was given a solver that it solves one position after the other with: many times the evaluations."""
+    """A causal layer solves one position after the other with the solver it was given: many times the evaluations."""
 
 
 def per_position(solver: Any, state: Any, batch_dims: int = 1, composed: bool = True) -> Any:
-    """The solver for a causal cell: one of which no position knows what comes later.
+    """The solver for a causal cell: one in which no position knows what comes later.
 
     It solves ``z_t = f_t(z_{<= t})`` for all ``t``.  Units: the solver's own.  Source: this library.
 

@@ -44,7 +44,9 @@ class Cell(extend.Configured, nn.Module):
 
     def update(self, z: Any, *injected: Any) -> Any:
         """The next state, of the structure, shapes and dtypes of ``z``."""
-        raise NotImplementedError(f"{type(self).__name__} must define update(z, *injected)")
+        own = type(self).forward is not Cell.forward
+        hint = "; with forward(z, *inputs) alone it is a cell as a plain nn.Module" if own else ""
+        raise NotImplementedError(f"{type(self).__name__} must define update(z, *injected){hint}")
 
     def forward(self, z: Any, *inputs: Any) -> Any:
         """``update(z, *inject(*inputs))``."""

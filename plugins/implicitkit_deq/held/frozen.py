@@ -124,8 +124,8 @@ class Frozen:
             raise Drawing
         if drawn and _batched(out) and not _batched(z):
             raise ik.CapabilityError(
-                f'{self.name} draws random numbers, and inside torch.vmap(..., randomness="different") they would be others '
-                'for each member at every evaluation: map with randomness="same", or give the layer all samples as one '
+                f'{self.name} draws random numbers, and inside torch.vmap(..., randomness="different") they would differ '
+                'between members and evaluations: map with randomness="same", or give the layer all samples as one '
                 "batch, in which each has a draw of its own"
             )
         self.after = after if drawn else chained
@@ -164,7 +164,7 @@ def called(name: str, *arguments: tuple[str, Any], hint: Callable[[], str] = str
             raise
         raise TypeError(
             f"a cell is called as cell(z, x, ...), the state and the inputs of the layer, and returns the next state: "
-            f"{error.__cause__ or error}. A module that takes one, {name} say, becomes a cell as in "
+            f"{error.__cause__ or error}. A module with one argument becomes a cell as in "
             "DEQ(lambda z, x: torch.tanh(module(z) + x), state=(64,))"
         ) from error
     except RuntimeError as error:
@@ -178,8 +178,8 @@ def called(name: str, *arguments: tuple[str, Any], hint: Callable[[], str] = str
             raise
         shapes = ", ".join(f"{what} {_told(value, lambda t: tuple(t.shape))}" for what, value in arguments)
         raise RuntimeError(
-            f"the cell {name} was called with {shapes} (shapes, the batch in front), and they do not fit it: a width of an "
-            f"input, or of the state, that it was not made for?{hint()} torch says: {error}"
+            f"the cell {name} was called with {shapes} (shapes, the batch in front), and they do not fit it: was it made "
+            f"for another width of an input, or of the state?{hint()} torch says: {error}"
         ) from error
 
 

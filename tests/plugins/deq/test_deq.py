@@ -455,6 +455,24 @@ EMPTY: dict[str, tuple[Callable[[], DEQ], tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
+STEPS: dict[str, dict[str, Any]] = {
+    "by the rule": {"rule": ik.Unroll(steps=3)},
+    "by tolerances of zero": {"rule": ik.Unroll(), "rtol": 0.0, "atol": 0.0, "max_steps": 3},
+}
+
+
+@pytest.mark.parametrize("row", STEPS)
+def test_steps_that_are_asked_for_are_forgiven_nothing(row: str) -> None:
+    layer, x = DEQ(cells.MLP(4, 6, dtype=F64), solver="picard", **STEPS[row]), torch.randn(5, 4, dtype=F64)
+    weight, z = layer.cell.injection.weight, torch.zeros(5, 6, dtype=F64)
+    for _ in range(3):
+        z = layer.cell(z, x)
+    found = layer(x)
+    assert layer.solution.truncated and not layer.solution.converged.any()
+    torch.testing.assert_close(found, z)
+    torch.testing.assert_close(torch.autograd.grad(loss(found), weight), torch.autograd.grad(loss(z), weight))
+
+
 @pytest.mark.parametrize("row", EMPTY)
 def test_an_empty_batch_has_an_empty_equilibrium(row: str) -> None:
     make, one, state = EMPTY[row]
@@ -784,6 +802,16 @@ def _bad(f: Callable[[Tensor, Tensor], Any], state: Any = (6,)) -> Callable[[], 
 
 
 BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "a cell that returns a pair": (
+        lambda: DEQ(lambda z, x: (z, x), (4,))(torch.zeros(2, 4)),
+        TypeError,
+        r"got \(\(2, 4\), \(2, 4\)\), z is \(2, 4\)$",
+    ),
+    "a Cell with forward alone": (
+        lambda: DEQ(_Forward(), (4,))(torch.zeros(2, 4)),
+        NotImplementedError,
+        "must define update.*a plain nn.Module",
+    ),
     "cell is no callable": (lambda: DEQ(3, (4,)), TypeError, "cell must be callable"),
     "no state": (lambda: DEQ(Plain()), TypeError, "state is missing"),
     "cell without state_shape": (lambda: _StateLess()(torch.randn(3, 4)), TypeError, "state_shape"),
@@ -866,6 +894,11 @@ class _NoTuple(cells.MLP):
 
     def inject(self, x: Tensor) -> Any:
         return self.injection(x)
+
+
+class _Forward(Cell):
+    def forward(self, z: Tensor, *inputs: Tensor) -> Tensor:
+        return z + inputs[0]
 
 
 class _StateLess(Cell):
