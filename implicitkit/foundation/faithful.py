@@ -9,6 +9,7 @@ zero.  While :func:`faithful` lasts they are
     norms               (x - m) / sqrt(v + eps) * w + b,   m and v the mean and the variance of x over its dimensions
     logcumsumexp        y_i = logsumexp_{j <= i} x_j
     products by index   y_k = [self_k] prod_{j: index_j = k} x_j
+    nearest neighbours  y_i = x_{j(i)}: the first derivative of F.interpolate by a factor is that of other neighbours
 
 as equal as rounding allows, and differentiable as often as one likes, the last two by doubling, in ``log n`` passes (sums
 of complex numbers over all pairs).
@@ -281,6 +282,26 @@ def _sparse(maker: Callable[..., Tensor], where: int) -> Callable[..., Tensor]:
     return made
 
 
+def _interpolate(
+    input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", *more: Any, **named: Any
+) -> Tensor:
+    """Where the nearest are found by a factor they are picked by index, one dimension after another; torch's derivative
+    finds others by the inverse of the factor as it is rounded (1.3 of three numbers, of volumes of any size)."""
+    plain = not more and not any(named.values())
+    if mode != "nearest" or scale_factor is None or size is not None or not plain or input.ndim < 3:
+        return F.interpolate(input, size, scale_factor, mode, *more, **named)
+    factors = tuple(scale_factor) if isinstance(scale_factor, (tuple, list)) else (scale_factor,) * (input.ndim - 2)
+    if len(factors) != input.ndim - 2 or all(float(factor).is_integer() for factor in factors):
+        return F.interpolate(input, size, scale_factor, mode, **named)
+    out, dtype = input, torch.promote_types(input.dtype, torch.float32)
+    for dim in range(2, input.ndim):  # of the input's own shape: torch rounds the factor as that has it
+        along = [1] * (dim - 2) + [-1] + [1] * (input.ndim - dim - 1)
+        places = torch.arange(input.shape[dim], dtype=dtype, device=input.device).view(1, 1, *along)
+        chosen = F.interpolate(places.expand(input.shape).contiguous(), scale_factor=scale_factor)[0, 0]
+        out = out.index_select(dim, chosen.movedim(dim - 2, -1).reshape(-1, chosen.shape[dim - 2])[0].long())
+    return out
+
+
 _MAPPED: dict[Any, Callable[..., Tensor]] = {
     torch.select_scatter: _select_scatter,
     Tensor.select_scatter: _select_scatter,
@@ -304,4 +325,5 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {
     torch.scatter_reduce: _scatter_reduce,
     Tensor.scatter_reduce: _scatter_reduce,
     Tensor.scatter_reduce_: _scatter_reduce_,
+    F.interpolate: _interpolate,
 }

@@ -145,8 +145,8 @@ class Argmin(Problem):
             return None
         restated, state = program.start(self.function, self.constraints, prox, self.degenerate, z0, args, batch_dims)
         count, cost = len(self.constraints), None
-        if self.degenerate != "smooth" and (count or not natural_of(prox)):
-            cost = cost_of(self.function, prox, z0, args, restated.layout)
+        if self.degenerate != "smooth" and (count or not natural_of(prox) or restated.layout.dtype is torch.float32):
+            cost = cost_of(self.function, prox, z0, args, restated.layout, both=not count)
         if cost is None:
             return Restated(restated, state, args, lambda s: (s.z, s.multipliers if count else None), batch_dims)
 

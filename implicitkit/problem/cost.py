@@ -11,7 +11,8 @@ first counts as the solution, and multipliers of that size are nothing beside co
 with ``kappa`` the curvature along a short ``d`` and ``s`` the size of the unknowns, as far as the start and one step of
 proximal gradients show them: slopes are then as large as unknowns, and the step of the natural map is that of this method.
 ``c`` is a power of two of each sample (nothing is rounded), a constant for derivatives, and one where slopes are no smaller
-than ``eps^(1/4)`` of the unknowns.
+than ``eps^(1/4)`` of the unknowns.  Nor larger than its inverse: with a set or a term alone, where the slope of 1e7 times an
+unknown of one is nothing but rounding errors of float32 beside it, all around the solution.
 
 Source: Parikh & Boyd (2014), "Proximal algorithms", sections 4.2 and 4.2.1 (the step ``1 / L``; the fixed points of the map
 do not depend on it).
@@ -36,7 +37,12 @@ _MOST = 2.0**200  # of c; in float32 2^60
 
 
 def cost_of(
-    objective: Callable[..., Any], prox: Callable[..., Any] | None, z0: Any, args: tuple[Any, ...], layout: Layout
+    objective: Callable[..., Any],
+    prox: Callable[..., Any] | None,
+    z0: Any,
+    args: tuple[Any, ...],
+    layout: Layout,
+    both: bool = False,
 ) -> Tensor | None:
     """``c`` of every sample, of the batch's shape; ``None`` where all are one.
 
@@ -45,7 +51,7 @@ def cost_of(
 
     Args:
         objective: ``(z, *args)``, one number a sample. prox: ``(z, step)``, or ``None``. z0, args: as the user gave them.
-        layout: of ``z0``.
+        layout: of ``z0``. both: of large slopes, too.
     """
     if layout.dtype in (torch.float16, torch.bfloat16) or not layout.batch:
         return None
@@ -63,9 +69,10 @@ def cost_of(
         with compat.unseen():  # by a solve around this one: the uses are those of the evaluations to come
             z = layout.pack(z0).detach()
             g = slope(z)
-            if not _any(_length(g) < torch.finfo(z.dtype).eps ** 0.25 * _length(z).clamp_min(1)):
+            size, share = _length(z).clamp_min(1), torch.finfo(z.dtype).eps ** 0.25
+            if not _any((_length(g) < share * size) | (both & (share * _length(g) > size))):
                 return None
-            c = _cost(slope, lambda v, t: _step(prox, layout, v, t), z, g)
+            c = _cost(slope, lambda v, t: _step(prox, layout, v, t), z, g, both)
             plain = compat.physical(c)  # what belongs to no batch of a transform is a number of its own
             c = plain if plain.shape == c.shape else c
             return c.reshape(layout.batch_shape) if _any(c != 1) else None
@@ -78,7 +85,7 @@ def in_the_users_units(multipliers: Any, cost: Tensor) -> Any:
     return trees.tree_map(lambda t: t / cost.reshape(cost.shape + (1,) * (t.ndim - cost.ndim)), multipliers)
 
 
-def _cost(slope: Callable[[Tensor], Tensor], step: Callable[..., Tensor], z: Tensor, g: Tensor) -> Tensor:
+def _cost(slope: Callable[[Tensor], Tensor], step: Callable[..., Tensor], z: Tensor, g: Tensor, both: bool) -> Tensor:
     """``c``, ``(batch,)``, by the slope ``g`` at ``z``, both ``(batch, n)``."""
     length, size = _length(g), _length(z)
     reach = torch.where(size > 0, size, 1)
@@ -96,7 +103,8 @@ def _cost(slope: Callable[[Tensor], Tensor], step: Callable[..., Tensor], z: Ten
     s = torch.maximum(size, _length(step(z - t.unsqueeze(1) * g, t)))
     c = 1 / torch.maximum(kappa, torch.where(s > 0, length / s, 0))
     c = torch.exp2(torch.log2(c).round()).clamp_max(_MOST if z.dtype == torch.float64 else _MOST**0.3)
-    return torch.where(torch.isfinite(c) & (c > torch.finfo(z.dtype).eps ** -0.25), c, 1)
+    apart = torch.finfo(z.dtype).eps ** -0.25
+    return torch.where(torch.isfinite(c) & ((c > apart) | (both & (c * apart < 1))), c, 1)
 
 
 def _step(prox: Callable[..., Any] | None, layout: Layout, v: Tensor, t: Tensor) -> Tensor:

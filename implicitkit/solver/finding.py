@@ -16,9 +16,11 @@ from implicitkit.problem.qualification import balances_by_rounding
 from implicitkit.solution import Status
 from implicitkit.solver import returned
 from implicitkit.solver.base import Options, Outcome, Solver, account
+from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_other_units
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.polyalgorithm import Polyalgorithm
 from implicitkit.solver.starts import beside, is_lowest
 from implicitkit.solver.subset import subset
 from implicitkit.solver.verdict.minima import ROUNDING, downhill, falls_forever
@@ -28,6 +30,7 @@ from implicitkit.solver.verdict.scales import in_working_precision
 
 __all__ = ["find"]
 
+_SPECTRUM = 256  # unknowns up to which it is asked whether a flow leaves the state found
 _FAR = 1e6  # times the start, or 1
 _ESCAPES = 3  # from stationary points that are no minima
 _NO_SLOPE = (
@@ -47,9 +50,11 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     if refuse_noise(f, outcome):
         return outcome
     _begin_beside(solver, f, z0, options, outcome)
-    if f.kind.equation and f.kind.flow and not solver.follows_flow:
+    if f.kind.equation and f.kind.flow:
         f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
-        outcome.message = outcome.message or said_of_flow(f, outcome.z, outcome.status == int(Status.CONVERGED))
+        neutral, J = _look_along_the_flow(f, outcome)
+        if isinstance(solver, Polyalgorithm) and bool(neutral.any()):
+            _follow_exactly(f, z0, options, outcome, neutral, J)
         outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
     if not (f.kind.minimisation or f.kind.returns_program) or outcome.examined:
         return outcome
@@ -204,32 +209,71 @@ def _take(outcome: Outcome, again: Outcome, better: Tensor, open_: Tensor) -> No
     outcome.solver = again.solver or outcome.solver
 
 
-def said_of_flow(f: Evaluations, z: Tensor, which: Tensor) -> str:
-    r"""A sentence, if disturbances of one of the states ``which`` ``(batch,)`` grow: an eigenvalue of ``s dF/dz`` has a
-    positive real part, beyond ``sqrt(eps) |dF/dz|``.  Empty where there are more than 64 unknowns, or no derivative.
+def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tensor]:
+    r"""``UNSTABLE`` where disturbances of a state at rest grow: an eigenvalue of ``s dF/dz`` has a positive real part,
+    beyond ``sqrt(eps) |dF/dz|``.  Not asked of more than 256 unknowns, or where there is no derivative.
 
-    Newton's steps solve ``g(z) = 0`` and do not care whether ``dz/dt = g(z)`` would come to ``z``: logistic growth rests at
-    zero, too.  Such a state is a solution, and rarely the one that is meant.
+    Newton's steps solve ``g(z) = 0`` and do not care whether ``dz/dt = g(z)`` would come to ``z``, and long implicit steps
+    damp what grows: logistic growth rests at zero, too, and a flow that circles for ever around a state in its midst.
 
     Source: linear stability, Strogatz (1994), *Nonlinear Dynamics and Chaos*, section 2.4 and 5.2.
     """
-    if z.shape[1] > DENSE or not bool(which.any()):
-        return ""
+    z, which = outcome.z, outcome.status == int(Status.CONVERGED)
+    nowhere, J = torch.zeros_like(which), z
+    if z.shape[1] > _SPECTRUM or not bool(which.any()):
+        return nowhere, J
     probe = Evaluations(f.system, f.theta, "root")
     try:
         J = f.kind.flow * in_working_precision(probe.linearize(z).dense())
     except Exception:  # the function is not to be differentiated, and no derivative was asked for
-        return ""
+        return nowhere, J
     account(f, probe)
-    usable = which & torch.isfinite(J).flatten(1).all(1)
-    J = torch.where(usable[:, None, None], J, 0)
-    growth = torch.linalg.eigvals(J).real.amax(1)
-    leaves = usable & (growth > torch.finfo(z.dtype).eps ** 0.5 * torch.linalg.matrix_norm(J))
-    count, fastest = int(leaves.sum()), float(growth.max())
-    if not count:
-        return ""
-    states = "this state" if len(z) == 1 else f"{count} of {len(z)} states found"
-    return (
-        f"The flow leaves {states}: a disturbance grows by e in {1 / fastest:.3g} units of time. solver='auto' and "
-        "'pseudo_transient' follow the flow; ik.stability(solution) says more"
-    )
+    which = which & torch.isfinite(J).flatten(1).all(1)
+    J = torch.where(which[:, None, None], J, 0)
+    if z.shape[1] > DENSE:  # where |dz|^2 falls in every direction, no disturbance grows; and this is cheap to see
+        which = which & (torch.linalg.cholesky_ex(-J - J.mT)[1] != 0)
+        J = torch.where(which[:, None, None], J, 0)
+    if not bool(which.any()):
+        return nowhere, J
+    values, margin = torch.linalg.eigvals(J), torch.finfo(z.dtype).eps ** 0.5 * torch.linalg.matrix_norm(J)
+    growth = values.real.amax(1)
+    leaves = which & (growth > margin)
+    if bool(leaves.any()):
+        outcome.status = torch.where(leaves, int(Status.UNSTABLE), outcome.status)
+        states = "this state" if len(z) == 1 else f"{int(leaves.sum())} of {len(z)} states found"
+        outcome.message = (
+            f"The flow leaves {states}: a disturbance grows by e in {1 / float(growth.max()):.3g} units of time; "
+            "ik.stability(solution) says more"
+        )
+    return which & ~leaves & (values.abs().amin(1) <= margin), J
+
+
+def _follow_exactly(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, neutral: Tensor, J: Tensor) -> None:
+    r"""States of a family, of which the path alone says which one the flow ends in: found anew by integration in time.
+
+    Along the family ``J = dg/dz`` is singular.  Where its left null vectors ``l`` are sums that the flow conserves,
+    ``l'g = 0`` everywhere, steps of any length keep them, and the state is the one that they name; else (the susceptible
+    that an epidemic leaves) it is where long steps happen to end.
+    """
+    probe = Evaluations(f.system, f.theta, "root")
+    F = in_working_precision(probe.residual(z0))
+    account(f, probe)
+    U, S, _ = torch.linalg.svd(J)
+    eps = torch.finfo(z0.dtype).eps
+    moved = torch.where(S.le(eps ** (2 / 3) * S[:, :1]), (U.mT @ F.unsqueeze(2)).squeeze(2).abs(), 0).amax(1)
+    adrift = neutral & (moved > eps**0.25 * torch.linalg.vector_norm(F, dim=1))
+    if not bool(adrift.any()):
+        return
+    before = outcome.z, outcome.residual_norm, outcome.status
+    _run_again(get_solver("integrate"), f, z0, adrift, replace(options, start_norm=None), outcome)
+    lost = adrift & (outcome.status != int(Status.CONVERGED))
+    if bool(lost.any()):
+        outcome.z = torch.where(lost.unsqueeze(1), before[0], outcome.z)
+        outcome.residual_norm, outcome.status = (
+            torch.where(lost, old, new)
+            for old, new in zip(before[1:], (outcome.residual_norm, outcome.status), strict=True)
+        )
+        outcome.message = (
+            "A state of a family at rest: which of them the flow comes to is a matter of the path, which was followed by "
+            "long steps; solver='integrate' takes shorter ones"
+        )

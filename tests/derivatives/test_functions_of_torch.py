@@ -355,3 +355,22 @@ def test_products_by_a_transposed_derivative_are_finite() -> None:
     _, A = autodiff.linearise(lambda z: torch.logcumsumexp(z, 1), z)
     J = jacrev(lambda z: torch.logcumsumexp(z, 0))(z[0])
     assert torch.allclose(A.mv(torch.ones_like(z))[0], J.sum(1))
+
+
+@pytest.mark.parametrize("factor", [1.3, 1.7, 2.0])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_nearest_neighbours_by_a_factor(dims: int, factor: float) -> None:
+    """They are linear: torch 2.13 sends the cotangent of some back to other numbers than they were made of."""
+    for n in (2, 3, 5, 8):
+        x = torch.randn(1, 1, n, *[2] * (dims - 1), dtype=torch.float64)
+
+        def picked(x: Tensor) -> Tensor:
+            y = torch.nn.functional.interpolate(x, scale_factor=factor, mode="nearest")
+            return y * torch.arange(1.0, y.numel() + 1, dtype=torch.float64).view_as(y)
+
+        linear = torch.stack([picked(e.view_as(x)).sum() for e in torch.eye(x.numel(), dtype=torch.float64)])
+        solve = lambda x: ik.root(lambda z, x: z - picked(x), torch.zeros_like(picked(x)), (x,)).value  # noqa: E731
+        assert torch.equal(solve(x), picked(x))
+        x.requires_grad_()
+        (by_x,) = torch.autograd.grad(solve(x).sum(), x)
+        assert torch.allclose(by_x.flatten(), linear)

@@ -39,10 +39,12 @@ MUTANTS = [
         ("_MOST**0.3", "_MOST"),
         ("(1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)", "(1e-4,)"),
         ("(1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)", "(1e2, 1e4, 1e6)"),
-        ("finfo(z.dtype).eps ** 0.25 *", "finfo(z.dtype).eps ** 0.5 *"),
+        ("finfo(z.dtype).eps ** 0.25\n", "finfo(z.dtype).eps ** 0.5\n"),
         ("eps ** -0.25", "eps ** -0.5"),
         ("eps ** -0.25", "0.0"),
         ("torch.log2(c).round()", "torch.log2(c)"),
+        ("| (both & (share * _length(g) > size))", "", f"{SMALL} -k large"),
+        ("| (both & (c * apart < 1))", "", f"{SMALL} -k large"),
     ),
     *mutants("implicitkit/solver/user_solver.py", f"{SMALL} -k others", ("*args[hidden:]", "*args")),
     *mutants(

@@ -234,3 +234,34 @@ def test_where_no_unknown_has_a_slope_nothing_is_lower() -> None:
     t = torch.tensor([1.0, 1e-8], dtype=D)
     f = lambda z: (z - t).square().sum()  # noqa: E731
     assert bool(ik.argmin(f, t, project=ik.project.nonnegative()).converged)
+
+
+SETS = {
+    "l1": {"prox": ik.prox.l1(1e6)},
+    "simplex": {"project": ik.project.simplex()},
+    "box": {"project": ik.project.box(0.0, 1.0)},
+    "nonnegative": {"project": ik.project.nonnegative()},
+    "bounds": {"bounds": (0.0, 1.0)},
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_slopes_that_are_large_beside_the_unknowns(name):
+    """Single precision leaves of a slope of 1e7 more than an unknown of one: ``z - P(z - slope)`` is rounding everywhere,
+    and solvers took 20,000 steps to find that they had not converged."""
+    torch.manual_seed(0)
+    X = 1e3 * torch.randn(40, 10, dtype=DOUBLE, device="cpu")
+    y = X @ torch.tensor([1.0, -2.0, 3.0, *[0.0] * 7], dtype=DOUBLE) + 100 * torch.randn(40, dtype=DOUBLE)
+
+    def solved(dtype, s=1.0):
+        data, target = X.to(dtype), (y * s).to(dtype)
+        z0 = torch.full((10,), 0.1, dtype=dtype)
+        return ik.argmin(lambda z, b: 0.5 * (data @ z - b).square().sum(), z0, (target,), **SETS[name])
+
+    exact, found = solved(DOUBLE), solved(torch.float32)
+    assert torch.allclose(found.value.double(), exact.value, atol=1e-5) and found.evaluations < 100
+    s, h = torch.ones((), dtype=DOUBLE, requires_grad=True), 1e-5
+    by_s = torch.autograd.functional.jacobian(lambda s: solved(DOUBLE, s).value, s)
+    single = torch.autograd.functional.jacobian(lambda s: solved(torch.float32, s).value, s)
+    assert torch.allclose(by_s, (solved(DOUBLE, 1 + h).value - solved(DOUBLE, 1 - h).value) / (2 * h), atol=1e-5)
+    assert torch.allclose(single.double(), by_s, atol=1e-4)

@@ -758,3 +758,27 @@ def test_one_component_of_a_map_that_is_held_may_run_away() -> None:
     z0 = torch.cat([torch.full((1,), 9.0, dtype=F64), beside + 1])
     found = ik.fixed_point(function, z0, solver="picard", rtol=1e-3, on_failure="ignore")
     assert found.status.item() != ik.Status.CONVERGED
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("solver", ["auto", "picard", "anderson"])
+def test_fixed_points_that_are_small_beside_the_start(solver: str, dtype: torch.dtype) -> None:
+    """``z = sin(z) / 2 + c`` from 1: they were taken at ``|F| <= atol``, of 1e-12 without one right digit."""
+    c = torch.tensor([[1e-3], [1e-6], [1e-9], [1e-12]], dtype=dtype)
+    c = c if dtype is torch.float64 else c.clamp_min(1e-7)
+    s = ik.fixed_point(lambda z, c: torch.sin(z) / 2 + c, torch.ones_like(c), (c,), batch_dims=1, solver=solver)
+    assert torch.allclose(s.value / (2 * c), torch.ones_like(c), rtol=1e-6 if dtype is torch.float64 else 1e-2)
+
+
+@pytest.mark.parametrize("solver", ["auto", "anderson"])
+def test_a_fixed_point_at_zero_is_not_followed_into_rounding_errors(solver: str) -> None:
+    torch.manual_seed(0)
+    b = torch.randn(20, dtype=torch.float64)
+
+    def rough(z: torch.Tensor) -> torch.Tensor:
+        return 0.9 * ((z + b) - b) + (torch.exp(b) * z - z * torch.exp(b))
+
+    s = ik.fixed_point(rough, torch.ones(20, dtype=torch.float64), solver=solver)
+    assert s.evaluations < 20
+    exact = ik.fixed_point(lambda z: 0.5 * z, torch.ones(20, dtype=torch.float64), solver=solver)
+    assert exact.evaluations < 15

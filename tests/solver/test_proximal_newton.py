@@ -259,3 +259,31 @@ def test_what_puts_them_inside_is_counted() -> None:
         found.sample_evaluations,
     )  # one look at the function before
     assert bool((found.value[:15] == 0).all())
+
+
+ENDLESS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "nonnegative": (lambda z: -z.sum(), {"project": ik.project.nonnegative()}),
+    "cone": (lambda z: -z[-1], {"project": ik.project.second_order_cone()}),
+    "l1": (lambda z: -2 * z.sum(), {"prox": ik.prox.l1(1.0)}),
+    "l1, one unknown at rest": (lambda z: z[0] ** 2 - 1.2 * z.sum(), {"prox": ik.prox.l1(1.0)}),
+    "l1, curved": (lambda z: torch.logsumexp(-z, 0), {"prox": ik.prox.l1(0.1)}),
+    "groups": (lambda z: -2 * z.sum(), {"prox": ik.prox.group_lasso(2, 1.0)}),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_falls_for_ever_is_seen_at_once(name: str) -> None:
+    """Where there is no curvature a Newton step fails: steps went on to 1e16 (1,341 evaluations), or 20,000 times."""
+    objective, options = ENDLESS[name]
+    found = ik.argmin(objective, torch.ones(4, dtype=torch.float64), on_failure="ignore", **options)
+    assert ik.Status(int(found.status)) is ik.Status.UNBOUNDED and found.evaluations < 100
+
+
+@pytest.mark.parametrize("weight", [1.0, 1e-3])
+def test_what_falls_for_long_has_an_end(weight: float) -> None:
+    """``-2 z + |z| + w z^2 / 2``: at ``1 / w``."""
+    z0 = torch.ones(4, dtype=torch.float64)
+    found = ik.argmin(lambda z: -2 * z.sum(), z0, prox=ik.prox.elastic_net(1.0, weight))
+    assert torch.allclose(found.value, z0 / weight)
+    far = ik.argmin(lambda z: -2 * z.sum(), z0, project=ik.project.box(0.0, 1 / weight))
+    assert torch.allclose(far.value, z0 / weight)

@@ -12,6 +12,7 @@ from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.constrained.proximal_gradient import Momentum, ProximalGradient
+from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.root.newton import newton_direction
 from implicitkit.solver.steps.region import taken_where
@@ -50,7 +51,8 @@ class ProximalNewton(ProximalGradient):
     (:mod:`implicitkit.linear.price`), as many as these have paid for; and after a trial that fails, when at least twice as
     many gradient steps have been made as before it: of what either alone would take it is twice, at most.  Objectives
     without a second derivative have gradient steps alone.  A sample that ``T`` moves by rounding only is given up (status
-    ``STALLED``), if it is not converged by then.
+    ``STALLED``), if it is not converged by then; and so is one of whose objective a trial that fails shows that it falls
+    forever (:func:`~implicitkit.solver.constrained.second_order.falls_forever_within`).
 
     Raises:
         CapabilityError: the problem has constraints.
@@ -87,6 +89,8 @@ class ProximalNewton(ProximalGradient):
         good = due & (trial.left < least) & (trial.left <= _PAYS * least)
         least, failed = torch.where(good, trial.left, least), due & ~good
         f.stuck = failed & (trial.before <= _ROUNDING * torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1))
+        if bool((failed & ~f.stuck).any()):
+            f.stuck = f.stuck | falls_forever_within(f, z, failed & ~f.stuck)
         wait, made = torch.where(failed, _LATER * wait, wait), torch.where(failed, 0, made)
         if bool((good | ~f.active).all()):
             z_next, later = trial.z, momentum

@@ -74,10 +74,16 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
 
 def falls_forever_within(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
     """Where the objective falls within set and constraints along the steepest feasible ray as far as it is followed, at
-    least a hundredth as fast as at its beginning; ``(batch,)``."""
+    least a hundredth as fast as at its beginning; ``(batch,)``.
+
+    Of a term nobody knows the value: with one, and no constraints, where the natural map ``F``, a slope, stays what it is
+    along ``-F``.
+    """
     look = _Look(f, w, ray=True)
-    if look.unknown or look.term:
+    if look.unknown or (look.term and look.model.count):
         return torch.zeros_like(which)
+    if look.term:
+        return _stays(f, w, which)
     ray = look.tangent(-look.slope)
     slope = torch.linalg.vector_norm(ray, dim=1)
     ray = ray / slope.clamp_min(torch.finfo(w.dtype).tiny).unsqueeze(1)
@@ -93,6 +99,21 @@ def falls_forever_within(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
         falls = falls & holds & ((new < last) | (new == -torch.inf)) & (look.value - new >= 1e-2 * t * slope)
         last = new
     return falls
+
+
+def _stays(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
+    """Where ``F(z - t d)`` is ``F(z)`` to a hundredth for ``t`` up to ``1e12 / |F|``, ``(batch,)``; ``d`` is ``F`` without
+    what is small in it, of unknowns that have come to rest."""
+    F, size = f.residual(w), w.abs().amax(1).clamp_min(1)
+    d = torch.where(F.abs() >= 1e-2 * F.abs().amax(1, keepdim=True), F, 0)
+    slope = torch.linalg.vector_norm(F, dim=1)
+    stays = which & torch.isfinite(slope) & (slope > 0)
+    for power in POWERS:
+        if not bool(stays.any()):
+            break
+        there = f.residual(w - (size * 10.0**power / slope).unsqueeze(1) * d)
+        stays = stays & (torch.linalg.vector_norm(there - F, dim=1) <= 1e-2 * slope)
+    return stays
 
 
 class _Look:

@@ -36,7 +36,7 @@ from implicitkit.solver.verdict.excess import by_pieces, excess
 from implicitkit.solver.verdict.probing import DENSE, runs_away
 from implicitkit.solver.verdict.scales import NOISE, in_working_precision, rounding, steepness
 from implicitkit.solver.verdict.settled import is_settled, still_holds
-from implicitkit.solver.verdict.strides import gets_on
+from implicitkit.solver.verdict.strides import falls_on, gets_on
 from implicitkit.solver.verdict.vanishing import AWAY, STANDS, vanishes
 
 __all__ = ["Judge"]
@@ -52,19 +52,7 @@ _HIDDEN = 10.0  # times rtol: what is left of an equation that is small in the n
 _FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
 _LOOSE = 1e-8  # of z_j, by which it may be wrong where |F| <= atol, or ten times rtol if that is more
 _Maybe = Tensor | None
-_BY_SAMPLE = (
-    "start_norm",
-    "first",
-    "bound",
-    "floor",
-    "_start_rows",
-    "_reach",
-    "_least",
-    "_rows",
-    "_began",
-    "_unit",
-    "_again",
-)
+_BY_SAMPLE = ["start_norm", "first", "bound", "floor", "_start_rows", "_reach", "_least", "_rows", "_began", "_unit"]
 
 
 class Judge:
@@ -85,12 +73,12 @@ class Judge:
         self.floor: float | Tensor = self.atol  # what is small whatever cancels, ``(batch,)``: ``atol``, or less
         self._floor_of = options.floor
         # |F_i(z0)|, where nobody gave ``atol`` and the equations may have units of their own, ``(batch, n)``
-        own = options.atol_is_default and options.rtol > 0 and not (f.kind.iteration or f.kind.like_state)
+        self._by_default = options.atol_is_default and options.rtol > 0 and not f.kind.like_state
+        own = self._by_default and not f.kind.iteration
         # of a fit, what is far in units of its start: at most 1
         self._unit: Tensor | None = options.start_size
         self._has_rows = own and f.system.size > 1
-        self._by_default = own
-        self._again: Tensor | None = None  # |F| at which a claim below atol is looked at once more
+        self._again: Tensor | None = None  # |F| at which a claim below atol is looked at once more; or see falls_on
         self._rows: Tensor | None = None
         self._began: Tensor | None = None  # |z0|, likewise
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
@@ -153,7 +141,7 @@ class Judge:
         judge = copy.copy(self)
         judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
         judge._healthy = judge._held = judge._settled = judge.came_from = None
-        for name in _BY_SAMPLE:
+        for name in (*_BY_SAMPLE, "_again"):
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.ndim:
                 setattr(judge, name, value.index_select(0, samples))
@@ -169,7 +157,7 @@ class Judge:
         steps take ``|F|`` down to a tenth: the claim may be made again.
         """
         if self.relative_to_state:
-            return claims
+            return claims if before is None or not self._by_default else claims & ~self._falls_on(z, norm, before)
         doubtful = claims & (norm > self.floor)
         if self._rows is not None:
             doubtful = doubtful | (claims & self.hides(z))
@@ -206,6 +194,12 @@ class Judge:
             fair = asked & (self._excess(z, asked, rtol, careful=False, noise=False, floor=0.0) <= 1)
             loose, self._again = loose & ~fair, torch.where(asked, _FAST * norm, self._again)
         return claims & ~loose
+
+    def _falls_on(self, z: Tensor, norm: Tensor, before: Tensor) -> Tensor:
+        """Samples of a fixed point which ``|F| <= atol`` alone lets stop while it falls (``z = z / 2 + 1e-12`` from 1)."""
+        loose = (norm > max(_HIDDEN * self.rtol, _LOOSE) * self.size_of(z)) & (norm > self.rtol * self._least)
+        loose, self._again = falls_on(self.f, z, norm, loose & (norm < before), self._reach, self._again)
+        return loose
 
     def hides(self, z: Tensor) -> Tensor:
         """Which samples have an ``F_i`` that has hardly come down since the start, however small ``|F|``, ``(batch,)``."""
@@ -294,7 +288,9 @@ class Judge:
         """Which of the ``failed`` samples have converged after all, ``(batch,)``: by the scale near ``z``, or because the
         residual has fallen as far as was asked at first and the solver can do no more about what is left of it."""
         open_ = failed & torch.isfinite(norm)
-        if self.relative_to_state or self.first is None or not bool(open_.any()):
+        if self.relative_to_state:
+            return open_ & (norm <= self.tolerance(z, norm))
+        if self.first is None or not bool(open_.any()):
             return torch.zeros_like(failed)
         began = (self.first - self.atol) / max(self.rtol, _LEAST)
         # |F| has not fallen, and z is so large that rounding hides what F was made of at the start (z + sin(z))

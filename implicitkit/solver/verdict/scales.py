@@ -27,6 +27,7 @@ __all__ = [
     "in_working_precision",
     "is_healthy",
     "is_held",
+    "is_rough",
     "is_rounding",
     "rounding",
     "row_scales",
@@ -36,6 +37,7 @@ __all__ = [
 
 FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
 _SHARE = 1e-16  # ... where it is asked what cancels: unknowns may have units of their own
+_BENT = 0.1  # of F, by which a residual may bend over a few units in the last place
 _FEW = 3  # sign vectors, along which it is asked first
 _MANY = 8  # unknowns, from which it may be asked along more
 _RULER = (0, 1, 4, 9, 15, 22, 32, 34)  # Golomb's, of which no two distances are equal: shares of unknowns so few
@@ -159,6 +161,14 @@ def rounding(f: Evaluations, z: Tensor, which: Tensor, began: Tensor | None = No
 def is_rounding(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
     """Where ``F`` is nothing but rounding errors, ``(batch,)``; asked if any of ``which``."""
     return (F.abs() <= NOISE * rounding(f, z, which)).all(1) if bool(which.any()) else which
+
+
+def is_rough(f: Evaluations, z: Tensor, which: Tensor, step: Tensor) -> Tensor:
+    """Where ``F`` bends within twice a ``step`` ``(batch,)`` by a tenth of itself, as rounding errors do, ``(batch,)``; two
+    evaluations."""
+    F, d = f.residual(z), (which * step).unsqueeze(1).to(z) * seeded.normal(z.shape[1], seed=0).to(z)
+    bend = f.residual(z + 2 * d) - 2 * f.residual(z + d) + F
+    return torch.linalg.vector_norm(bend, dim=1) > _BENT * torch.linalg.vector_norm(F, dim=1)
 
 
 class _Residual(Protocol):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit.solver.verdict.scales import in_working_precision
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.subset import ask
+from implicitkit.solver.verdict.scales import in_working_precision, is_rough
 
-__all__ = ["by_the_last_step", "fell_steeply", "gets_on"]
+__all__ = ["by_the_last_step", "falls_on", "fell_steeply", "gets_on"]
 
 _STEEPEST = 1e5  # d log |F| / d log |z| of functions on their way to zero at infinity, at most: 745 p of exp(-z^p)
 _LOCAL = 10.0  # times |z|: a longer step says nothing of F near z
@@ -16,6 +18,8 @@ _SOUND = 1e-3  # of its change along a step, how small a residual near a solutio
 _FAR, _HARDLY = 1e-3, 0.02  # a step that is longer than such a share of z, and of which F changes by such a share ...
 _LEAP, _OF_A_LEAP = 0.1, 0.5  # ... or these
 _GAINS = 0.5  # of |F|, what a step leaves at most that is worth another one ...
+_UNIT = 0.01  # of eps reach: a unit in the last place of where a solve began
+_ROUGH = 10.0  # of those: where a residual may be nothing but rounding errors
 _COUNTS = 1e-14  # ... if z may be wrong by so much of the largest
 
 
@@ -80,3 +84,21 @@ def gets_on(z: Tensor, norm: Tensor, point: Tensor, last: Tensor, rtol: float) -
     size, left = z.abs(), share * (z - in_working_precision(point)).abs()
     misses = (left > rtol * size) & (left > _COUNTS * size.amax(1, keepdim=True))
     return misses.any(1) & (norm > 0) & (share.squeeze(1) <= _GAINS)
+
+
+def falls_on(
+    f: Evaluations, z: Tensor, norm: Tensor, loose: Tensor, reach: Tensor | None, known: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Which samples of a fixed point that are ``loose`` ``(batch,)``, small by ``atol`` alone, have more than rounding
+    errors left; and what is known of these: 1 there are none, -1 there are.
+
+    Below ten units in the last place of ``|z0| + |F(z0)| = reach / 100`` a residual may be nothing else: asked once, by two
+    evaluations.
+    """
+    assert reach is not None
+    eps = _UNIT * torch.finfo(z.dtype).eps * reach
+    known = torch.zeros_like(norm) if known is None else known
+    tiny = loose & (norm <= _ROUGH * eps) & (known == 0)
+    if bool(tiny.any()):
+        known = torch.where(tiny, 1 - 2.0 * ask(f, is_rough, z, tiny, eps), known)
+    return loose & (known >= 0), known
