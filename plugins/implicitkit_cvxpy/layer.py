@@ -250,7 +250,7 @@ class ConvexLayer(extend.Configured, nn.Module):
         solver (several under ``vmap``) with a plain ``w`` in the user's units."""
         kept: list[Any] = []
         broken: list[Exception] = []
-        given = () if units is None else (units.columns, units.rows, units.shift, units.objective)
+        given = () if units is None else units.tensors
 
         def find(z0: Tensor, P: Tensor, q: Tensor, A: Tensor, b: Tensor, wrong: Tensor, *measures: Tensor) -> Tensor:
             try:
@@ -260,8 +260,7 @@ class ConvexLayer(extend.Configured, nn.Module):
                 return z0
             plain = w
             if measures:
-                columns, rows, shift, objective = measures
-                plain = Units(columns, rows, shift, objective, self._dual.first_exponential).back(w)
+                plain = Units.of_tensors(self._dual, *measures).back(w)
             kept.append((plain, *figures, (P, q, A, b), wrong, uneven))
             return w
 
