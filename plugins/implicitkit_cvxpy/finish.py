@@ -29,7 +29,7 @@ from implicitkit import extend
 from implicitkit_cvxpy.backends import Data, Status, active_rows
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.program import ConeProgram
-from implicitkit_cvxpy.units import UNEVEN, roughness
+from implicitkit_cvxpy.units import UNEVEN, Units, roughness
 
 __all__ = ["finish"]
 
@@ -43,13 +43,14 @@ _WRONG = 1e-4  # |F_i| relative to what is added up in it, above which a program
 
 
 def finish(
-    problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None
+    problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None, units: Units | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Solve a batch of programs on plain tensors.
 
     Args:
         problem: the optimality conditions. backend: finds a point. wrong: ``(batch, k)``, positive where a sample's data are
             invalid; it is not solved. start: ``w`` to try first, ``(batch, n + m)``.
+        units: of the programs, if not the user's.
 
     Returns:
         ``w (batch, n + m)``, zero where there is no solution, status, ``|F|``, the solver's steps, and for which samples
@@ -57,7 +58,7 @@ def finish(
     """
     w, status, norm, steps = _in_one_unit(problem, backend, data, wrong, start)
     solved = status == int(Status.CONVERGED)
-    left = roughness(problem, data, w)
+    left = roughness(problem, data, w, units)
     status = torch.where(solved & (left > _WRONG), int(Status.INACCURATE), status)
     ended = sum(status == int(s) for s in (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE)) > 0
     return w, status, norm, steps, (left > UNEVEN) & ~ended

@@ -218,11 +218,12 @@ class ConvexLayer(extend.Configured, nn.Module):
         p, flags = self._parameters_in.vector(values, lead)
         data = self._data(*self._assembly(p))
         w, converged, kept = self._solved(data, flags, None, backend, start)
-        told, units, solved = kept, None, (data, w)
+        told, units, solved = kept, Units.users(self._dual, data), (data, w)
         for _ in range(_PASSES):
             if not any(bool(uneven.any()) for *_, uneven in told):
                 break
-            units = Units.near(self._dual, data, w).only(self._rough(*solved), units)
+            near = Units.users(self._dual, data).nearer(data, w)
+            units = near.only(self._rough(*solved, units), units)
             inner = units.apply(data)
             z, converged, told = self._solved(inner, flags, units, backend, None)
             w, solved = units.back(z), (inner, z)
@@ -232,15 +233,16 @@ class ConvexLayer(extend.Configured, nn.Module):
             w = torch.where(good.unsqueeze(1), w, torch.nan)
         return self._variables_out(w, lead)
 
-    def _rough(self, data: Data, w: Tensor) -> Tensor:
+    def _rough(self, data: Data, w: Tensor, units: Units) -> Tensor:
         """Which samples ask for other units, ``(batch,)``, whatever transforms surround the call."""
 
         def ask(*parts: Tensor) -> Tensor:
             lead = parts[1].shape[:-1]
-            P, q, A, b, z = (t.flatten(0, len(lead) - 1) for t in parts)
-            return (roughness(self._problem, self._data(P, q, A, b), z) > UNEVEN).reshape(lead)
+            P, q, A, b, z, *measures = (t.flatten(0, len(lead) - 1) for t in parts)
+            given = Units.of_tensors(self._dual, *measures)
+            return (roughness(self._problem, self._data(P, q, A, b), z, given) > UNEVEN).reshape(lead)
 
-        found: Tensor = extend.constants(ask, *data[:4], w)
+        found: Tensor = extend.constants(ask, *data[:4], w, *units.tensors)
         return found
 
     def _solved(
@@ -253,14 +255,13 @@ class ConvexLayer(extend.Configured, nn.Module):
         given = () if units is None else units.tensors
 
         def find(z0: Tensor, P: Tensor, q: Tensor, A: Tensor, b: Tensor, wrong: Tensor, *measures: Tensor) -> Tensor:
+            inside = Units.of_tensors(self._dual, *measures) if measures else None
             try:
-                w, *figures, uneven = finish(self._problem, backend, self._data(P, q, A, b), wrong, start)
+                w, *figures, uneven = finish(self._problem, backend, self._data(P, q, A, b), wrong, start, inside)
             except Exception as error:  # of the solver: raised when the levels of torch.func are closed
                 broken.append(error)
                 return z0
-            plain = w
-            if measures:
-                plain = Units.of_tensors(self._dual, *measures).back(w)
+            plain = w if inside is None else inside.back(w)
             kept.append((plain, *figures, (P, q, A, b), wrong, uneven))
             return w
 

@@ -33,24 +33,36 @@ UNEVEN = 1e-9  # roughness of a program that is solved in other units
 
 _ORDINARY = 2.0**10  # numbers from its inverse to this do not ask for units
 _LEAST = 1e-8  # of the largest slack in units, at which one is measured whose multiplier is zero
+_NOTHING = 1e-12  # of the least number given, or of one: what is smaller is zero
 _SMALL = 1e-3  # of it: below, errors are measured beside this
 
 
 class Units(NamedTuple):
-    """Of a batch of dense programs: ``D`` ``(batch, n)``, ``t`` ``(batch, 1)``, and ``T``."""
+    """Of a batch of dense programs: ``D`` ``(batch, n)``, ``t`` ``(batch, 1)``, and ``T``; what is less than ``least``
+    ``(batch, 1)`` in the user's units is nothing."""
 
     columns: Tensor
     objective: Tensor
+    least: Tensor
     turn: Automorphism
 
     @classmethod
-    def near(cls, dual: DualCone, data: Data, w: Tensor) -> Units:
-        """Those in which what is added up at ``w = (x, y)``, near the solution, is of the size one."""
+    def users(cls, dual: DualCone, data: Data) -> Units:
+        """Those in which the programs were given."""
+        q, b = data.q.detach(), data.b.detach()
+        one = torch.ones_like(q[:, :1])
+        least = torch.cat([torch.where(b != 0, b.abs(), 1), one], 1).amin(1, keepdim=True)
+        return cls(torch.ones_like(q), one, _NOTHING * least, Automorphism.identity(dual, b))
+
+    def nearer(self, data: Data, w: Tensor) -> Units:
+        """Units of programs in these, in which what is added up at ``w = (x, y)``, near the solution, is of the size one."""
+        dual = self.turn.dual
         P, q, A, b = (t.detach() for t in data[:4])
         x, y = w.detach().tensor_split((q.shape[1],), 1)
-        turn = Automorphism.near(dual, A, b, x, y)
+        least = self.least * self.turn.rows
+        turn = Automorphism.near(dual, A, b, x, y, least)
         A, b, y = turn.times(A), turn.times(b), turn.contragredient(y)
-        size, force = _by_cone(dual, terms(A, b, x)), _by_cone(dual, y.abs())
+        size, force = _by_cone(dual, torch.maximum(terms(A, b, x), least * turn.rows)), _by_cone(dual, y.abs())
         work = (size * force).amax(1, keepdim=True)
         t = torch.where(work > 0, 1 / work, 1)
         rows = (torch.maximum(t * force * size, work.new_full((), _LEAST**2)).sqrt() / size).nan_to_num(1, 1, 1)
@@ -59,23 +71,20 @@ class Units(NamedTuple):
         held = (rows.unsqueeze(2) * A).abs().amax(1)
         held = torch.maximum(held, (t * P.diagonal(dim1=1, dim2=2).abs()).sqrt())
         columns = power_of_two(torch.where(held > 0, 1 / held, 1))
-        return cls(columns, t, turn._replace(rows=rows * turn.rows))
+        return Units(columns, t, self.least, turn._replace(rows=rows * turn.rows))
 
     @classmethod
-    def of_tensors(cls, dual: DualCone, columns: Tensor, objective: Tensor, *turn: Tensor) -> Units:
+    def of_tensors(cls, dual: DualCone, columns: Tensor, objective: Tensor, least: Tensor, *turn: Tensor) -> Units:
         """Those of which these are the :attr:`tensors`."""
-        return cls(columns, objective, Automorphism(dual, *turn))
+        return cls(columns, objective, least, Automorphism(dual, *turn))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What they consist of, each ``(batch, ...)``."""
-        return self.columns, self.objective, *self.turn[1:]
+        return self.columns, self.objective, self.least, *self.turn[1:]
 
-    def only(self, which: Tensor, others: Units | None) -> Units:
-        """For the samples ``which``, ``(batch,)``; the ``others`` keep theirs, the user's units where that is ``None``."""
-        if others is None:
-            one = torch.ones_like
-            others = Units(one(self.columns), one(self.objective), Automorphism.identity(self.turn.dual, self.turn.rows))
+    def only(self, which: Tensor, others: Units) -> Units:
+        """For the samples ``which``, ``(batch,)``; the ``others`` keep theirs."""
         which = which.unsqueeze(1)
         mixed = (torch.where(which, a, b) for a, b in zip(self.tensors, others.tensors, strict=True))
         return Units.of_tensors(self.turn.dual, *mixed)
@@ -98,7 +107,7 @@ class Units(NamedTuple):
         return torch.cat([self.columns * x, self.turn.transposed(y) / self.objective], 1)
 
 
-def roughness(problem: ConeProgram, data: Data, w: Tensor) -> Tensor:
+def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None = None) -> Tensor:
     """The largest ``|F_i|`` beside what is added up in it, in the units of each sample's solution, ``(batch,)``: zero where
     numbers are of ordinary size, no cone is exponential, some are round (whose rows this measures badly), or matrices
     are sparse, where ``|F|`` has said all."""
@@ -111,8 +120,8 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor) -> Tensor:
     ordinary = (w.abs().amax(1) <= _ORDINARY) & (given.amax(1) <= _ORDINARY) & (least >= 1 / _ORDINARY)
     if bool(ordinary.all()):
         return none
-    units = Units.near(problem.dual, data, w)
-    inner, z = units.apply(data), units.of(w)
+    nearer = (units or Units.users(problem.dual, data)).nearer(data, w)
+    inner, z = nearer.apply(data), nearer.of(w)
     F = problem.residual(z, *inner[:4]).abs()
     x, y = z.tensor_split((problem.n,), 1)
     along = (inner.P.abs() @ x.abs().unsqueeze(2) + inner.A.abs().mT @ y.abs().unsqueeze(2)).squeeze(2) + inner.q.abs()

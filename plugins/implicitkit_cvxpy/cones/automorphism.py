@@ -49,8 +49,9 @@ class Automorphism(NamedTuple):
         return cls(dual, torch.ones_like(b), boost, heads + 1 + boost, shift)
 
     @classmethod
-    def near(cls, dual: DualCone, A: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Automorphism:
-        """That after which what is added up at ``x`` and ``y`` is of one size in all parts of a cone."""
+    def near(cls, dual: DualCone, A: Tensor, b: Tensor, x: Tensor, y: Tensor, least: Tensor) -> Automorphism:
+        """That after which what is added up at ``x`` and ``y`` is of one size in all parts of a cone; less than ``least``,
+        ``(batch, 1)``, is nothing."""
         turn = cls.identity(dual, b)
         if dual.cones.soc:
             turn = turn._replace(axis=_axes(dual, b - (A @ x.unsqueeze(2)).squeeze(2), y))
@@ -61,7 +62,7 @@ class Automorphism(NamedTuple):
             first = dual.first_exponential
             size = terms(A, b, x)[:, first : first + 3 * dual.cones.exp].unflatten(1, (dual.cones.exp, 3))
             turn = turn._replace(shift=_ratio(size[..., 1], size[..., 2]).round())
-        size = terms(turn.times(A), turn.times(b), x)
+        size = torch.maximum(terms(turn.times(A), turn.times(b), x), least)
         parts = [torch.ones_like(b[:, : dual.cones.linear])]
         parts += [_factors(group, dual.part(size, group)).flatten(1) for group in dual.groups]
         return turn._replace(rows=torch.cat(parts, 1))
