@@ -29,7 +29,7 @@ from implicitkit import extend
 from implicitkit_cvxpy.backends import Data, Status, active_rows
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.program import ConeProgram
-from implicitkit_cvxpy.units import UNEVEN, Units, roughness
+from implicitkit_cvxpy.units import UNEVEN, WRONG, Units, roughness
 
 __all__ = ["finish"]
 
@@ -39,7 +39,6 @@ _ROUNDING = 1e-14
 _NEAR = 1e-9  # delta
 _ROUGH = 1e-12  # |F| relative to the data, above which the active rows of a sparse program are not the right ones
 _ORDINARY = 2.0**10  # sizes from its inverse to this are left as they are
-_WRONG = 1e-4  # |F_i| relative to what is added up in it, above which a program has not been solved
 
 
 def finish(
@@ -49,7 +48,8 @@ def finish(
 
     Args:
         problem: the optimality conditions. backend: finds a point. wrong: ``(batch, k)``, positive where a sample's data are
-            invalid; it is not solved. start: ``w`` to try first, ``(batch, n + m)``.
+            invalid; it is not solved. start: ``w`` to try first, ``(batch, n + m)``, where it
+            is not zero.
         units: of the programs, if not the user's.
 
     Returns:
@@ -59,7 +59,7 @@ def finish(
     w, status, norm, steps = _in_one_unit(problem, backend, data, wrong, start)
     solved = status == int(Status.CONVERGED)
     left = roughness(problem, data, w, units)
-    status = torch.where(solved & (left > _WRONG), int(Status.INACCURATE), status)
+    status = torch.where(solved & (left > WRONG), int(Status.INACCURATE), status)
     ended = sum(status == int(s) for s in (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE)) > 0
     return w, status, norm, steps, (left > UNEVEN) & ~ended
 
@@ -94,8 +94,9 @@ def _checked(
     steps = torch.zeros(batch, dtype=torch.int64, device=w.device)
     norm = torch.full_like(scale, torch.inf)
     if start is not None and start.shape == w.shape and bool(start.isfinite().all()):
-        w, norm = _newton(problem, data, start.to(w), scale, valid, 8)
-        status = torch.where(valid & (norm <= _SOLVED * scale), int(Status.CONVERGED), status)
+        tried = valid & (start != 0).any(1)
+        w, norm = _newton(problem, data, start.to(w), scale, tried, 8)
+        status = torch.where(tried & (norm <= _SOLVED * scale), int(Status.CONVERGED), status)
     rows = (valid & (status != int(Status.CONVERGED))).nonzero().squeeze(1)
     if not len(rows):
         return w, status, norm, steps

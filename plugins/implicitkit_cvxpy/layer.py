@@ -26,7 +26,7 @@ from implicitkit_cvxpy.parameters import Parameters
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.report import ConeSolution
 from implicitkit_cvxpy.shortcut import Call, shortcut
-from implicitkit_cvxpy.units import UNEVEN, Units, roughness
+from implicitkit_cvxpy.units import UNEVEN, WRONG, Units, roughness
 
 __all__ = ["ConvexLayer"]
 
@@ -217,15 +217,16 @@ class ConvexLayer(extend.Configured, nn.Module):
         """Solve and differentiate by the generic rule of implicitkit: any order, any mode, any transform."""
         p, flags = self._parameters_in.vector(values, lead)
         data = self._data(*self._assembly(p))
-        w, converged, kept = self._solved(data, flags, None, backend, start)
+        origin = torch.zeros(len(flags), data.q.shape[1] + data.b.shape[1], dtype=torch.float64, device=flags.device)
+        w, converged, kept = self._solved(data, flags, None, backend, origin, start)
         told, units, solved = kept, Units.users(self._dual, data), (data, w)
         for _ in range(_PASSES):
             if not any(bool(uneven.any()) for *_, uneven in told):
                 break
-            near = Units.users(self._dual, data).nearer(data, w)
-            units = near.only(self._rough(*solved, units), units)
-            inner = units.apply(data)
-            z, converged, told = self._solved(inner, flags, units, backend, None)
+            near, rough = Units.users(self._dual, data).nearer(data, w), self._rough(*solved, units)
+            units = near.only(rough > UNEVEN, units)
+            inner, usable = units.apply(data), (rough <= WRONG).unsqueeze(1)
+            z, converged, told = self._solved(inner, flags, units, backend, torch.where(usable, units.of(w.detach()), 0))
             w, solved = units.back(z), (inner, z)
             kept = [(*new[:4], *old[4:]) for new, old in zip(told, kept, strict=True)]
         if not self._judge(kept, backend, lead):
@@ -234,22 +235,23 @@ class ConvexLayer(extend.Configured, nn.Module):
         return self._variables_out(w, lead)
 
     def _rough(self, data: Data, w: Tensor, units: Units) -> Tensor:
-        """Which samples ask for other units, ``(batch,)``, whatever transforms surround the call."""
+        """The roughness of each sample, ``(batch,)``, whatever transforms surround the call."""
 
         def ask(*parts: Tensor) -> Tensor:
             lead = parts[1].shape[:-1]
             P, q, A, b, z, *measures = (t.flatten(0, len(lead) - 1) for t in parts)
             given = Units.of_tensors(self._dual, *measures)
-            return (roughness(self._problem, self._data(P, q, A, b), z, given) > UNEVEN).reshape(lead)
+            return roughness(self._problem, self._data(P, q, A, b), z, given).reshape(lead)
 
         found: Tensor = extend.constants(ask, *data[:4], w, *units.tensors)
         return found
 
     def _solved(
-        self, data: Data, flags: Tensor, units: Units | None, backend: Backend, start: Tensor | None
+        self, data: Data, flags: Tensor, units: Units | None, backend: Backend, near: Tensor, start: Tensor | None = None
     ) -> tuple[Tensor, Tensor, list[Any]]:
         """``w``, differentiable, in the ``units`` of the data; which samples converged; and the figures of every call of the
-        solver (several under ``vmap``) with a plain ``w`` in the user's units."""
+        solver (several under ``vmap``) with a plain ``w`` in the user's units.  Tried first is ``start``, in units what is
+        not zero of ``near``."""
         kept: list[Any] = []
         broken: list[Exception] = []
         given = () if units is None else units.tensors
@@ -257,7 +259,8 @@ class ConvexLayer(extend.Configured, nn.Module):
         def find(z0: Tensor, P: Tensor, q: Tensor, A: Tensor, b: Tensor, wrong: Tensor, *measures: Tensor) -> Tensor:
             inside = Units.of_tensors(self._dual, *measures) if measures else None
             try:
-                w, *figures, uneven = finish(self._problem, backend, self._data(P, q, A, b), wrong, start, inside)
+                first = z0 if measures else start
+                w, *figures, uneven = finish(self._problem, backend, self._data(P, q, A, b), wrong, first, inside)
             except Exception as error:  # of the solver: raised when the levels of torch.func are closed
                 broken.append(error)
                 return z0
@@ -268,8 +271,7 @@ class ConvexLayer(extend.Configured, nn.Module):
         rule = ik.Implicit(linear_solver=ConeKKT(self.degenerate))
         as_layer = ik.implicit(self._problem, rule=rule, batch_dims=1, rtol=1e-7, atol=1e-9, on_failure="ignore")
         solve = as_layer(find).solve  # type: ignore[attr-defined]
-        z0 = torch.zeros(len(flags), self._problem.n + self._dual.cones.size, dtype=torch.float64, device=flags.device)
-        found = solve(z0, *data[:4], flags, *given)
+        found = solve(near, *data[:4], flags, *given)
         if broken:
             raise broken[0]
         return found.value, found.converged, kept

@@ -27,11 +27,14 @@ from implicitkit_cvxpy.cones import Automorphism, DualCone
 from implicitkit_cvxpy.cones.automorphism import power_of_two, terms
 from implicitkit_cvxpy.program import ConeProgram
 
-__all__ = ["UNEVEN", "Units", "roughness"]
+__all__ = ["UNEVEN", "WRONG", "Units", "roughness"]
 
 UNEVEN = 1e-9  # roughness of a program that is solved in other units
 
+WRONG = 1e-4  # roughness of one that has not been solved
+
 _ORDINARY = 2.0**10  # numbers from its inverse to this do not ask for units
+_FAR = 20.0  # powers of two that units may be from those of the solution
 _LEAST = 1e-8  # of the largest slack in units, at which one is measured whose multiplier is zero
 _NOTHING = 1e-12  # of the least number given, or of one: what is smaller is zero
 _SMALL = 1e-3  # of it: below, errors are measured beside this
@@ -83,6 +86,11 @@ class Units(NamedTuple):
         """What they consist of, each ``(batch, ...)``."""
         return self.columns, self.objective, self.least, *self.turn[1:]
 
+    @property
+    def spread(self) -> Tensor:
+        """How many powers of two they are from those of which they are units, ``(batch,)``."""
+        return torch.cat([self.columns, self.turn.rows], 1).log2().abs().amax(1)
+
     def only(self, which: Tensor, others: Units) -> Units:
         """For the samples ``which``, ``(batch,)``; the ``others`` keep theirs."""
         which = which.unsqueeze(1)
@@ -118,6 +126,7 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None =
     given = torch.cat([data.q, data.b], 1).abs()
     least = torch.where(given > 0, given, torch.inf).amin(1)
     ordinary = (w.abs().amax(1) <= _ORDINARY) & (given.amax(1) <= _ORDINARY) & (least >= 1 / _ORDINARY)
+    ordinary &= units is None
     if bool(ordinary.all()):
         return none
     nearer = (units or Units.users(problem.dual, data)).nearer(data, w)
@@ -127,6 +136,8 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None =
     along = (inner.P.abs() @ x.abs().unsqueeze(2) + inner.A.abs().mT @ y.abs().unsqueeze(2)).squeeze(2) + inner.q.abs()
     across = _by_cone(problem.dual, torch.maximum(terms(inner.A, inner.b, x), y.abs()))
     found = (F / torch.cat([along, across], 1).clamp_min(_SMALL)).amax(1)
+    if units is not None:
+        found = torch.where(nearer.spread > _FAR, found.clamp_min(2 * UNEVEN), found)
     return torch.where((w != 0).any(1) & ~ordinary, found, none).nan_to_num(torch.inf)
 
 
