@@ -27,7 +27,6 @@ __all__ = ["Automorphism", "power_of_two", "terms"]
 
 _EVEN = 2  # of |k|: what is that near to even is left
 _LIMIT = 100.0  # of |k| and |c| / ln 2
-_LEAST = 1e-8  # of the largest part of a cone, at which one is measured that is smaller
 
 
 class Automorphism(NamedTuple):
@@ -158,6 +157,4 @@ def _factors(group: Group, size: Tensor) -> Tensor:
 
 
 def _inverse(size: Tensor) -> Tensor:
-    """``1 / size`` of the parts of a cone, none of which counts as less than 1e-8 of the largest."""
-    most = size.amax(-1, keepdim=True)
-    return torch.where(most > 0, 1 / torch.maximum(size, _LEAST * most), 1)
+    return torch.where(size > 0, 1 / size, 1)
