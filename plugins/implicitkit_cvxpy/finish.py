@@ -60,8 +60,7 @@ def finish(
     solved = status == int(Status.CONVERGED)
     left = roughness(problem, data, w, units)
     status = torch.where(solved & (left > WRONG), int(Status.INACCURATE), status)
-    ended = sum(status == int(s) for s in (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE)) > 0
-    return w, status, norm, steps, (left > UNEVEN) & ~ended
+    return w, status, norm, steps, (left > UNEVEN) & (status != int(Status.NONFINITE))
 
 
 def _in_one_unit(

@@ -15,6 +15,7 @@ import implicitkit as ik
 from implicitkit import extend
 from implicitkit_cvxpy.assembly import Assembly, SparseAssembly, Variables, is_sparse
 from implicitkit_cvxpy.backends import Backend, Data, Status, resolve, takes_dense
+from implicitkit_cvxpy.balance import balanced
 from implicitkit_cvxpy.checks import check_problem
 from implicitkit_cvxpy.compat import CanonicalProgram, canonicalise
 from implicitkit_cvxpy.cones import DualCone
@@ -219,12 +220,12 @@ class ConvexLayer(extend.Configured, nn.Module):
         data = self._data(*self._assembly(p))
         origin = torch.zeros(len(flags), data.q.shape[1] + data.b.shape[1], dtype=torch.float64, device=flags.device)
         w, converged, kept = self._solved(data, flags, None, backend, origin, start)
-        told, units, solved = kept, Units.users(self._dual, data), (data, w)
+        told, units, solved = kept, None, (data, w)
         for _ in range(_PASSES):
             if not any(bool(uneven.any()) for *_, uneven in told):
                 break
-            near, rough = Units.users(self._dual, data).nearer(data, w), self._rough(*solved, units)
-            units = near.only(rough > UNEVEN, units)
+            rough = self._rough(*solved, units)
+            units = self._nearer(data, w).only(rough > UNEVEN, units or Units.users(self._dual, data))
             inner, usable = units.apply(data), (rough <= WRONG).unsqueeze(1)
             z, converged, told = self._solved(inner, flags, units, backend, torch.where(usable, units.of(w.detach()), 0))
             w, solved = units.back(z), (inner, z)
@@ -234,17 +235,31 @@ class ConvexLayer(extend.Configured, nn.Module):
             w = torch.where(good.unsqueeze(1), w, torch.nan)
         return self._variables_out(w, lead)
 
-    def _rough(self, data: Data, w: Tensor, units: Units) -> Tensor:
+    def _rough(self, data: Data, w: Tensor, units: Units | None) -> Tensor:
         """The roughness of each sample, ``(batch,)``, whatever transforms surround the call."""
 
         def ask(*parts: Tensor) -> Tensor:
             lead = parts[1].shape[:-1]
             P, q, A, b, z, *measures = (t.flatten(0, len(lead) - 1) for t in parts)
-            given = Units.of_tensors(self._dual, *measures)
+            given = Units.of_tensors(self._dual, *measures) if measures else None
             return roughness(self._problem, self._data(P, q, A, b), z, given).reshape(lead)
 
-        found: Tensor = extend.constants(ask, *data[:4], w, *units.tensors)
+        found: Tensor = extend.constants(ask, *data[:4], w, *(units.tensors if units else ()))
         return found
+
+    def _nearer(self, data: Data, w: Tensor) -> Units:
+        """Units near the solution, or where no solver has come to a point, those of the data."""
+
+        def ask(*parts: Tensor) -> tuple[Tensor, ...]:
+            lead = parts[1].shape[:-1]
+            P, q, A, b, z = (t.flatten(0, len(lead) - 1) for t in parts)
+            given = self._data(P, q, A, b)
+            units, nowhere = Units.users(self._dual, given).nearer(given, z), (z == 0).all(1)
+            if bool(nowhere.any()):
+                units = balanced(self._dual, given).only(nowhere, units)
+            return tuple(t.unflatten(0, lead) for t in units.tensors)
+
+        return Units.of_tensors(self._dual, *extend.constants(ask, *data[:4], w))
 
     def _solved(
         self, data: Data, flags: Tensor, units: Units | None, backend: Backend, near: Tensor, start: Tensor | None = None

@@ -138,7 +138,8 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None =
     found = (F / torch.cat([along, across], 1).clamp_min(_SMALL)).amax(1)
     if units is not None:
         found = torch.where(nearer.spread > _FAR, found.clamp_min(2 * UNEVEN), found)
-    return torch.where((w != 0).any(1) & ~ordinary, found, none).nan_to_num(torch.inf)
+    nowhere = none if units is not None else torch.full_like(none, torch.inf)
+    return torch.where(ordinary, none, torch.where((w != 0).any(1), found, nowhere)).nan_to_num(torch.inf)
 
 
 def _by_cone(dual: DualCone, sizes: Tensor) -> Tensor:
