@@ -221,11 +221,11 @@ class ConvexLayer(extend.Configured, nn.Module):
         origin = torch.zeros(len(flags), data.q.shape[1] + data.b.shape[1], dtype=torch.float64, device=flags.device)
         w, converged, kept = self._solved(data, flags, None, backend, origin, start)
         told, units, solved = kept, None, (data, w)
-        for _ in range(_PASSES):
+        for i in range(_PASSES):
             if not any(bool(uneven.any()) for *_, uneven in told):
                 break
             rough = self._rough(*solved, units)
-            units = self._nearer(data, w).only(rough > UNEVEN, units or Units.users(self._dual, data))
+            units = self._nearer(data, w, (rough > WRONG) if i % 2 == 0 else rough < 0).only(rough > UNEVEN, units or Units.users(self._dual, data))
             inner, usable = units.apply(data), (rough <= WRONG).unsqueeze(1)
             z, converged, told = self._solved(inner, flags, units, backend, torch.where(usable, units.of(w.detach()), 0))
             w, solved = units.back(z), (inner, z)
@@ -247,19 +247,20 @@ class ConvexLayer(extend.Configured, nn.Module):
         found: Tensor = extend.constants(ask, *data[:4], w, *(units.tensors if units else ()))
         return found
 
-    def _nearer(self, data: Data, w: Tensor) -> Units:
-        """Units near the solution, or where no solver has come to a point, those of the data."""
+    def _nearer(self, data: Data, w: Tensor, lost: Tensor) -> Units:
+        """Units near the solution, or where ``w`` is ``lost`` ``(batch,)``, those of the data."""
 
         def ask(*parts: Tensor) -> tuple[Tensor, ...]:
             lead = parts[1].shape[:-1]
-            P, q, A, b, z = (t.flatten(0, len(lead) - 1) for t in parts)
+            P, q, A, b, z, nowhere = (t.flatten(0, len(lead) - 1) for t in parts)
             given = self._data(P, q, A, b)
-            units, nowhere = Units.users(self._dual, given).nearer(given, z), (z == 0).all(1)
+            units = Units.users(self._dual, given).nearer(given, z)
+            nowhere = nowhere | (z == 0).all(1)
             if bool(nowhere.any()):
                 units = balanced(self._dual, given).only(nowhere, units)
             return tuple(t.unflatten(0, lead) for t in units.tensors)
 
-        return Units.of_tensors(self._dual, *extend.constants(ask, *data[:4], w))
+        return Units.of_tensors(self._dual, *extend.constants(ask, *data[:4], w, lost))
 
     def _solved(
         self, data: Data, flags: Tensor, units: Units | None, backend: Backend, near: Tensor, start: Tensor | None = None
