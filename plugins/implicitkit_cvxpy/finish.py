@@ -56,6 +56,8 @@ def finish(
         ``w (batch, n + m)``, zero where there is no solution, status, ``|F|``, the solver's steps, and for which samples
         other units are to be tried (:mod:`implicitkit_cvxpy.units`), each ``(batch,)``.
     """
+    if units is not None:
+        backend = backend.closely()
     w, status, norm, steps = _in_one_unit(problem, backend, data, wrong, start)
     solved = status == int(Status.CONVERGED)
     left = roughness(problem, data, w, units)

@@ -27,7 +27,7 @@ from implicitkit_cvxpy.parameters import Parameters
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.report import ConeSolution
 from implicitkit_cvxpy.shortcut import Call, shortcut
-from implicitkit_cvxpy.units import UNEVEN, WRONG, Units, roughness
+from implicitkit_cvxpy.units import LOST, UNEVEN, Units, roughness
 
 __all__ = ["ConvexLayer"]
 
@@ -201,32 +201,38 @@ class ConvexLayer(extend.Configured, nn.Module):
         def find(data: Sequence[Tensor], flags: Tensor) -> Tensor:
             *found, uneven = finish(self._problem, backend, self._data(*data), flags, start)
             if bool(uneven.any()):
-                raise _UnevenError(found[0])
+                raise _UnevenError((*found, uneven))
             if not self._judge([(*found, tuple(data), flags)], backend, lead):
                 good.append(self._passes(found[1] == int(Status.CONVERGED), found[0], flags))
             return found[0]
 
         try:
             return shortcut(Call(self._problem, ConeKKT(self.degenerate), assemble, find, read, general), values)
-        except _UnevenError:
-            return general(values, start)
+        except _UnevenError as error:
+            return tuple(t.to(dtype, copy=True) for t in self._general(values, lead, backend, None, error.args[0]))
 
     # ------------------------------------------------------------------------------------------------------- details
     def _general(
-        self, values: Sequence[Tensor], lead: tuple[int, ...], backend: Backend, start: Tensor | None
+        self,
+        values: Sequence[Tensor],
+        lead: tuple[int, ...],
+        backend: Backend,
+        start: Tensor | None,
+        known: tuple[Tensor, ...] | None = None,
     ) -> list[Tensor]:
-        """Solve and differentiate by the generic rule of implicitkit: any order, any mode, any transform."""
+        """Solve and differentiate by the generic rule of implicitkit: any order, any mode, any transform; ``known`` is what
+        has been found in the user's units."""
         p, flags = self._parameters_in.vector(values, lead)
         data = self._data(*self._assembly(p))
         origin = torch.zeros(len(flags), data.q.shape[1] + data.b.shape[1], dtype=torch.float64, device=flags.device)
-        w, converged, kept = self._solved(data, flags, None, backend, origin, start)
+        w, converged, kept = self._solved(data, flags, None, backend, origin, start, known)
         told, units, solved = kept, None, (data, w)
         for i in range(_PASSES):
             if not any(bool(uneven.any()) for *_, uneven in told):
                 break
             rough = self._rough(*solved, units)
-            units = self._nearer(data, w, (rough > WRONG) if i % 2 == 0 else rough < 0).only(rough > UNEVEN, units or Units.users(self._dual, data))
-            inner, usable = units.apply(data), (rough <= WRONG).unsqueeze(1)
+            units = self._nearer(data, w, (rough > LOST) & (i % 2 == 0)).only(rough > UNEVEN, units or Units.users(self._dual, data))
+            inner, usable = units.apply(data), (rough <= LOST).unsqueeze(1)
             z, converged, told = self._solved(inner, flags, units, backend, torch.where(usable, units.of(w.detach()), 0))
             w, solved = units.back(z), (inner, z)
             kept = [(*new[:4], *old[4:]) for new, old in zip(told, kept, strict=True)]
@@ -263,7 +269,14 @@ class ConvexLayer(extend.Configured, nn.Module):
         return Units.of_tensors(self._dual, *extend.constants(ask, *data[:4], w, lost))
 
     def _solved(
-        self, data: Data, flags: Tensor, units: Units | None, backend: Backend, near: Tensor, start: Tensor | None = None
+        self,
+        data: Data,
+        flags: Tensor,
+        units: Units | None,
+        backend: Backend,
+        near: Tensor,
+        start: Tensor | None = None,
+        known: tuple[Tensor, ...] | None = None,
     ) -> tuple[Tensor, Tensor, list[Any]]:
         """``w``, differentiable, in the ``units`` of the data; which samples converged; and the figures of every call of the
         solver (several under ``vmap``) with a plain ``w`` in the user's units.  Tried first is ``start``, in units what is
@@ -276,7 +289,9 @@ class ConvexLayer(extend.Configured, nn.Module):
             inside = Units.of_tensors(self._dual, *measures) if measures else None
             try:
                 first = z0 if measures else start
-                w, *figures, uneven = finish(self._problem, backend, self._data(P, q, A, b), wrong, first, inside)
+                w, *figures, uneven = known or finish(
+                    self._problem, backend, self._data(P, q, A, b), wrong, first, inside
+                )
             except Exception as error:  # of the solver: raised when the levels of torch.func are closed
                 broken.append(error)
                 return z0

@@ -27,11 +27,12 @@ from implicitkit_cvxpy.cones import Automorphism, DualCone
 from implicitkit_cvxpy.cones.automorphism import power_of_two, terms
 from implicitkit_cvxpy.program import ConeProgram
 
-__all__ = ["UNEVEN", "WRONG", "Units", "roughness"]
+__all__ = ["LOST", "UNEVEN", "WRONG", "Units", "roughness"]
 
 UNEVEN = 1e-9  # roughness of a program that is solved in other units
 
-WRONG = 1e-4  # roughness of one that has not been solved
+WRONG = 1e-6  # roughness of one that has not been solved: right ones are below 1e-8, wrong ones above 1e-5
+LOST = 1e-2  # and of one whose point tells no units
 
 _ORDINARY = 2.0**10  # numbers from its inverse to this do not ask for units
 _FAR = 20.0  # powers of two that units may be from those of the solution
