@@ -23,11 +23,12 @@ from implicitkit_cvxpy.custom import CustomMethod
 from implicitkit_cvxpy.failures import explain, program_error
 from implicitkit_cvxpy.finish import finish
 from implicitkit_cvxpy.kkt import ConeKKT
+from implicitkit_cvxpy.measured import LOST, UNEVEN, roughness
 from implicitkit_cvxpy.parameters import Parameters
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.report import ConeSolution
 from implicitkit_cvxpy.shortcut import Call, shortcut
-from implicitkit_cvxpy.units import LOST, UNEVEN, Units, roughness
+from implicitkit_cvxpy.units import Units
 
 __all__ = ["ConvexLayer"]
 
@@ -227,13 +228,19 @@ class ConvexLayer(extend.Configured, nn.Module):
         origin = torch.zeros(len(flags), data.q.shape[1] + data.b.shape[1], dtype=torch.float64, device=flags.device)
         w, converged, kept = self._solved(data, flags, None, backend, origin, start, known)
         told, units, solved = kept, None, (data, w)
-        for i in range(_PASSES):
+        before = torch.full_like(data.q[:, 0].detach(), LOST)
+        for _ in range(_PASSES):
             if not any(bool(uneven.any()) for *_, uneven in told):
                 break
             rough = self._rough(*solved, units)
-            units = self._nearer(data, w, (rough > LOST) & (i % 2 == 0)).only(rough > UNEVEN, units or Units.users(self._dual, data))
+            units = self._nearer(data, w, rough >= before).only(rough > UNEVEN, units or Units.users(self._dual, data))
+            before = torch.where(
+                rough >= before, torch.inf, rough
+            )  # those of the data, and once more near what they tell
             inner, usable = units.apply(data), (rough <= LOST).unsqueeze(1)
-            z, converged, told = self._solved(inner, flags, units, backend, torch.where(usable, units.of(w.detach()), 0))
+            z, converged, told = self._solved(
+                inner, flags, units, backend, torch.where(usable, units.of(w.detach()), 0)
+            )
             w, solved = units.back(z), (inner, z)
             kept = [(*new[:4], *old[4:]) for new, old in zip(told, kept, strict=True)]
         if not self._judge(kept, backend, lead):
@@ -354,7 +361,7 @@ class ConvexLayer(extend.Configured, nn.Module):
         return f"n={self._assembly.n}, {cones}, solver={self._backend.name!r}, degenerate={self.degenerate!r}"
 
 
-_PASSES = 3  # in units near the last solution
+_PASSES = 4  # in units near the last solution
 
 
 class _UnevenError(Exception):

@@ -25,20 +25,11 @@ from torch import Tensor
 from implicitkit_cvxpy.backends import Data
 from implicitkit_cvxpy.cones import Automorphism, DualCone
 from implicitkit_cvxpy.cones.automorphism import power_of_two, terms
-from implicitkit_cvxpy.program import ConeProgram
 
-__all__ = ["LOST", "UNEVEN", "WRONG", "Units", "roughness"]
+__all__ = ["Units", "by_cone"]
 
-UNEVEN = 1e-9  # roughness of a program that is solved in other units
-
-WRONG = 1e-6  # roughness of one that has not been solved: right ones are below 1e-8, wrong ones above 1e-5
-LOST = 1e-2  # and of one whose point tells no units
-
-_ORDINARY = 2.0**10  # numbers from its inverse to this do not ask for units
-_FAR = 20.0  # powers of two that units may be from those of the solution
 _LEAST = 1e-8  # of the largest slack in units, at which one is measured whose multiplier is zero
 _NOTHING = 1e-12  # of the least number given, or of one: what is smaller is zero
-_SMALL = 1e-3  # of it: below, errors are measured beside this
 
 
 class Units(NamedTuple):
@@ -66,7 +57,7 @@ class Units(NamedTuple):
         least = self.least * self.turn.rows
         turn = Automorphism.near(dual, A, b, x, y, least)
         A, b, y = turn.times(A), turn.times(b), turn.contragredient(y)
-        size, force = _by_cone(dual, torch.maximum(terms(A, b, x), least * turn.rows)), _by_cone(dual, y.abs())
+        size, force = by_cone(dual, torch.maximum(terms(A, b, x), least * turn.rows)), by_cone(dual, y.abs())
         work = (size * force).amax(1, keepdim=True)
         t = torch.where(work > 0, 1 / work, 1)
         rows = (torch.maximum(t * force * size, work.new_full((), _LEAST**2)).sqrt() / size).nan_to_num(1, 1, 1)
@@ -116,34 +107,7 @@ class Units(NamedTuple):
         return torch.cat([self.columns * x, self.turn.transposed(y) / self.objective], 1)
 
 
-def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None = None) -> Tensor:
-    """The largest ``|F_i|`` beside what is added up in it, in the units of each sample's solution, ``(batch,)``: zero where
-    numbers are of ordinary size, no cone is exponential, some are round (whose rows this measures badly), or matrices
-    are sparse, where ``|F|`` has said all."""
-    none = torch.zeros_like(w[:, 0])
-    cones = problem.dual.cones
-    if data.sparse or cones.polyhedral or problem.dual.smoothing:
-        return none
-    given = torch.cat([data.q, data.b], 1).abs()
-    least = torch.where(given > 0, given, torch.inf).amin(1)
-    ordinary = (w.abs().amax(1) <= _ORDINARY) & (given.amax(1) <= _ORDINARY) & (least >= 1 / _ORDINARY)
-    ordinary &= units is None
-    if bool(ordinary.all()):
-        return none
-    nearer = (units or Units.users(problem.dual, data)).nearer(data, w)
-    inner, z = nearer.apply(data), nearer.of(w)
-    F = problem.residual(z, *inner[:4]).abs()
-    x, y = z.tensor_split((problem.n,), 1)
-    along = (inner.P.abs() @ x.abs().unsqueeze(2) + inner.A.abs().mT @ y.abs().unsqueeze(2)).squeeze(2) + inner.q.abs()
-    across = _by_cone(problem.dual, torch.maximum(terms(inner.A, inner.b, x), y.abs()))
-    found = (F / torch.cat([along, across], 1).clamp_min(_SMALL)).amax(1)
-    if units is not None:
-        found = torch.where(nearer.spread > _FAR, found.clamp_min(2 * UNEVEN), found)
-    nowhere = none if units is not None else torch.full_like(none, torch.inf)
-    return torch.where(ordinary, none, torch.where((w != 0).any(1), found, nowhere)).nan_to_num(torch.inf)
-
-
-def _by_cone(dual: DualCone, sizes: Tensor) -> Tensor:
+def by_cone(dual: DualCone, sizes: Tensor) -> Tensor:
     """The largest of each cone, in each of its rows, ``(batch, m)``."""
     parts = [sizes[:, : dual.cones.linear]]
     for group in dual.groups:

@@ -112,9 +112,13 @@ class Automorphism(NamedTuple):
     def _places(self, t: Tensor) -> tuple[Tensor, Tensor]:
         axis = self.axis.long()
         heads = self.dual.heads.to(axis.device).expand_as(axis)
-        return (heads, axis) if t.ndim == 2 else (
-            heads.unsqueeze(2).expand(-1, -1, t.shape[2]),
-            axis.unsqueeze(2).expand(-1, -1, t.shape[2]),
+        return (
+            (heads, axis)
+            if t.ndim == 2
+            else (
+                heads.unsqueeze(2).expand(-1, -1, t.shape[2]),
+                axis.unsqueeze(2).expand(-1, -1, t.shape[2]),
+            )
         )
 
 
@@ -137,7 +141,10 @@ def _axes(dual: DualCone, s: Tensor, y: Tensor) -> Tensor:
     found = []
     for group in dual.groups:
         if group.kind == "soc":
-            lengths = [part / part.amax(2, keepdim=True).clamp_min(1e-300) for part in (dual.part(v.abs(), group) for v in (s, y))]
+            lengths = [
+                part / part.amax(2, keepdim=True).clamp_min(1e-300)
+                for part in (dual.part(v.abs(), group) for v in (s, y))
+            ]
             side = (lengths[0] + lengths[1])[..., 1:].argmax(2)
             found.append(group.start + 1 + group.size * torch.arange(group.number, device=s.device) + side)
     return torch.cat(found, 1).to(s)
