@@ -63,7 +63,7 @@ _BOOST, _SHIFT = 1, 2
 
 
 def _exponents(dual: DualCone) -> tuple[Tensor, Tensor]:
-    """How often each row has which unit as a factor, ``(m, number)``, and which units are boosts and shifts, ``(number,)``."""
+    """How often each row has which unit as a factor, ``(m, number)``, and which are boosts and shifts, ``(number,)``."""
     linear = dual.cones.linear
     blocks, kinds = [torch.eye(linear, dtype=torch.float64, device="cpu")], [0] * linear
     for group in dual.groups:

@@ -1,8 +1,8 @@
 r"""How rough the point is that a solver has found: ``|F|`` beside what is added up in it, in units of its own.
 
-A program of numbers that are many orders apart can be solved wrongly with a small ``|F|``: in the user's units it is that of
-the large numbers.  In those of the point itself (:class:`~implicitkit_cvxpy.units.Units`) right ones are below 1e-8 and wrong
-ones above 1e-5; so are not, for all that, those whose ``F`` is made of rounding errors in the units of their data.
+Where numbers are many orders apart a program can be solved wrongly with a small ``|F|``: in the user's units it is that
+of the large numbers.  In those of the point itself (:class:`~implicitkit_cvxpy.units.Units`) right ones are below 1e-8 and
+wrong ones above 1e-5, unless ``F`` is made of rounding errors in the units of the data, and the point is right.
 """
 
 from __future__ import annotations
