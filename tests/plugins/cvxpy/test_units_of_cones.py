@@ -51,8 +51,8 @@ CASES: dict[str, Case] = {
         lambda a, b: b * _shares(a) ** 0.5,
     ),
     "power cone": (
-        lambda x, p: (cp.Maximize(x[2]), [cp.PowCone3D(x[0], x[1], x[2], 0.5), p[1] * x[0] + p[0][0] * x[1] <= 1]),
-        lambda a, b: torch.stack([0.5 / b, 0.5 / a[0], 0.5 / (a[0] * b) ** 0.5]),
+        lambda x, p: (cp.Maximize(x[2]), [cp.PowCone3D(x[0], x[1], x[2], 0.5), x[0] + p[0][0] * x[1] <= p[1]]),
+        lambda a, b: b * torch.stack([0.5 + 0 * b, 0.5 / a[0], 0.5 / a[0] ** 0.5]),
     ),
 }
 
