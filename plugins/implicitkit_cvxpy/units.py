@@ -1,18 +1,13 @@
-r"""Programs with exponential cones in units of their own: each unknown, each cone and the objective.
+r"""Programs with curved cones in units of their own: each unknown, each cone and the objective.
 
 Rows of a curved cone are not to be scaled one by one, and ``y - s`` has no digits of ``y`` where ``s`` is ten orders larger
 (``log x`` of a budget of a million has the rows ``(t, 1, x)`` and the multiplier ``1 / x``).  With positive ``D`` and ``t``
-and an automorphism ``T`` of ``K``
+and an automorphism ``T`` of ``K`` (:mod:`implicitkit_cvxpy.cones.automorphism`)
 
     P' = t D P D,    q' = t D q,    A' = T A D,    b' = T b          x = D x',    y = T'y' / t
 
-is the same program.  ``T`` is a factor for each linear row and each cone, which makes multiplier and slack of the same
-size (the scaling of Nesterov & Todd, 1997, but for directions), and on an exponential cone also
-
-    (x, y, z) -> (x + c y, y, e^c z),
-
-which is what other units of ``z`` are to ``log z``.  All but ``c``, a multiple of ``ln 2``, are powers of two, so that
-nothing is rounded.
+is the same program.  ``T`` makes multiplier and slack of each linear row and each cone of the same size (the scaling of
+Nesterov & Todd, 1997, but for directions), and what is added up in the parts of a cone.
 """
 
 from __future__ import annotations
