@@ -28,8 +28,9 @@ from torch import Tensor
 from implicitkit import extend
 from implicitkit_cvxpy.backends import Data, Status, active_rows
 from implicitkit_cvxpy.kkt import ConeKKT
+from implicitkit_cvxpy.measured import UNEVEN, WRONG, roughness
 from implicitkit_cvxpy.program import ConeProgram
-from implicitkit_cvxpy.units import UNEVEN, roughness
+from implicitkit_cvxpy.units import Units
 
 __all__ = ["finish"]
 
@@ -39,28 +40,30 @@ _ROUNDING = 1e-14
 _NEAR = 1e-9  # delta
 _ROUGH = 1e-12  # |F| relative to the data, above which the active rows of a sparse program are not the right ones
 _ORDINARY = 2.0**10  # sizes from its inverse to this are left as they are
-_WRONG = 1e-4  # |F_i| relative to what is added up in it, above which a program has not been solved
 
 
 def finish(
-    problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None
+    problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None, units: Units | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Solve a batch of programs on plain tensors.
 
     Args:
         problem: the optimality conditions. backend: finds a point. wrong: ``(batch, k)``, positive where a sample's data are
-            invalid; it is not solved. start: ``w`` to try first, ``(batch, n + m)``.
+            invalid; it is not solved. start: ``w`` to try first, ``(batch, n + m)``, where it
+            is not zero.
+        units: of the programs, if not the user's.
 
     Returns:
         ``w (batch, n + m)``, zero where there is no solution, status, ``|F|``, the solver's steps, and for which samples
         other units are to be tried (:mod:`implicitkit_cvxpy.units`), each ``(batch,)``.
     """
+    if units is not None:
+        backend = backend.closely()
     w, status, norm, steps = _in_one_unit(problem, backend, data, wrong, start)
     solved = status == int(Status.CONVERGED)
-    left = roughness(problem, data, w)
-    status = torch.where(solved & (left > _WRONG), int(Status.INACCURATE), status)
-    ended = sum(status == int(s) for s in (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE)) > 0
-    return w, status, norm, steps, (left > UNEVEN) & ~ended
+    left = roughness(problem, data, w, units)
+    status = torch.where(solved & (left > WRONG), int(Status.INACCURATE), status)
+    return w, status, norm, steps, (left > UNEVEN) & (status != int(Status.NONFINITE))
 
 
 def _in_one_unit(
@@ -93,8 +96,9 @@ def _checked(
     steps = torch.zeros(batch, dtype=torch.int64, device=w.device)
     norm = torch.full_like(scale, torch.inf)
     if start is not None and start.shape == w.shape and bool(start.isfinite().all()):
-        w, norm = _newton(problem, data, start.to(w), scale, valid, 8)
-        status = torch.where(valid & (norm <= _SOLVED * scale), int(Status.CONVERGED), status)
+        tried = valid & (start != 0).any(1)
+        w, norm = _newton(problem, data, start.to(w), scale, tried, 8)
+        status = torch.where(tried & (norm <= _SOLVED * scale), int(Status.CONVERGED), status)
     rows = (valid & (status != int(Status.CONVERGED))).nonzero().squeeze(1)
     if not len(rows):
         return w, status, norm, steps

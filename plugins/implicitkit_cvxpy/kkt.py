@@ -48,6 +48,7 @@ class ConeKKT(ik.LinearSolver):
     """
 
     matrix_free: ClassVar[bool] = False
+    has_units: ClassVar[bool] = True
     degenerate: str = "lstsq"
     _solver: extend.KKT = field(init=False, repr=False, compare=False)
     _of_sparse: extend.KKT = field(init=False, repr=False, compare=False)

@@ -15,6 +15,7 @@ import implicitkit as ik
 from implicitkit import extend
 from implicitkit_cvxpy.assembly import Assembly, SparseAssembly, Variables, is_sparse
 from implicitkit_cvxpy.backends import Backend, Data, Status, resolve, takes_dense
+from implicitkit_cvxpy.balance import balanced
 from implicitkit_cvxpy.checks import check_problem
 from implicitkit_cvxpy.compat import CanonicalProgram, canonicalise
 from implicitkit_cvxpy.cones import DualCone
@@ -22,11 +23,12 @@ from implicitkit_cvxpy.custom import CustomMethod
 from implicitkit_cvxpy.failures import explain, program_error
 from implicitkit_cvxpy.finish import finish
 from implicitkit_cvxpy.kkt import ConeKKT
+from implicitkit_cvxpy.measured import LOST, UNEVEN, roughness
 from implicitkit_cvxpy.parameters import Parameters
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.report import ConeSolution
 from implicitkit_cvxpy.shortcut import Call, shortcut
-from implicitkit_cvxpy.units import UNEVEN, Units, roughness
+from implicitkit_cvxpy.units import Units
 
 __all__ = ["ConvexLayer"]
 
@@ -200,31 +202,45 @@ class ConvexLayer(extend.Configured, nn.Module):
         def find(data: Sequence[Tensor], flags: Tensor) -> Tensor:
             *found, uneven = finish(self._problem, backend, self._data(*data), flags, start)
             if bool(uneven.any()):
-                raise _UnevenError(found[0])
+                raise _UnevenError((*found, uneven))
             if not self._judge([(*found, tuple(data), flags)], backend, lead):
                 good.append(self._passes(found[1] == int(Status.CONVERGED), found[0], flags))
             return found[0]
 
         try:
             return shortcut(Call(self._problem, ConeKKT(self.degenerate), assemble, find, read, general), values)
-        except _UnevenError:
-            return general(values, start)
+        except _UnevenError as error:
+            return tuple(t.to(dtype, copy=True) for t in self._general(values, lead, backend, None, error.args[0]))
 
     # ------------------------------------------------------------------------------------------------------- details
     def _general(
-        self, values: Sequence[Tensor], lead: tuple[int, ...], backend: Backend, start: Tensor | None
+        self,
+        values: Sequence[Tensor],
+        lead: tuple[int, ...],
+        backend: Backend,
+        start: Tensor | None,
+        known: tuple[Tensor, ...] | None = None,
     ) -> list[Tensor]:
-        """Solve and differentiate by the generic rule of implicitkit: any order, any mode, any transform."""
+        """Solve and differentiate by the generic rule of implicitkit: any order, any mode, any transform; ``known`` is what
+        has been found in the user's units."""
         p, flags = self._parameters_in.vector(values, lead)
         data = self._data(*self._assembly(p))
-        w, converged, kept = self._solved(data, flags, None, backend, start)
+        origin = torch.zeros(len(flags), data.q.shape[1] + data.b.shape[1], dtype=torch.float64, device=flags.device)
+        w, converged, kept = self._solved(data, flags, None, backend, origin, start, known)
         told, units, solved = kept, None, (data, w)
+        before = torch.full_like(data.q[:, 0].detach(), LOST)
         for _ in range(_PASSES):
             if not any(bool(uneven.any()) for *_, uneven in told):
                 break
-            units = Units.near(self._dual, data, w).only(self._rough(*solved), units)
-            inner = units.apply(data)
-            z, converged, told = self._solved(inner, flags, units, backend, None)
+            rough = self._rough(*solved, units)
+            units = self._nearer(data, w, rough >= before).only(rough > UNEVEN, units or Units.users(self._dual, data))
+            before = torch.where(
+                rough >= before, torch.inf, rough
+            )  # those of the data, and once more near what they tell
+            inner, usable = units.apply(data), (rough <= LOST).unsqueeze(1)
+            z, converged, told = self._solved(
+                inner, flags, units, backend, torch.where(usable, units.of(w.detach()), 0)
+            )
             w, solved = units.back(z), (inner, z)
             kept = [(*new[:4], *old[4:]) for new, old in zip(told, kept, strict=True)]
         if not self._judge(kept, backend, lead):
@@ -232,44 +248,68 @@ class ConvexLayer(extend.Configured, nn.Module):
             w = torch.where(good.unsqueeze(1), w, torch.nan)
         return self._variables_out(w, lead)
 
-    def _rough(self, data: Data, w: Tensor) -> Tensor:
-        """Which samples ask for other units, ``(batch,)``, whatever transforms surround the call."""
+    def _rough(self, data: Data, w: Tensor, units: Units | None) -> Tensor:
+        """The roughness of each sample, ``(batch,)``, whatever transforms surround the call."""
 
         def ask(*parts: Tensor) -> Tensor:
             lead = parts[1].shape[:-1]
-            P, q, A, b, z = (t.flatten(0, len(lead) - 1) for t in parts)
-            return (roughness(self._problem, self._data(P, q, A, b), z) > UNEVEN).reshape(lead)
+            P, q, A, b, z, *measures = (t.flatten(0, len(lead) - 1) for t in parts)
+            given = Units.of_tensors(self._dual, *measures) if measures else None
+            return roughness(self._problem, self._data(P, q, A, b), z, given).reshape(lead)
 
-        found: Tensor = extend.constants(ask, *data[:4], w)
+        found: Tensor = extend.constants(ask, *data[:4], w, *(units.tensors if units else ()))
         return found
 
+    def _nearer(self, data: Data, w: Tensor, lost: Tensor) -> Units:
+        """Units near the solution, or where ``w`` is ``lost`` ``(batch,)``, those of the data."""
+
+        def ask(*parts: Tensor) -> tuple[Tensor, ...]:
+            lead = parts[1].shape[:-1]
+            P, q, A, b, z, nowhere = (t.flatten(0, len(lead) - 1) for t in parts)
+            given = self._data(P, q, A, b)
+            units = Units.users(self._dual, given).nearer(given, z)
+            nowhere = nowhere | (z == 0).all(1)
+            if bool(nowhere.any()):
+                units = balanced(self._dual, given).only(nowhere, units)
+            return tuple(t.unflatten(0, lead) for t in units.tensors)
+
+        return Units.of_tensors(self._dual, *extend.constants(ask, *data[:4], w, lost))
+
     def _solved(
-        self, data: Data, flags: Tensor, units: Units | None, backend: Backend, start: Tensor | None
+        self,
+        data: Data,
+        flags: Tensor,
+        units: Units | None,
+        backend: Backend,
+        near: Tensor,
+        start: Tensor | None = None,
+        known: tuple[Tensor, ...] | None = None,
     ) -> tuple[Tensor, Tensor, list[Any]]:
         """``w``, differentiable, in the ``units`` of the data; which samples converged; and the figures of every call of the
-        solver (several under ``vmap``) with a plain ``w`` in the user's units."""
+        solver (several under ``vmap``) with a plain ``w`` in the user's units.  Tried first is ``start``, in units what is
+        not zero of ``near``."""
         kept: list[Any] = []
         broken: list[Exception] = []
-        given = () if units is None else (units.columns, units.rows, units.shift, units.objective)
+        given = () if units is None else units.tensors
 
         def find(z0: Tensor, P: Tensor, q: Tensor, A: Tensor, b: Tensor, wrong: Tensor, *measures: Tensor) -> Tensor:
+            inside = Units.of_tensors(self._dual, *measures) if measures else None
             try:
-                w, *figures, uneven = finish(self._problem, backend, self._data(P, q, A, b), wrong, start)
+                first = z0 if measures else start
+                w, *figures, uneven = known or finish(
+                    self._problem, backend, self._data(P, q, A, b), wrong, first, inside
+                )
             except Exception as error:  # of the solver: raised when the levels of torch.func are closed
                 broken.append(error)
                 return z0
-            plain = w
-            if measures:
-                columns, rows, shift, objective = measures
-                plain = Units(columns, rows, shift, objective, self._dual.first_exponential).back(w)
+            plain = w if inside is None else inside.back(w)
             kept.append((plain, *figures, (P, q, A, b), wrong, uneven))
             return w
 
         rule = ik.Implicit(linear_solver=ConeKKT(self.degenerate))
         as_layer = ik.implicit(self._problem, rule=rule, batch_dims=1, rtol=1e-7, atol=1e-9, on_failure="ignore")
         solve = as_layer(find).solve  # type: ignore[attr-defined]
-        z0 = torch.zeros(len(flags), self._problem.n + self._dual.cones.size, dtype=torch.float64, device=flags.device)
-        found = solve(z0, *data[:4], flags, *given)
+        found = solve(near, *data[:4], flags, *given)
         if broken:
             raise broken[0]
         return found.value, found.converged, kept
@@ -321,7 +361,7 @@ class ConvexLayer(extend.Configured, nn.Module):
         return f"n={self._assembly.n}, {cones}, solver={self._backend.name!r}, degenerate={self.degenerate!r}"
 
 
-_PASSES = 3  # in units near the last solution
+_PASSES = 4  # in units near the last solution
 
 
 class _UnevenError(Exception):

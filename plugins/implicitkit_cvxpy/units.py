@@ -1,160 +1,111 @@
-r"""Programs with exponential cones in units of their own: each unknown, each cone and the objective.
+r"""Programs with curved cones in units of their own: each unknown, each cone and the objective.
 
 Rows of a curved cone are not to be scaled one by one, and ``y - s`` has no digits of ``y`` where ``s`` is ten orders larger
 (``log x`` of a budget of a million has the rows ``(t, 1, x)`` and the multiplier ``1 / x``).  With positive ``D`` and ``t``
-and an automorphism ``T`` of ``K``
+and an automorphism ``T`` of ``K`` (:mod:`implicitkit_cvxpy.cones.automorphism`)
 
     P' = t D P D,    q' = t D q,    A' = T A D,    b' = T b          x = D x',    y = T'y' / t
 
-is the same program.  ``T`` is a factor for each linear row and each cone, which makes multiplier and slack of the same
-size (the scaling of Nesterov & Todd, 1997, but for directions), and on an exponential cone also
-
-    (x, y, z) -> (x + c y, y, e^c z),
-
-which is what other units of ``z`` are to ``log z``.  All but ``c``, a multiple of ``ln 2``, are powers of two, so that
-nothing is rounded.
+is the same program.  ``T`` makes multiplier and slack of each linear row and each cone of the same size (the scaling of
+Nesterov & Todd, 1997, but for directions), and what is added up in the parts of a cone.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from implicitkit_cvxpy.backends import Data
-from implicitkit_cvxpy.cones import DualCone
-from implicitkit_cvxpy.program import ConeProgram
+from implicitkit_cvxpy.cones import Automorphism, DualCone
+from implicitkit_cvxpy.cones.automorphism import power_of_two, terms
 
-__all__ = ["UNEVEN", "Units", "roughness"]
+__all__ = ["Units", "by_cone"]
 
-UNEVEN = 1e-9  # roughness of a program that is solved in other units
-
-_ORDINARY = 2.0**10  # numbers from its inverse to this do not ask for units
 _LEAST = 1e-8  # of the largest slack in units, at which one is measured whose multiplier is zero
-_SMALL = 1e-3  # of it: below, errors are measured beside this
-_SHIFT = 100.0  # of |c| / ln 2
+_NOTHING = 1e-12  # of the least number given, or of one: what is smaller is zero
 
 
 class Units(NamedTuple):
-    """Of a batch of dense programs: ``D`` ``(batch, n)``, the factors of ``T`` ``(batch, m)``, ``c / ln 2`` of the
-    exponential cones ``(batch, number)``, ``t`` ``(batch, 1)``, and the first row of the exponential cones."""
+    """Of a batch of dense programs: ``D`` ``(batch, n)``, ``t`` ``(batch, 1)``, and ``T``; what is less than ``least``
+    ``(batch, 1)`` in the user's units is nothing."""
 
     columns: Tensor
-    rows: Tensor
-    shift: Tensor
     objective: Tensor
-    start: int
+    least: Tensor
+    turn: Automorphism
 
     @classmethod
-    def near(cls, dual: DualCone, data: Data, w: Tensor) -> Units:
-        """Those in which what is added up at ``w = (x, y)``, near the solution, is of the size one."""
+    def users(cls, dual: DualCone, data: Data) -> Units:
+        """Those in which the programs were given."""
+        q, b = data.q.detach(), data.b.detach()
+        one = torch.ones_like(q[:, :1])
+        least = torch.cat([torch.where(b != 0, b.abs(), 1), one], 1).amin(1, keepdim=True)
+        return cls(torch.ones_like(q), one, _NOTHING * least, Automorphism.identity(dual, b))
+
+    def nearer(self, data: Data, w: Tensor) -> Units:
+        """Units of programs in these, in which what is added up at ``w = (x, y)``, near the solution, is of the size one."""
+        dual = self.turn.dual
         P, q, A, b = (t.detach() for t in data[:4])
         x, y = w.detach().tensor_split((q.shape[1],), 1)
-        number, start = dual.cones.exp, dual.first_exponential
-        size = _terms(A, b, x)
-        _, second, third = size[:, start : start + 3 * number].unflatten(1, (number, 3)).unbind(2)
-        shift = torch.where((second > 0) & (third > 0), (second / third).log2().round(), 0).clamp(-_SHIFT, _SHIFT)
-        units = cls(torch.ones_like(q), torch.ones_like(b), shift, torch.ones_like(q[:, :1]), start)
-        A, b, y = units._turned(A), units._turned(b), units._turned_back(y)
-        size, force = _by_cone(dual, _terms(A, b, x)), _by_cone(dual, y.abs())
+        least = self.least * self.turn.rows
+        turn = Automorphism.near(dual, A, b, x, y, least)
+        A, b, y = turn.times(A), turn.times(b), turn.contragredient(y)
+        size, force = by_cone(dual, torch.maximum(terms(A, b, x), least * turn.rows)), by_cone(dual, y.abs())
         work = (size * force).amax(1, keepdim=True)
         t = torch.where(work > 0, 1 / work, 1)
         rows = (torch.maximum(t * force * size, work.new_full((), _LEAST**2)).sqrt() / size).nan_to_num(1, 1, 1)
-        rows = _power_of_two(torch.where(size > 0, rows, 1))
-        t = _power_of_two(t)
+        rows = power_of_two(torch.where(size > 0, rows, 1))
+        t = power_of_two(t)
         held = (rows.unsqueeze(2) * A).abs().amax(1)
         held = torch.maximum(held, (t * P.diagonal(dim1=1, dim2=2).abs()).sqrt())
-        return cls(_power_of_two(torch.where(held > 0, 1 / held, 1)), rows, shift, t, start)
+        columns = power_of_two(torch.where(held > 0, 1 / held, 1))
+        return Units(columns, t, self.least, turn._replace(rows=rows * turn.rows))
 
-    def only(self, which: Tensor, others: Units | None) -> Units:
-        """For the samples ``which``, ``(batch,)``; the ``others`` keep theirs, the user's units where that is ``None``."""
-        ones, none = torch.ones_like, torch.zeros_like
-        if others is None:
-            others = Units(ones(self.columns), ones(self.rows), none(self.shift), ones(self.objective), self.start)
+    @classmethod
+    def of_tensors(cls, dual: DualCone, columns: Tensor, objective: Tensor, least: Tensor, *turn: Tensor) -> Units:
+        """Those of which these are the :attr:`tensors`."""
+        return cls(columns, objective, least, Automorphism(dual, *turn))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What they consist of, each ``(batch, ...)``."""
+        return self.columns, self.objective, self.least, *self.turn[1:]
+
+    @property
+    def spread(self) -> Tensor:
+        """How many powers of two they are from those of which they are units, ``(batch,)``."""
+        return torch.cat([self.columns, self.turn.rows], 1).log2().abs().amax(1)
+
+    def only(self, which: Tensor, others: Units) -> Units:
+        """For the samples ``which``, ``(batch,)``; the ``others`` keep theirs."""
         which = which.unsqueeze(1)
-        columns, rows, shift, objective = (torch.where(which, a, b) for a, b in zip(self[:4], others[:4], strict=True))
-        return Units(columns, rows, shift, objective, self.start)
+        mixed = (torch.where(which, a, b) for a, b in zip(self.tensors, others.tensors, strict=True))
+        return Units.of_tensors(self.turn.dual, *mixed)
 
     def apply(self, data: Data) -> Data:
         """The programs in these units; differentiable, units being constants."""
         P, q, A, b = data[:4]
         D, t = self.columns, self.objective
         P = t.unsqueeze(2) * D.unsqueeze(2) * P * D.unsqueeze(1)
-        A = self.rows.unsqueeze(2) * self._turned(A) * D.unsqueeze(1)
-        return data._replace(P=P, q=t * D * q, A=A, b=self.rows * self._turned(b))
+        return data._replace(P=P, q=t * D * q, A=self.turn.times(A) * D.unsqueeze(1), b=self.turn.times(b))
 
     def of(self, w: Tensor) -> Tensor:
         """``w`` in these units."""
         x, y = w.tensor_split((self.columns.shape[1],), 1)
-        return torch.cat([x / self.columns, self.objective * self._turned_back(y) / self.rows], 1)
+        return torch.cat([x / self.columns, self.objective * self.turn.contragredient(y)], 1)
 
     def back(self, w: Tensor) -> Tensor:
         """``w`` of which the units are these, in the user's."""
         x, y = w.tensor_split((self.columns.shape[1],), 1)
-        y = y * self.rows / self.objective
-        before, cones, after = self._parts(y)
-        first, second, third = cones.unbind(2)
-        cones = torch.stack([first, math.log(2) * self.shift * first + second, self.shift.exp2() * third], 2)
-        return torch.cat([self.columns * x, before, cones.flatten(1, 2), after], 1)
-
-    def _parts(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        before, cones, after = t.tensor_split((self.start, self.start + 3 * self.shift.shape[1]), 1)
-        return before, cones.unflatten(1, (self.shift.shape[1], 3)), after
-
-    def _turned(self, t: Tensor) -> Tensor:
-        """The exponential cones' part of ``T``, on ``(batch, m)`` or ``(batch, m, n)``."""
-        before, cones, after = self._parts(t)
-        shift = self.shift if t.ndim == 2 else self.shift.unsqueeze(2)
-        first, second, third = cones.unbind(2)
-        cones = torch.stack([first + math.log(2) * shift * second, second, shift.exp2() * third], 2)
-        return torch.cat([before, cones.flatten(1, 2), after], 1)
-
-    def _turned_back(self, y: Tensor) -> Tensor:
-        """Its inverse transposed, on multipliers."""
-        before, cones, after = self._parts(y)
-        first, second, third = cones.unbind(2)
-        cones = torch.stack([first, second - math.log(2) * self.shift * first, third / self.shift.exp2()], 2)
-        return torch.cat([before, cones.flatten(1, 2), after], 1)
+        return torch.cat([self.columns * x, self.turn.transposed(y) / self.objective], 1)
 
 
-def roughness(problem: ConeProgram, data: Data, w: Tensor) -> Tensor:
-    """The largest ``|F_i|`` beside what is added up in it, in the units of each sample's solution, ``(batch,)``: zero where
-    numbers are of ordinary size, no cone is exponential, some are round (whose rows this measures badly), or matrices
-    are sparse, where ``|F|`` has said all."""
-    none = torch.zeros_like(w[:, 0])
-    cones = problem.dual.cones
-    if data.sparse or not cones.exp or cones.soc or cones.psd or problem.dual.smoothing:
-        return none
-    given = torch.cat([data.q, data.b], 1).abs()
-    least = torch.where(given > 0, given, torch.inf).amin(1)
-    ordinary = (w.abs().amax(1) <= _ORDINARY) & (given.amax(1) <= _ORDINARY) & (least >= 1 / _ORDINARY)
-    if bool(ordinary.all()):
-        return none
-    units = Units.near(problem.dual, data, w)
-    inner, z = units.apply(data), units.of(w)
-    F = problem.residual(z, *inner[:4]).abs()
-    x, y = z.tensor_split((problem.n,), 1)
-    along = (inner.P.abs() @ x.abs().unsqueeze(2) + inner.A.abs().mT @ y.abs().unsqueeze(2)).squeeze(2) + inner.q.abs()
-    across = _by_cone(problem.dual, torch.maximum(_terms(inner.A, inner.b, x), y.abs()))
-    found = (F / torch.cat([along, across], 1).clamp_min(_SMALL)).amax(1)
-    return torch.where((w != 0).any(1) & ~ordinary, found, none).nan_to_num(torch.inf)
-
-
-def _terms(A: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """What is added up in each row of the slacks, without signs."""
-    return b.abs() + (A.abs() @ x.abs().unsqueeze(2)).squeeze(2)
-
-
-def _by_cone(dual: DualCone, sizes: Tensor) -> Tensor:
+def by_cone(dual: DualCone, sizes: Tensor) -> Tensor:
     """The largest of each cone, in each of its rows, ``(batch, m)``."""
     parts = [sizes[:, : dual.cones.linear]]
     for group in dual.groups:
-        part = sizes[:, group.start : group.start + group.number * group.size].unflatten(1, (group.number, group.size))
+        part = dual.part(sizes, group)
         parts.append(part.amax(2, keepdim=True).expand_as(part).flatten(1))
     return torch.cat(parts, 1)
-
-
-def _power_of_two(t: Tensor) -> Tensor:
-    return t.log2().round().exp2()

@@ -6,7 +6,7 @@ import difflib
 import functools
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cvxpy as cp
@@ -30,6 +30,7 @@ _CVXPY = (
     "CLARABEL", "CUCLARABEL", "CUOPT", "CVXOPT", "ECOS", "GLOP", "GLPK", "GUROBI", "HIGHS", "MOREAU", "MOSEK", "MPAX",
     "OSQP", "PDLP", "PIQP", "PROXQP", "QOCO", "SCIPY", "SCS", "XPRESS",
 )  # fmt: skip
+_CLOSE = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), 1e-14)
 _POLYHEDRAL = ("daqp", "interior_point")
 _INSTALL = {
     "clarabel": "pip install 'implicitkit[cvxpy]'",
@@ -69,6 +70,13 @@ class Backend:
         if self.name in _OWN:
             return _OWN[self.name](data, options)
         return generic.solve(data, options, self.name)
+
+    def closely(self) -> Backend:
+        """The same to rounding, where that is Clarabel's and nobody asked for less: it stops where it gets no further."""
+        given = dict(self.options)
+        if self.name not in ("auto", "clarabel") or {"tol", *_CLOSE} & set(given):
+            return self
+        return replace(self, name="clarabel", options=(*translate("clarabel", given)[0].items(), *_CLOSE.items()))
 
     def _auto(self, data: Data, options: dict[str, Any]) -> Found:
         conic, _ = translate("clarabel", options)

@@ -16,7 +16,7 @@ from implicitkit_cvxpy.cones.power import project_power
 from implicitkit_cvxpy.cones.second_order import project_second_order
 from implicitkit_cvxpy.cones.semidefinite import project_semidefinite
 
-__all__ = ["DualCone"]
+__all__ = ["DualCone", "Group"]
 
 
 class Group(NamedTuple):
@@ -61,6 +61,16 @@ class DualCone:
         return tuple(found)
 
     @property
+    def heads(self) -> Tensor:
+        """The first rows of the second-order cones, on the CPU."""
+        sizes = torch.tensor(self.cones.soc, dtype=torch.int64, device="cpu")
+        return self.cones.linear + sizes.cumsum(0) - sizes
+
+    def part(self, v: Tensor, group: Group) -> Tensor:
+        """The rows of a group, ``(..., number, size)`` of ``(..., m)``."""
+        return v[..., group.start : group.start + group.number * group.size].unflatten(-1, (group.number, group.size))
+
+    @property
     def first_exponential(self) -> int:
         """The row at which the exponential cones begin."""
         return self.cones.size - 3 * (self.cones.exp + len(self.cones.power))
@@ -70,8 +80,7 @@ class DualCone:
         zero, linear = self.cones.zero, self.cones.linear
         parts = [v[..., :zero], extend.plus(v[..., zero:linear], self.smoothing)]
         for group in self.groups:
-            part = v[..., group.start : group.start + group.number * group.size]
-            parts.append(self._function(group)(part.unflatten(-1, (group.number, group.size))).flatten(-2))
+            parts.append(self._function(group)(self.part(v, group)).flatten(-2))
         return torch.cat(parts, -1)
 
     def _function(self, group: Group) -> Callable[[Tensor], Tensor]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,13 +30,13 @@ def order_of(size: int) -> int:
 @functools.lru_cache(maxsize=64)
 def _positions(n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Row-major positions of the triangle's entries, the triangle's position of each entry, and the scaling; on the CPU."""
-    row = torch.tensor([i for j in range(n) for i in range(j + 1)], device="cpu")
-    column = torch.tensor([j for j in range(n) for _ in range(j + 1)], device="cpu")
-    place = torch.empty(n, n, dtype=torch.int64, device="cpu")
-    place[row, column] = place[column, row] = torch.arange(len(row), device="cpu")
-    scale = torch.full((len(row),), math.sqrt(2.0), dtype=torch.float64, device="cpu")
-    scale[row == column] = 1.0
-    return row * n + column, place.reshape(-1), scale
+    row = np.array([i for j in range(n) for i in range(j + 1)], dtype=np.int64)
+    column = np.array([j for j in range(n) for _ in range(j + 1)], dtype=np.int64)
+    place = np.empty((n, n), dtype=np.int64)
+    place[row, column] = place[column, row] = np.arange(len(row))
+    scale = np.where(row == column, 1.0, math.sqrt(2.0))
+    # by NumPy: of what torch.tensor makes inside a transform the level would be kept
+    return torch.from_numpy(row * n + column), torch.from_numpy(place.reshape(-1)), torch.from_numpy(scale)
 
 
 def svec(X: Tensor) -> Tensor:

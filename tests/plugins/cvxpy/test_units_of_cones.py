@@ -1,4 +1,4 @@
-"""Programs with exponential cones whose numbers are many orders apart: values and derivatives against closed forms."""
+"""Programs with cones whose numbers are many orders apart: values and derivatives against closed forms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 cp = pytest.importorskip("cvxpy")
+import implicitkit as ik  # noqa: E402
 from implicitkit_cvxpy import ConvexLayer  # noqa: E402
+from implicitkit_cvxpy.cones.semidefinite import _positions  # noqa: E402
 
 F64 = torch.float64
 WEIGHTS = torch.tensor([0.5, 1.0, 0.2], dtype=F64)
@@ -22,7 +24,7 @@ def _shares(a: Tensor) -> Tensor:
     return a / a.sum()
 
 
-#: program of ``(x, a, b)``, and its solution: logarithms and entropy under a budget
+#: program of ``(x, a, b)``, and its solution: logarithms, entropy and powers under a budget
 CASES: dict[str, Case] = {
     "log": (
         lambda x, p: (cp.Maximize(p[0] @ cp.log(x)), [cp.sum(x) <= p[1]]),
@@ -31,6 +33,26 @@ CASES: dict[str, Case] = {
     "entropy": (
         lambda x, p: (cp.Minimize(p[0] @ x - cp.sum(cp.entr(x))), [cp.sum(x) == p[1]]),
         lambda a, b: b * (-a).softmax(0),
+    ),
+    "sqrt": (
+        lambda x, p: (cp.Maximize(p[0] @ cp.sqrt(x)), [cp.sum(x) <= p[1]]),
+        lambda a, b: b * _shares(a**2),
+    ),
+    "cube": (  # said to be infeasible
+        lambda x, p: (cp.Minimize(p[0] @ cp.power(x, 3)), [cp.sum(x) == p[1]]),
+        lambda a, b: b * _shares(a**-0.5),
+    ),
+    "inverse": (
+        lambda x, p: (cp.Minimize(p[0] @ cp.inv_pos(x)), [cp.sum(x) <= p[1]]),
+        lambda a, b: b * _shares(a**0.5),
+    ),
+    "log in a ball": (
+        lambda x, p: (cp.Maximize(p[0] @ cp.log(x)), [cp.norm(x) <= p[1]]),
+        lambda a, b: b * _shares(a) ** 0.5,
+    ),
+    "power cone": (
+        lambda x, p: (cp.Maximize(x[2]), [cp.PowCone3D(x[0], x[1], x[2], 0.5), x[0] + p[0][0] * x[1] <= p[1]]),
+        lambda a, b: b * torch.stack([0.5 + 0 * b, 0.5 / a[0], 0.5 / a[0] ** 0.5]),
     ),
 }
 
@@ -96,3 +118,68 @@ def test_round_cones_stay_in_the_units_that_they_are_given_in() -> None:
         matrix = torch.randn(3, 5, generator=generator, dtype=F64) * torch.tensor([1, 1e-3, 1, 1, 20], dtype=F64)
         layer(centre, torch.tensor(scale, dtype=F64), matrix)
         assert float(layer.solution.residual_norm) < 1e-5
+
+
+WELL = torch.tensor([[2.0, 0.3, 0.1], [0.3, 1.0, -0.2], [0.1, -0.2, 1.5]], dtype=F64)
+MATRICES: dict[str, Case] = {
+    "log_det": (
+        lambda X, p: (cp.Maximize(cp.log_det(X)), [cp.trace(WELL.numpy() @ X) <= p]),
+        lambda b: b / 3 * torch.linalg.inv(WELL),
+    ),
+    "tr_inv": (
+        lambda X, p: (cp.Minimize(cp.tr_inv(X)), [cp.trace(X) <= p]),
+        lambda b: b / 3 * torch.eye(3, dtype=F64),
+    ),
+    "schur": (  # [[W, b v], [b v', t]] is semidefinite: t = b^2 v' W^{-1} v
+        lambda X, p: (
+            cp.Minimize(cp.trace(X)),
+            [
+                cp.bmat([[WELL.numpy(), p * WEIGHTS.numpy()[:, None]], [p * WEIGHTS.numpy()[None], X[:1, :1]]]) >> 0,
+                X[1, 1] >= 1,
+                X[2, 2] >= 1,
+            ],
+        ),
+        lambda b: torch.diag(
+            torch.cat([(b**2 * (WEIGHTS @ torch.linalg.solve(WELL, WEIGHTS)))[None], torch.ones(2, dtype=F64)])
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("b", [1e-6, 1e-3, 1e6])
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices_of_any_size(name: str, b: float) -> None:
+    """A small Schur complement was wrong in its first digit, derivatives of volumes that were right were wrong."""
+    X, p = cp.Variable((3, 3), symmetric=True), cp.Parameter(nonneg=True)
+    build, exact = MATRICES[name]
+    layer, size = ConvexLayer(cp.Problem(*build(X, p)), [p], [X]), torch.tensor(b, dtype=F64, requires_grad=True)
+    value, wanted = layer(size)[0][:1, :1], exact(size)[:1, :1]
+    assert_close(value, wanted, rtol=1e-7, atol=0.0)
+    (slope,) = torch.autograd.grad(value.sum(), size)
+    assert_close(slope, torch.autograd.grad(wanted.sum(), size)[0], rtol=1e-6, atol=0.0)
+
+
+def test_a_solution_of_zero_is_no_wrong_one() -> None:
+    """Of noise around zero no units can be told: the prox of the nuclear norm was said to be inaccurate."""
+    X, C = cp.Variable((3, 3)), cp.Parameter((3, 3))
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.normNuc(X) + cp.sum_squares(X - C) / 2)), [C], [X])
+    assert_close(layer(1e-4 * WELL)[0], torch.zeros_like(WELL), rtol=0.0, atol=1e-15)
+
+
+def test_failures_beside_large_numbers_stay_failures() -> None:
+    """A certificate is asked for again in the units of the data."""
+    x, b = cp.Variable(3), cp.Parameter()
+    program = cp.Problem(cp.Maximize(cp.sum(cp.sqrt(x))), [cp.sum(x) <= b, x[0] >= 1])
+    layer = ConvexLayer(program, [b], [x], on_failure="nan")
+    assert layer(torch.tensor([3e6, -1e6], dtype=F64))[0].isfinite().all(1).tolist() == [True, False]
+    assert layer.solution.status.tolist() == [int(ik.Status.CONVERGED), int(ik.Status.INFEASIBLE)]
+
+
+def test_the_first_call_under_jacfwd_spoils_no_other() -> None:
+    """Places of a matrix's entries were kept as tensors of a level that was gone."""
+    _positions.cache_clear()
+    X, C = cp.Variable((3, 3), PSD=True), cp.Parameter((3, 3), symmetric=True)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(X - C))), [C], [X])
+    for _ in range(2):
+        slope = torch.func.jacfwd(lambda t: layer(t * WELL)[0])(torch.tensor(2.0, dtype=F64))
+        assert_close(slope, WELL, rtol=1e-9, atol=1e-12)

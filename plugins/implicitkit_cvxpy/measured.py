@@ -1,0 +1,65 @@
+r"""How rough the point is that a solver has found: ``|F|`` beside what is added up in it, in units of its own.
+
+Where numbers are many orders apart a program can be solved wrongly with a small ``|F|``: in the user's units it is that
+of the large numbers.  In those of the point itself (:class:`~implicitkit_cvxpy.units.Units`) right ones are below 1e-8 and
+wrong ones above 1e-5, unless ``F`` is made of rounding errors in the units of the data, and the point is right.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from implicitkit_cvxpy.backends import Data
+from implicitkit_cvxpy.balance import balanced
+from implicitkit_cvxpy.cones.automorphism import terms
+from implicitkit_cvxpy.program import ConeProgram
+from implicitkit_cvxpy.units import Units, by_cone
+
+__all__ = ["LOST", "UNEVEN", "WRONG", "roughness"]
+
+UNEVEN = 1e-9  # roughness of a point that asks for other units
+WRONG = 1e-6  # of one that is no solution
+LOST = 1e-2  # of one that tells no units
+
+_ORDINARY = 2.0**10  # numbers from its inverse to this do not ask for units
+_FAR = 20.0  # powers of two that units may be from those of the point
+_SMALL = 1e-3  # of the largest slack: below, errors are measured beside this
+_ROUNDING = 1e-14
+
+
+def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None = None) -> Tensor:
+    """Of the points ``w`` ``(batch, n + m)`` of programs in some ``units``, the user's where that is ``None``, ``(batch,)``.
+
+    Zero where ``|F|`` has said all: where numbers are of ordinary size, cones straight or matrices sparse.
+    """
+    none = torch.zeros_like(w[:, 0])
+    cones = problem.dual.cones
+    if data.sparse or cones.polyhedral or problem.dual.smoothing:
+        return none
+    given = torch.cat([data.q, data.b], 1).abs()
+    least = torch.where(given > 0, given, torch.inf).amin(1)
+    ordinary = (w.abs().amax(1) <= _ORDINARY) & (given.amax(1) <= _ORDINARY) & (least >= 1 / _ORDINARY)
+    ordinary &= units is None
+    if bool(ordinary.all()):
+        return none
+    nearer = (units or Units.users(problem.dual, data)).nearer(data, w)
+    F, size = _errors(problem, nearer, data, w)
+    found = (F / size.clamp_min(_SMALL)).amax(1)
+    if bool((found > UNEVEN).any()):
+        F, size = _errors(problem, balanced(problem.dual, data), data, w)
+        found = torch.where(F.amax(1) <= _ROUNDING * size.amax(1), 0, found)
+    if units is not None:
+        found = torch.where(nearer.spread > _FAR, found.clamp_min(2 * UNEVEN), found)
+    nowhere = none if units is not None else torch.full_like(none, torch.inf)
+    return torch.where(ordinary, none, torch.where((w != 0).any(1), found, nowhere)).nan_to_num(torch.inf)
+
+
+def _errors(problem: ConeProgram, units: Units, data: Data, w: Tensor) -> tuple[Tensor, Tensor]:
+    """``|F|`` and what is added up in it, without signs, ``(batch, n + m)`` each, in these units."""
+    inner, z = units.apply(data), units.of(w)
+    F = problem.residual(z, *inner[:4]).abs()
+    x, y = z.tensor_split((problem.n,), 1)
+    along = (inner.P.abs() @ x.abs().unsqueeze(2) + inner.A.abs().mT @ y.abs().unsqueeze(2)).squeeze(2) + inner.q.abs()
+    across = by_cone(problem.dual, torch.maximum(terms(inner.A, inner.b, x), y.abs()))
+    return F, torch.cat([along, across], 1)
