@@ -46,6 +46,7 @@ class Frugal(LinearSolver):
     Args:
         price: what they cost, in products. together: if one sample is given up, all are: their factors have one price.
         unasked: products that may be spent before it is asked how many more it takes.
+        beyond: samples that are solved take what the products made for others show, down to the root of eps.
 
     Raises:
         ValueError: ``price`` is not positive, or ``unasked`` negative.
@@ -54,9 +55,10 @@ class Frugal(LinearSolver):
     price: float = 50.0
     together: bool = True
     unasked: int = 0
+    beyond: bool = False
 
     def __post_init__(self) -> None:
-        check_options(self, price=positive(), together=flag(), unasked=at_least(0))
+        check_options(self, price=positive(), together=flag(), unasked=at_least(0), beyond=flag())
 
     def solve(
         self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
@@ -98,7 +100,8 @@ class Frugal(LinearSolver):
                     definite = bool((seems_definite(Ht) | ~open_).all())
                 return definite
 
-            found = arnoldi(A, r, norm, target, live, budget, columns, None if asked else (at, look))
+            ahead = None if asked else (at, look)
+            found = arnoldi(A, r, norm, target, live, budget, columns, ahead, (), self.beyond)
             asked = not definite
             rest = torch.where(column(live), found.dx, 0)
             return Correction(x + rest, used + torch.where(live, found.steps, 0), slow)
