@@ -178,6 +178,36 @@ def test_krylov_vectors_tell_a_symmetric_matrix(monkeypatch: pytest.MonkeyPatch)
         taken.clear()
 
 
+def test_a_full_basis_is_looked_at_whatever_may_be_spent_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large state it holds a dozen vectors: no restart forgets them where conjugate gradients can go on, and the next
+    matrix of the kind has these at once; one that is not symmetric has neither."""
+    values = torch.linspace(1e-2, 1, 300, dtype=D).expand(2, 300)
+    b = torch.randn(2, 300, dtype=D, generator=torch.Generator().manual_seed(1))
+    plain, bases = frugal.arnoldi, list[int]()
+    monkeypatch.setattr(frugal, "arnoldi", lambda *a: (bases.append(1), plain(*a))[1])
+    monkeypatch.setattr(frugal, "vectors", lambda _: 12)
+    solver = Frugal(1e5, unasked=10_000)
+    A, again = (counted(values, True, told=False)[0] for _ in range(2))
+    found = solver.solve(A, b, rtol=1e-8, atol=0.0, max_steps=None)
+    assert bool(found.converged.all()) and A.definite and not A.symmetric and len(bases) == 1
+    again.definite = A.definite
+    then = solver.solve(again, b, rtol=1e-8, atol=0.0, max_steps=None)
+    assert bool(then.converged.all()) and len(bases) == 1
+    other = counted(values)[0]
+    assert not solver.solve(other, b, rtol=1e-2, atol=0.0, max_steps=None).reason and not other.definite
+
+
+def test_newton_remembers_that_jacobians_are_definite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bases of a solve end with the first that is full."""
+    plain, bases = frugal.arnoldi, list[int]()
+    monkeypatch.setattr(frugal, "arnoldi", lambda *a: (bases.append(1), plain(*a))[1])
+    monkeypatch.setattr(frugal, "vectors", lambda _: 4)
+    monkeypatch.setattr(Evaluations, "price", lambda *_: 1e4)
+    z0, x = data()
+    s = ik.root(grid, z0, (x, 0.3), solver=FrugalNewton(), rtol=1e-11, atol=0.0)
+    assert bool(s.converged.all()) and len(bases) < int(s.steps)
+
+
 def test_what_only_seems_symmetric_is_left_to_gmres(monkeypatch: pytest.MonkeyPatch) -> None:
     """A right-hand side in a part of the space on which the matrix is definite, all but for a trace of the other part."""
     values = torch.cat([torch.linspace(1e-2, 1, 298, dtype=D), torch.full((2,), -0.05, dtype=D)]).unsqueeze(0)

@@ -294,6 +294,7 @@ MUTANTS = [
         ("return max(_LEAST, price * min(", "return max(_LEAST, price + 0 * min("),
         ("saved + share(eta) - float(", "0 * share(eta) - 0 * float("),
         ("share(eta.clamp_max(_ADVANCE)) + saved", "share(eta) + saved"),
+        ('A.definite = state["definite"]', "pass", "tests/linear/test_frugal.py -k remembers"),
         ("beyond=True)", "beyond=False)", "tests/linear/test_frugal.py -k same_step"),
         ("        if price >= _WORTH and (trials", "        if False and (trials"),
         ("_WORTH = 13.0", "_WORTH = 20.0", "tests/linear/test_frugal.py -k thirteen"),

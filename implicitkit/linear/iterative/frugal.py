@@ -67,10 +67,11 @@ class Frugal(LinearSolver):
         most = most if max_steps is None else min(most, max_steps)
         at = looks(self.price, self.unasked)
         slow, asked = torch.zeros(len(b), dtype=torch.bool, device=b.device), False
-        definite = A.symmetric  # as far as is known
+        definite = A.symmetric or A.definite  # as far as is known
+        refuted = False  # conjugate gradients have shown that it is not
 
         def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
-            nonlocal asked, definite
+            nonlocal asked, definite, refuted
 
             def ask(least: Tensor, done: Tensor) -> bool:
                 """``least``: what is left of each residual after 0 to ``j`` products, ``(batch, j + 1)``."""
@@ -85,7 +86,7 @@ class Frugal(LinearSolver):
                 x, r, used, definite = conjugate(A, r, target, live, budget, () if asked else at, ask)
                 budget, norm = budget - used, norms(r)
                 live = live & (norm > target) & (budget > 0)
-                asked = asked or definite
+                asked, refuted = asked or definite, not definite
             if definite or not bool(live.any()):
                 return Correction(x, used, slow)
             columns = min(vectors(b), A.size, int(budget.max()))
@@ -93,20 +94,22 @@ class Frugal(LinearSolver):
             def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
                 nonlocal definite
                 least = u.square().cumsum(1).rsqrt()
-                if ask(least, done):
+                if not asked and least.shape[1] - 1 in at and ask(least, done):
                     return True
                 open_ = live & ~done
                 if bool((open_ & is_slow(least * column(norm), target, columns)).any()):
                     definite = bool((seems_definite(Ht) | ~open_).all())
                 return definite
 
-            ahead = None if asked else (at, look)
-            found = arnoldi(A, r, norm, target, live, budget, columns, ahead, (), self.beyond)
+            places = (*(() if asked else at), *(() if refuted else (columns,)))
+            found = arnoldi(A, r, norm, target, live, budget, columns, (places, look), (), self.beyond)
             asked = not definite
             rest = torch.where(column(live), found.dx, 0)
             return Correction(x + rest, used + torch.where(live, found.steps, 0), slow)
 
-        return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=most, stalled=_DEAR, failed=_DEAR)
+        found = restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=most, stalled=_DEAR, failed=_DEAR)
+        A.definite = definite
+        return found
 
 
 def looks(price: float, unasked: int = 0) -> tuple[int, ...]:

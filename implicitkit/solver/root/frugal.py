@@ -79,7 +79,7 @@ class FrugalNewton(Newton):
     solves: ClassVar[str] = "root"
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
-        begins = {"krylov": True, "alike": True, "begins": True}
+        begins = {"krylov": True, "alike": True, "begins": True, "definite": False}
         return begins | {"eta": None, "norm": None, "saved": 0.0, "newton": super().init(f, z)}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -91,6 +91,7 @@ class FrugalNewton(Newton):
         trials = f.remembered(z, "krylov", _Trials) if state["begins"] and price >= _WORTH and not alike else None
         if price >= _WORTH and (trials is None or trials.is_due()):
             eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(torch.finfo(z.dtype).eps, _FORCING)
+            A.definite = state["definite"]  # as the last one was
             d, saved = _direction(f, A, f(z), eta, price, None if is_large(f, z) else _FRESH, state["saved"])
             if trials is not None:
                 trials.note(d is not None)
@@ -100,11 +101,11 @@ class FrugalNewton(Newton):
                 )
                 going = weak is None or not bool(((weak > self.patience) & f.active).any())
                 after = {"krylov": going, "alike": alike, "newton": weak, "begins": False}
-                return z_next, state | after_step(eta, t, f.norm) | after | {"saved": saved}
+                return z_next, state | after_step(eta, t, f.norm) | after | {"saved": saved, "definite": A.definite}
         z_next, newton = self.factored_step(f, A, z, state["newton"])
         # at the next point they may differ
         after = {"krylov": alike, "alike": alike, "begins": False}
-        return z_next, after | {"eta": None, "norm": None, "saved": 0.0, "newton": newton}
+        return z_next, after | {"eta": None, "norm": None, "saved": 0.0, "definite": False, "newton": newton}
 
 
 def _direction(
