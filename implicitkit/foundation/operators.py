@@ -104,6 +104,7 @@ class Operator:
         own: says whether each sample is known to be multiplied by a matrix of its own.
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.iterative.preconditioners`); not part of what ``A`` is.
+        definite: Krylov vectors have said that ``A`` (or one like it) is symmetric and definite; not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
         selects: makes the operator of some of the samples (:meth:`select`); ``None`` where they cannot be told apart.
         step: products with ``J`` and its transposed, of ``A = J - I``, where those with ``A`` are made of them.
@@ -113,8 +114,9 @@ class Operator:
 
     # fmt: off
     __slots__ = (
-        "_alike", "_dense", "_matrix", "_mv", "_rmv", "_sparse", "asked", "batch", "fixed_point", "graph", "known", "like",
-        "own", "preconditioner", "price", "read", "selects", "size", "step", "structure", "symmetric", "weight",
+        "_alike", "_dense", "_matrix", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "fixed_point", "graph",
+        "known", "like", "own", "preconditioner", "price", "read", "selects", "size", "step", "structure", "symmetric",
+        "weight",
     )
     # fmt: on
 
@@ -134,6 +136,7 @@ class Operator:
     ) -> None:
         self._mv, self._rmv, self._dense, self._sparse = mv, rmv, dense, sparse
         self.known: Any = None
+        self.definite = False
         self.preconditioner: Any = None
         self.selects: Callable[[Tensor], Operator | None] | None = None
         self.step: tuple[MatVec, MatVec] | None = None

@@ -439,6 +439,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/iterative/frugal.py",
         "tests/linear/test_frugal.py",
+        ("() if refuted else (columns,)", "()", "tests/linear/test_frugal.py -k full_basis"),
+        ("A.symmetric or A.definite", "A.symmetric", "tests/linear/test_frugal.py -k full_basis"),
         ("Correction(x + rest,", "Correction(rest,"),
         ("definite = bool((seems_definite(Ht) | ~open_).all())", "definite = False"),
         ("target, columns)).any())", "target, 0)).any())"),

@@ -45,7 +45,7 @@ def graph(z: Tensor, x: Tensor) -> Tensor:
 
 
 def test_what_many_equations_claim_at_last_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 samples of 300: the last claim of each is its first that is refused nothing, in few evaluations."""
+    """64 samples of 300: hardly a claim is refused, in few evaluations."""
     refused, examine = [], judging.Judge.examine
 
     def counted(self: Any, z: Tensor, norm: Tensor, claims: Tensor, *more: Any) -> Tensor:
@@ -58,4 +58,4 @@ def test_what_many_equations_claim_at_last_holds(monkeypatch: pytest.MonkeyPatch
     turned = (torch.arange(300) + (which * 300 // 64).unsqueeze(1)) % 300
     x = ramp[turned] * (1 + 1.5 * which / 64).unsqueeze(1)
     found = ik.root(graph, torch.zeros_like(x), (x,), batch_dims=1)
-    assert not sum(refused) and found.evaluations <= 40, (refused, found.evaluations)
+    assert sum(refused) <= 4 and found.evaluations <= 28, (refused, found.evaluations)

@@ -46,6 +46,7 @@ class Frugal(LinearSolver):
     Args:
         price: what they cost, in products. together: if one sample is given up, all are: their factors have one price.
         unasked: products that may be spent before it is asked how many more it takes.
+        beyond: samples that are solved take what the products made for others show, down to the root of eps.
 
     Raises:
         ValueError: ``price`` is not positive, or ``unasked`` negative.
@@ -54,9 +55,10 @@ class Frugal(LinearSolver):
     price: float = 50.0
     together: bool = True
     unasked: int = 0
+    beyond: bool = False
 
     def __post_init__(self) -> None:
-        check_options(self, price=positive(), together=flag(), unasked=at_least(0))
+        check_options(self, price=positive(), together=flag(), unasked=at_least(0), beyond=flag())
 
     def solve(
         self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
@@ -65,10 +67,11 @@ class Frugal(LinearSolver):
         most = most if max_steps is None else min(most, max_steps)
         at = looks(self.price, self.unasked)
         slow, asked = torch.zeros(len(b), dtype=torch.bool, device=b.device), False
-        definite = A.symmetric  # as far as is known
+        definite = A.symmetric or A.definite  # as far as is known
+        refuted = False  # conjugate gradients have shown that it is not
 
         def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
-            nonlocal asked, definite
+            nonlocal asked, definite, refuted
 
             def ask(least: Tensor, done: Tensor) -> bool:
                 """``least``: what is left of each residual after 0 to ``j`` products, ``(batch, j + 1)``."""
@@ -83,7 +86,7 @@ class Frugal(LinearSolver):
                 x, r, used, definite = conjugate(A, r, target, live, budget, () if asked else at, ask)
                 budget, norm = budget - used, norms(r)
                 live = live & (norm > target) & (budget > 0)
-                asked = asked or definite
+                asked, refuted = asked or definite, not definite
             if definite or not bool(live.any()):
                 return Correction(x, used, slow)
             columns = min(vectors(b), A.size, int(budget.max()))
@@ -91,19 +94,22 @@ class Frugal(LinearSolver):
             def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
                 nonlocal definite
                 least = u.square().cumsum(1).rsqrt()
-                if ask(least, done):
+                if not asked and least.shape[1] - 1 in at and ask(least, done):
                     return True
                 open_ = live & ~done
                 if bool((open_ & is_slow(least * column(norm), target, columns)).any()):
                     definite = bool((seems_definite(Ht) | ~open_).all())
                 return definite
 
-            found = arnoldi(A, r, norm, target, live, budget, columns, None if asked else (at, look))
+            places = (*(() if asked else at), *(() if refuted else (columns,)))
+            found = arnoldi(A, r, norm, target, live, budget, columns, (places, look), (), self.beyond)
             asked = not definite
             rest = torch.where(column(live), found.dx, 0)
             return Correction(x + rest, used + torch.where(live, found.steps, 0), slow)
 
-        return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=most, stalled=_DEAR, failed=_DEAR)
+        found = restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=most, stalled=_DEAR, failed=_DEAR)
+        A.definite = definite
+        return found
 
 
 def looks(price: float, unasked: int = 0) -> tuple[int, ...]:

@@ -125,6 +125,7 @@ def arnoldi(
     columns: int,
     look: Look | None = None,
     known: tuple[Tensor, ...] = (),
+    beyond: bool = False,
 ) -> Correction:
     """One cycle of at most ``columns`` steps from the residual ``r`` ``(batch, n)``; ``known``: ``A r``, ``A (r + A r)``, as
     far as they are.
@@ -132,8 +133,10 @@ def arnoldi(
     ``look``: numbers of steps after which it is asked whether to end here, with the columns of ``H`` so far ``(batch, k,
     k + 1)``, ``u`` ``(batch, k + 1)`` and which samples have converged.  (Those that are left out of the products by then,
     where that pays, have a matrix of zeros there: :class:`Fewer`.)
+
+    ``beyond``: samples that have come to their target take what the products made for others show, down to the root of eps.
     """
-    space, fewer = _Space(r, norm, target, live, budget, columns), Fewer(A)
+    space, fewer = _Space(r, norm, target, live, budget, columns, beyond), Fewer(A)
     for j in range(columns):
         going = space.step(fewer.A, known)
         left = int(torch.count_nonzero(going))
@@ -158,7 +161,9 @@ class _Space:
     adds is kept as it comes: every write into a part of a tensor is three operations, as many as make the number.
     """
 
-    def __init__(self, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, columns: int) -> None:
+    def __init__(
+        self, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, columns: int, beyond: bool
+    ) -> None:
         batch, n = r.shape
         info = torch.finfo(r.dtype)
         self.basis = r.new_empty(columns + 1, batch, n)
@@ -171,6 +176,7 @@ class _Space:
         self.u = self.size = r.new_ones(batch, 1)
         self.null = self.floor = r.new_zeros(batch, 1)
         self.norm, self.live, self.budget = norm, live, budget
+        self.least = 1 / info.eps if beyond else 0.0  # what the square of a residual may be divided by for nothing
 
     def step(self, A: Operator, known: tuple[Tensor, ...]) -> Tensor:
         """One product, one vector and one column more; which samples have not converged, ``(batch, 1)``."""
@@ -205,7 +211,8 @@ class _Space:
 
     def answer(self) -> tuple[Tensor, Tensor]:
         """The correction ``(batch, n)`` and the products that each sample used."""
-        y, used = _least_squares(_transposed(self.H), self.u, self.norm, self.limit, self.floor, self.live, self.budget)
+        limit = torch.where(self.limit > 0, self.limit.clamp_min(self.least), 0) if self.least else self.limit
+        y, used = _least_squares(_transposed(self.H), self.u, self.norm, limit, self.floor, self.live, self.budget)
         return torch.bmm(y.unsqueeze(1), self.V[:, : len(self.H)]).squeeze(1), used
 
     def narrow(self, index: Tensor) -> None:
