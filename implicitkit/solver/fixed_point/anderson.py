@@ -47,24 +47,26 @@ class Anderson(Method):
     ``m x m`` Gram matrix that gains one row for each step; the ridge is relative to its diagonal, since an absolute one
     would turn the method into averaging once residuals are small.
 
-    Where the spectrum of the Jacobian fills a disk no combination of steps does much better than the steps themselves, and
-    the least squares say so: where a mixing leaves more than three quarters of the residual of three quarters of the
-    samples, plain steps follow for as long as three of them take a fifth of it away (from 64 unknowns on, unless ``period``
-    is given).  That is decided for the whole batch: beside other samples a sample may take another way to the tolerance;
-    with ``period=3`` it takes its own.  Nor is a sample of 10 unknowns or more mixed while plain steps from the first one
-    on leave little more than a third of its residual, two in the mean: combinations of them save a third of the evaluations
-    as a rule (half of them where one eigenvalue stands out), and cost as much as small maps. From 64 unknowns on, all
-    samples are or none, and the second step shall leave no more than the first: that would mean a spectrum on which
-    combinations do better, as on real ones (``|J r|^2 = |r| |J^2 r|`` where it fills a disk evenly).
+    Plain steps take the place of mixing where it gains little (unless ``period`` is given):
 
-    A sample that does badly forgets its memory and takes a plain step from its best point
-    (:mod:`~implicitkit.solver.steps.restarts`), so that where that step contracts the method cannot do worse than Picard
-    for long; from then on it mixes in every step, as a map that does not contract asks for.  One that has been back there
-    in vain keeps its last difference and goes on from where it is.
+    - From 10 unknowns on, while plain steps from the first one on leave an eighth of the residual, two together.  Mixing
+      would save a third of the evaluations as a rule (half of them where one eigenvalue stands out), and costs as much as a
+      small map.  Below 64 unknowns each sample decides for itself.  From 64 on all samples do the same, and only if the
+      second step gains as much as the first: else real eigenvalues are likely, for which combinations do better
+      (``|J r|^2 = |r| |J^2 r|`` where the spectrum fills a disk evenly).
+    - From 64 unknowns on, where a mixing leaves more than three quarters of the residual of three quarters of the samples,
+      for as long as three plain steps take a fifth of it away: no combination does much better on a spectrum that fills a
+      disk.  This is decided for the whole batch, so a sample may take another way beside others than alone; with
+      ``period=3`` it takes its own.
 
-    The plain steps between two mixings are made without a look at their residuals while, at the rate of the last ones, half
-    of the samples (where rows are not dropped: the slowest) will not be near their tolerance after them, and nobody watches
-    (a trace, a callback): a look costs as much as a small map (from 64 unknowns on, unless ``period`` is given).
+    Restarts (:mod:`~implicitkit.solver.steps.restarts`): a sample that does badly forgets its memory and takes a plain step
+    from its best point, so that where that step contracts the method is not worse than Picard for long.  From then on it
+    mixes in every step, as maps need that do not contract.  A sample for which a restart was in vain keeps its last
+    difference and goes on from where it is.
+
+    Looks: a look at the residual costs as much as a small map.  From 64 unknowns on the plain steps between two mixings are
+    made without one while, at the rate of the last steps, half of the samples (where rows are not dropped: the slowest)
+    will not be near their tolerance after them, and nobody watches (a trace, a callback).
 
     Memory: one array ``(batch, memory, 2 n)``, allocated once.  One evaluation a step.
 
