@@ -517,8 +517,13 @@ MUTANTS = [
         ),
         ("return -_times(self.Vh.mT, q) / self.D", "return -_times(self.Vh.mT, q)"),
         (
-            "mu = torch.where(found, mu, torch.where(accept, easier, harder))",
-            "mu = torch.where(found, mu, torch.where(accept, harder, easier))",
+            "mu = torch.where(open_, torch.where(accept, easier, harder), mu)",
+            "mu = torch.where(open_, torch.where(accept, harder, easier), mu)",
+        ),
+        (
+            "mu = torch.where(open_, torch.where(accept,",
+            "mu = torch.where(open_ & ~(taken & ~accept), torch.where(accept,",
+            "tests/solver/test_large_least_squares.py -k shortened",
         ),
         (
             "taken, open_ = taken | good, open_ & ~good",
