@@ -31,10 +31,8 @@ _PARTS = (0.5, 0.25, 0.125)  # of a step by factors that are tried before others
 _KEPT = 0.25  # of the decrease that the part of a step promises, at least
 _FEW, _WORK = 32, 5e6  # unknowns and batch * m * n^2 from which a step is dear, below the size that always is
 _LAST = 3  # steps with old singular values at the end
-_AT_HAND, _NEARBY = (
-    0.1,
-    1e-2,
-)  # of z_j: a correction that changes nothing (in roots of eps), and one that may be trusted
+_AT_HAND = 0.1  # of z_j, in roots of eps: a correction that changes nothing
+_NEARBY = 1e-2  # of z_j: a correction that may be trusted
 _LEAST = 1e-3  # units of rounding of the largest eigenvalue below which mu is nothing
 
 
