@@ -15,7 +15,7 @@ from torch import Tensor
 from implicitkit.problem.qualification import balances_by_rounding
 from implicitkit.solution import Status
 from implicitkit.solver import returned
-from implicitkit.solver.base import Options, Outcome, Solver, account
+from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_other_units
 from implicitkit.solver.evaluations import Evaluations
@@ -145,13 +145,12 @@ def _look_back(f: Evaluations, outcome: Outcome) -> None:
     still = (outcome.status == int(Status.DIVERGED)) & (outcome.residual_norm == 0)
     if not bool(still.any()):
         return
-    probe, z = Evaluations(f.system, f.theta, "minimise"), outcome.z
+    probe, z = f.beside("minimise"), outcome.z
     value = probe.value(z)
     least = value - ROUNDING * torch.finfo(z.dtype).eps * value.abs()
     for share in _WAY:
         lower = probe.value(share * z) < least  # false for NaN
         outcome.status = torch.where(still & lower, int(Status.SADDLE), outcome.status)
-    account(f, probe)
 
 
 def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Outcome) -> None:
@@ -215,12 +214,11 @@ def said_of_flow(f: Evaluations, z: Tensor, which: Tensor) -> str:
     """
     if z.shape[1] > DENSE or not bool(which.any()):
         return ""
-    probe = Evaluations(f.system, f.theta, "root")
+    probe = f.beside("root")
     try:
         J = f.kind.flow * in_working_precision(probe.linearize(z).dense())
     except Exception:  # the function is not to be differentiated, and no derivative was asked for
         return ""
-    account(f, probe)
     usable = which & torch.isfinite(J).flatten(1).all(1)
     J = torch.where(usable[:, None, None], J, 0)
     growth = torch.linalg.eigvals(J).real.amax(1)
