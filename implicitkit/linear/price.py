@@ -44,10 +44,8 @@ _SEPARATOR = 0.12  # for the cube of a separator in space, and those below it, .
 _DENSE_SEPARATOR = 0.016  # ... and of one alone
 _LAYERED = 10.0  # for the square of the unknowns: the cube of how far a grid in space reaches, at most (periodic: 8)
 _UNSURE = 4.0  # times what factors cost at least, where they may fill
-_SIDE, _SIDE_FIT = (
-    1.0,
-    0.4,
-)  # for a number of a product beside hundreds of others (of residuals, that of the state), ...
+_SIDE = 1.0  # for a number of a product beside hundreds of others, ...
+_SIDE_FIT = 0.4  # ... of residuals, that of the state, ...
 _SIDE_WEIGHT = 0.001  # ... by which parameters are used again
 _WRITTEN = 1.3  # for an entry of a matrix that stands in the graph: it is written down there
 _PLAIN = 9.0  # nodes of the graph of a function of a few operations

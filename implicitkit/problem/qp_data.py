@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from implicitkit.linear.conditions.saddle import mv
 
-__all__ = ["QPData", "natural_residual"]
+__all__ = ["QPData", "natural_jacobian", "natural_residual"]
 
 
 class QPData(NamedTuple):
@@ -40,3 +41,13 @@ def natural_residual(z: Tensor, y: Tensor, lam: Tensor, data: QPData) -> tuple[T
     """
     stationarity = mv(data.P, z) + data.q + mv(data.A.mT, y) + mv(data.G.mT, lam)
     return stationarity, mv(data.A, z) - data.b, lam - (lam + mv(data.G, z) - data.h).clamp_min(0)
+
+
+def natural_jacobian(P: Tensor, A: Tensor, G: Tensor, D: Tensor) -> Tensor:
+    """The Jacobian of :func:`natural_residual`, ``[[P, A', G'], [A, 0, 0], [-D G, 0, I - D]]``, ``(B, k, k)`` with
+    ``k = n + p + m``; ``D``: the derivative of the maximum, 1 on active rows and 0 on others, ``(B, m)``."""
+    batch, p, m = P.shape[0], A.shape[1], G.shape[1]
+    stationarity = torch.cat([P, A.mT, G.mT], 2)
+    equalities = torch.cat([A, P.new_zeros(batch, p, p + m)], 2)
+    inequalities = torch.cat([-D.unsqueeze(2) * G, P.new_zeros(batch, m, p), torch.diag_embed(1 - D)], 2)
+    return torch.cat([stationarity, equalities, inequalities], 1)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from implicitkit.linear.conditions.saddle import Saddle, StructuredOperator, mv
 from implicitkit.problem.complementarity import plus_slope
+from implicitkit.problem.qp_data import natural_jacobian
 
 __all__ = ["QPJacobian"]
 
@@ -116,17 +117,7 @@ class QPJacobian:
         return torch.cat([x, y, torch.where(on, -lam / self.D, g_l - mv(self.G, x))], 1), norm
 
     def dense(self) -> Tensor:
-        P, A, G, D = self.P, self.A, self.G, self.D
-        batch, p, m = P.shape[0], A.shape[1], G.shape[1]
-        zero = P.new_zeros
-        return torch.cat(
-            [
-                torch.cat([P, A.mT, G.mT], 2),
-                torch.cat([A, zero(batch, p, p + m)], 2),
-                torch.cat([-D.unsqueeze(2) * G, zero(batch, m, p), torch.diag_embed(1 - D)], 2),
-            ],
-            1,
-        )
+        return natural_jacobian(self.P, self.A, self.G, self.D)
 
     def operator(self) -> StructuredOperator:
         return StructuredOperator(

@@ -57,9 +57,7 @@ class Implicit(Rule):
         check_options(self, rtol=optional(not_negative()), atol=not_negative(), max_steps=optional(at_least(1)))
         check_preconditioner(self.preconditioner)
         if isinstance(self.linear_solver, str) and self.linear_solver != "auto":
-            get_linear_solver(
-                self.linear_solver
-            )  # a name that is not known is refused here, not at the first derivative
+            get_linear_solver(self.linear_solver)  # refuses an unknown name here, not at the first derivative
 
     def attach(self, request: Request) -> tuple[Tensor, Tensor | None]:
         problem = request.system.problem

@@ -96,11 +96,9 @@ class Outcome:
     halted: bool = False  # has a callback asked to stop, be it in the step with which the last sample ended?
     examined: bool = False  # is every point known to be a minimum, not only stationary?
     blind: Tensor | None = (
-        None  # points of a minimisation that a method for equations has found, ``(batch,)``; None: none
+        None  # minima found by a method for equations, which does not see the objective, ``(batch,)``
     )
-    _counted: tuple[Tensor, bool] | None = field(
-        default=None, init=False, repr=False
-    )  # a status, and whether all is well
+    _counted: tuple[Tensor, bool] | None = field(default=None, init=False, repr=False)  # a status; is all well in it?
 
     def __getstate__(self) -> dict[str, Any]:  # an exception need not be picklable, nor what a solver says
         return self.__dict__ | {"error": None, "said": []}

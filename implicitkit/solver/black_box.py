@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +14,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, function, instance, one_of, optional, string
 from implicitkit.linear.factors.user_factor import UserFactor
 from implicitkit.solution import Status
-from implicitkit.solver.base import Found, Options, Outcome, Solver, account
+from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.returned import point, steps_of
 from implicitkit.solver.subset import subset
@@ -287,41 +286,28 @@ def _ask(
     if solver.batch == "joint" and batch > 1:  # one system has no solution where one of its equations is NaN
         samples, system, theta = subset(f, f.residual(z0).isfinite().all(1))
         if 0 < len(samples) < batch:
-            part = Evaluations(system, theta, f.solves)
+            part = f.beside(f.solves, system, theta)
             of_part = target.index_select(0, samples), options, left.index_select(0, samples), absolute
             z, steps, message, _ = _ask(solver, part, z0.index_select(0, samples), *of_part)
-            f.evaluations += part.evaluations
-            f.sample_evaluations += part.sample_evaluations
             return z0.index_copy(0, samples, z), torch.zeros_like(left).index_copy(0, samples, steps), message, []
     message, name = "", solver.name or "the solver"
     factors: list[Any] = []
     steps = torch.zeros(batch, dtype=torch.int64, device=z0.device)
-    if solver.batch == "native":
-        found = _guarded(solver, BlackBoxFunction(f, z0), z0, **limits(slice(None)))
-        z, steps, message, factors = (
-            _accept(found, z0, name),
-            steps + steps_of(found, name),
-            found.message,
-            _each(found, batch),
-        )
-    elif solver.batch == "joint" or batch == 1:
-        one_system = BlackBoxFunction(f, z0, joint=True)
-        found = _guarded(solver, one_system, z0.reshape(-1), **limits(slice(None)))
-        z, steps, message, factors = (
-            _accept(found, z0, name),
-            steps + steps_of(found, name),
-            found.message,
-            _each(found, batch),
-        )
+    if solver.batch != "loop" or batch == 1:
+        joint = solver.batch != "native"
+        function, start = BlackBoxFunction(f, z0, joint=joint), z0.reshape(-1) if joint else z0
+        found = _guarded(solver, function, start, **limits(slice(None)))
+        z, steps = _accept(found, z0, name), steps + steps_of(found, name)
+        message, factors = found.message, _each(found, batch)
     else:
         z = z0.clone()
         for i in range(batch):
             if left[i] <= 0:
                 factors.append(None)
                 continue
-            with _one_sample(f, z, i) as one:
-                one.sample = i, batch
-                found = _guarded(solver, one, z0[i], **limits(slice(i, i + 1)))
+            one = _one_sample(f, z, i)
+            one.sample = i, batch
+            found = _guarded(solver, one, z0[i], **limits(slice(i, i + 1)))
             z[i] = _accept(found, z0[i], name)
             steps[i] = steps_of(found, name)
             factors += _each(found, 1)
@@ -335,20 +321,15 @@ def _each(found: Found, batch: int) -> list[Any]:
     return [given] if batch == 1 or given is None else list(given)
 
 
-@contextlib.contextmanager
-def _one_sample(f: Evaluations, z: Tensor, i: int) -> Iterator[BlackBoxFunction]:
+def _one_sample(f: Evaluations, z: Tensor, i: int) -> BlackBoxFunction:
     """``f`` of sample ``i`` alone: on its own rows where the system allows it, else inside the whole batch."""
     per_row = f.system.samples_per_row
     row, inside = divmod(i, per_row)
     if not f.system.can_select:
-        yield BlackBoxFunction(f, z.clone(), slot=i)
-        return
+        return BlackBoxFunction(f, z.clone(), slot=i)
     system, theta = f.system.select(torch.tensor([row], device=z.device), f.theta)
-    part = Evaluations(system, theta, f.solves)
-    try:
-        yield BlackBoxFunction(part, z[row * per_row : (row + 1) * per_row].clone(), slot=inside)
-    finally:
-        account(f, part)
+    part = f.beside(f.solves, system, theta)
+    return BlackBoxFunction(part, z[row * per_row : (row + 1) * per_row].clone(), slot=inside)
 
 
 def _guarded(solver: BlackBox, f: BlackBoxFunction, z0: Tensor, **keywords: Any) -> Found:

@@ -25,12 +25,8 @@ __all__ = ["Arrived", "through_charts"]
 
 _CHARTS = 8
 _NEAR = 0.5  # a sample that went no further than this in its chart is not looked at again
-_ENDS = (
-    Status.CONVERGED,
-    Status.STALLED,
-    Status.DIVERGED,
-    Status.UNBOUNDED,
-)  # perhaps of the chart, not of the problem
+# ends that may be those of the chart, and not of the problem
+_ENDS = (Status.CONVERGED, Status.STALLED, Status.DIVERGED, Status.UNBOUNDED)
 _SAME = 10.0  # a residual that another chart shows so many times larger is the same
 
 

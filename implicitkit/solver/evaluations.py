@@ -13,6 +13,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.linear.price import price_of_dense, price_of_dense_like
 from implicitkit.problem.selection import selection
+from implicitkit.solver.counted import Counted
 from implicitkit.solver.fits import Fits
 from implicitkit.solver.outside import Outside
 from implicitkit.solver.visible import curvature, none_of, plain, refuse, with_graph
@@ -25,7 +26,7 @@ _GRADIENTS = ("minimise", "least_squares")  # what is solved by those whose ``f`
 _FEW_ROWS = 64  # constraints, each of which takes a product, where the Hessian has a low-rank part
 
 
-class Evaluations:
+class Evaluations(Counted):
     """``f`` for a solver of some kind, over a :class:`~implicitkit.system.System` (table in :class:`Method`).
 
     The last point is remembered, by identity of ``z``: whatever was computed there is not computed again.
@@ -45,15 +46,14 @@ class Evaluations:
         remark: set by a step: what to say if samples fail.
         ahead: how many steps may be taken at once, unseen. taken, dear: set by a step: how many it took; cost beyond that.
         weighs: set by a method: are rows kept where to drop them costs more than to evaluate them?
-        evaluations: calls of the user's function so far. sample_evaluations: the same times the samples in each call.
     """
 
-    def __init__(self, system: System, theta: Sequence[Tensor], solves: str) -> None:
+    def __init__(self, system: System, theta: Sequence[Tensor], solves: str, whole: Counted | None = None) -> None:
+        super().__init__(whole)
         self.system, self.theta, self.solves = system, tuple(theta), solves
         self.problem: Any = system.problem
         self.kind = self.problem.kind
         self.of_map, self.of_gradient = solves == "fixed_point", solves in _GRADIENTS
-        self.evaluations = self.sample_evaluations = 0
         device = system.layout.device
         self.active = torch.ones(system.batch, dtype=torch.bool, device=device)
         self.norm = self.best = self.best_norm = self.tolerance = torch.zeros((), device=device)  # the driver says
@@ -73,7 +73,6 @@ class Evaluations:
         # the graph of a point, where residuals or conditions of optimality are linearised: a fit's at once
         self._keeps = solves == "least_squares"
 
-    # ------------------------------------------------------------------------------------------------ what is there
     @property
     def batch(self) -> int:
         """Samples in a call."""
@@ -104,7 +103,7 @@ class Evaluations:
         """The Jacobian of ``f`` at ``z`` by its products, from one evaluation."""
         problem, z = self.problem, plain(z)
         self._count()
-        equations, known = self._equations(self._kernel), {}
+        equations, known = self._equations(self.uncounted), {}
         if not self.of_map:
             iteration = not self.of_gradient and self.kind.iteration
             known = {"symmetric": self.of_gradient or problem.symmetric, "fixed_point": iteration}
@@ -124,8 +123,7 @@ class Evaluations:
 
     def _of_fewer(self, system: System, theta: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
         """The same of some samples, counted as the evaluation that it takes."""
-        self.evaluations += 1
-        self.sample_evaluations += system.batch
+        self.count(system.batch)
         return self._equations(lambda y: system.live(y, *theta))
 
     def _sparse(self, function: Callable[[Tensor], Tensor], z: Tensor) -> Any:
@@ -139,17 +137,17 @@ class Evaluations:
         if self.kind.of_residuals:
             return self.residuals_pattern(z) is not None
         if self.kind.returns_program:
-            saddle = lambda y: self.problem.flat_saddle(self._kernel, y)  # noqa: E731
+            saddle = lambda y: self.problem.flat_saddle(self.uncounted, y)  # noqa: E731
             if self.system.sparsity("saddle").find(saddle, z) is None:
                 return self._has_low_rank(z)
-        return self.system.sparsity().find_either(lambda y: self.problem.flat_residual(self._kernel, y), z) is not None
+        return self.system.sparsity().find_either(self._of_problem, z) is not None
 
     def _has_low_rank(self, w: Tensor) -> bool:
         """Is the Hessian of a program's Lagrangian sparse but for a few numbers, and are there few constraints?"""
         n = self.problem.size
         if w.shape[1] - n > _FEW_ROWS:
             return False
-        stationarity = lambda y: self.problem.flat_stationarity(self._kernel, y)  # noqa: E731
+        stationarity = lambda y: self.problem.flat_stationarity(self.uncounted, y)  # noqa: E731
         found = self.system.sparsity("hessian").find_bordered(stationarity, w[:, :n])
         return found is not None and not len(found.alone)
 
@@ -170,8 +168,7 @@ class Evaluations:
         """The same of sparse factors; ``None`` where there is no pattern."""
         if z.shape[1] < self.problem.sparse_from:
             return None
-        residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
-        price = sparse_blocks(self.system.sparsity, residual, z).price()
+        price = sparse_blocks(self.system.sparsity, self._of_problem, z).price()
         return None if price is None else float(price.factors)
 
     def remembered(self, z: Tensor, name: str, find: Callable[[], Any]) -> Any:
@@ -179,7 +176,7 @@ class Evaluations:
         the pattern of the residual's Jacobian is remembered; ``None`` where there is none."""
         if z.shape[1] < self.problem.sparse_from:
             return None
-        ready = self.system.sparsity().find(lambda y: self.problem.flat_residual(self._kernel, y), z)
+        ready = self.system.sparsity().find(self._of_problem, z)
         return None if ready is None else ready.remembered((name, self.system.situation(self.theta)), find)
 
     def jacobian(self, z: Tensor) -> Tensor:
@@ -193,24 +190,22 @@ class Evaluations:
     def residuals_pattern(self, z: Tensor) -> Any:
         """The pattern of the Jacobian of :meth:`residuals`, with its colouring, or of one with a low-rank part; ``None``
         where there is none."""
-        residuals = lambda y: self.problem.flat_residuals(self._kernel, y)  # noqa: E731
-        return self.system.sparsity("residuals").find_either(residuals, z)
+        return self.system.sparsity("residuals").find_either(self._of_fit, z)
 
     def residuals_sparse(self, z: Tensor) -> tuple[Any, Any] | None:
         """:meth:`residuals_jacobian` as a pattern and the entries of every sample, ``(batch, nnz)``, or with a low-rank
         part (:class:`~implicitkit.sparsity.low_rank.Entries`); ``None`` where it has no sparsity pattern."""
-        residuals = lambda y: self.problem.flat_residuals(self._kernel, y)  # noqa: E731
         sparsity = self.system.sparsity("residuals")
-        if z.shape[1] < SMALLEST or sparsity.find_either(residuals, z) is None:
+        if z.shape[1] < SMALLEST or sparsity.find_either(self._of_fit, z) is None:
             return None
         products = self.residuals_products(z)
-        found = confirmed(sparsity, residuals, z, *products)
-        return confirmed_bordered(sparsity, residuals, z, *products) if found is None else found
+        found = confirmed(sparsity, self._of_fit, z, *products)
+        return confirmed_bordered(sparsity, self._of_fit, z, *products) if found is None else found
 
     def smooth(self, w: Tensor) -> Tensor:
         """:meth:`saddle` without its derivative, ``(batch, n + m)``."""
         self._count()
-        found: Tensor = self.problem.flat_saddle(self._kernel, w)
+        found: Tensor = self.problem.flat_saddle(self.uncounted, w)
         return found.detach()
 
     def saddle(self, w: Tensor) -> tuple[Tensor, Operator]:
@@ -236,7 +231,7 @@ class Evaluations:
         if here and "vector" in point:
             return point["vector"], point["leaf"]
         self._count()
-        vector, leaf = autodiff.recorded(lambda y: self.problem.flat_residuals(self._kernel, y), z)
+        vector, leaf = autodiff.recorded(self._of_fit, z)
         if here and {"f", "value", "residuals"} <= point.keys():
             point["vector"], point["leaf"] = vector, leaf
         return vector, leaf
@@ -248,12 +243,12 @@ class Evaluations:
     def second_derivative(self, z: Tensor) -> Tensor:
         """``d^2 f/dz^2`` of scalar equations, shape ``(batch, 1)``."""
         self._count()
-        return curvature(lambda y: self.problem.flat_residual(self._kernel, y), plain(z))
+        return curvature(self._of_problem, plain(z))
 
     def select(self, rows: Tensor, samples: Tensor) -> Evaluations:
         """This function for some rows only; what is known at the last point is kept for them."""
         system, theta = self.system.select(rows, self.theta)
-        small = Evaluations(system, theta, self.solves)
+        small = Evaluations(system, theta, self.solves, self.whole)
         small.evaluations, small.sample_evaluations = self.evaluations, self.sample_evaluations
         small.frugal, small.weighs, small._outside = self.frugal, self.weighs, self._outside.select(samples)
         if self._point:
@@ -263,6 +258,11 @@ class Evaluations:
             keep = ("z", "f", "residual", "value", "residuals")
             small._point = {k: v.index_select(0, samples) for k, v in self._point.items() if k in keep}
         return small
+
+    def beside(self, solves: str, system: System | None = None, theta: Sequence[Tensor] = ()) -> Evaluations:
+        """The same function for a solver of some kind, of some samples if their ``system`` is given: it remembers a point of
+        its own, and its evaluations count here, too."""
+        return Evaluations(system or self.system, theta if system else self.theta, solves, self)
 
     def prime(self, z: Tensor, output: Tensor) -> None:
         """Tell the kernel's value at ``z``, known from elsewhere: counted as the evaluation it was."""
@@ -283,17 +283,22 @@ class Evaluations:
         """The point remembered (after :meth:`select`, its remaining rows)."""
         return self._point["z"]
 
-    # ----------------------------------------------------------------------------------------------------- evaluation
     def _count(self) -> None:
-        self.evaluations += 1
-        self.sample_evaluations += self.system.batch
+        self.count(self.system.batch)
 
     @property
     def inner(self) -> str:
         """What the last solve inside the function said that had no solution, at a trial point; empty if all had one."""
         return self._outside.inner
 
-    def _kernel(self, z: Tensor) -> Tensor:
+    def _of_problem(self, z: Tensor) -> Tensor:
+        return self.problem.flat_residual(self.uncounted, z)
+
+    def _of_fit(self, z: Tensor) -> Tensor:
+        return self.problem.flat_residuals(self.uncounted, z)
+
+    def uncounted(self, z: Tensor) -> Tensor:
+        """:meth:`kernel` for what is no function of the user's: bounds, proximal maps."""
         return self._outside.evaluate(lambda y: self.system.live(y, *self.theta), z)
 
     def _get(self, z: Tensor, name: str) -> Tensor:
@@ -319,7 +324,7 @@ class Evaluations:
         z = point["z"]
         if "out" not in point:
             self._count()
-            point["out"] = self._kernel(z).detach()  # a function may switch gradients on for itself
+            point["out"] = self.uncounted(z).detach()  # a function may switch gradients on for itself
         if self.of_map:
             point["f"] = point["out"]
         if name == "residual" or not self.of_map:
@@ -338,7 +343,7 @@ class Evaluations:
             saddle = point.setdefault("saddle", self._linearised_saddle(z))[0]
         else:
             saddle = self.problem.flat_saddle(self.kernel, z)
-        point["residual"] = self.problem.conditions(self._kernel, z, saddle, limits).detach()
+        point["residual"] = self.problem.conditions(self.uncounted, z, saddle, limits).detach()
         point["f"] = point["residual"]
 
     def _compute_visible(self, point: dict[str, Tensor], name: str) -> None:
@@ -350,18 +355,14 @@ class Evaluations:
         """The bounds of a program, ``(batch, size)``, ``None`` where its set is another: looked for once, since they do not
         depend on where one is; ``z``: states, ``(batch, size)`` or with multipliers behind."""
         if self._limits is None:
-            found = self.problem.limits(self._kernel, z[:, : self.problem.size])
+            found = self.problem.limits(self.uncounted, z[:, : self.problem.size])
             self._limits = (None if found is None else (found[0].detach(), found[1].detach()),)
         return self._limits[0]
-
-    def uncounted(self, z: Tensor) -> Tensor:
-        """The same of what is no function of the user's: bounds, proximal maps."""
-        return self._kernel(z)
 
     def kernel(self, z: Tensor) -> Tensor:
         """The user's function on matrices, counted."""
         self._count()
-        return self._kernel(z)
+        return self.uncounted(z)
 
     def _compute_graph(self, point: dict[str, Tensor], name: str) -> None:
         """Minimisers: value and residual vector from one evaluation, the gradient from its graph when asked for."""
@@ -370,7 +371,7 @@ class Evaluations:
             self._count()
             point["leaf"] = leaf = z.detach().requires_grad_()
             with torch.enable_grad():
-                point["out"] = out = self._kernel(leaf)
+                point["out"] = out = self.uncounted(leaf)
                 if self.kind.returns_state:
                     point["equations"] = problem.flat_residual(lambda _: out, leaf)
                     point["residual"] = point["equations"].detach()

@@ -15,7 +15,7 @@ from torch import Tensor
 from implicitkit.problem.qualification import balances_by_rounding
 from implicitkit.solution import Status
 from implicitkit.solver import returned
-from implicitkit.solver.base import Options, Outcome, Solver, account
+from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_other_units
@@ -150,13 +150,12 @@ def _look_back(f: Evaluations, outcome: Outcome) -> None:
     still = (outcome.status == int(Status.DIVERGED)) & (outcome.residual_norm == 0)
     if not bool(still.any()):
         return
-    probe, z = Evaluations(f.system, f.theta, "minimise"), outcome.z
+    probe, z = f.beside("minimise"), outcome.z
     value = probe.value(z)
     least = value - ROUNDING * torch.finfo(z.dtype).eps * value.abs()
     for share in _WAY:
         lower = probe.value(share * z) < least  # false for NaN
         outcome.status = torch.where(still & lower, int(Status.SADDLE), outcome.status)
-    account(f, probe)
 
 
 def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Outcome) -> None:
@@ -222,12 +221,11 @@ def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tens
     nowhere, J = torch.zeros_like(which), z
     if z.shape[1] > _SPECTRUM or not bool(which.any()):
         return nowhere, J
-    probe = Evaluations(f.system, f.theta, "root")
+    probe = f.beside("root")
     try:
         J = f.kind.flow * in_working_precision(probe.linearize(z).dense())
     except Exception:  # the function is not to be differentiated, and no derivative was asked for
         return nowhere, J
-    account(f, probe)
     which = which & torch.isfinite(J).flatten(1).all(1)
     J = torch.where(which[:, None, None], J, 0)
     if z.shape[1] > DENSE:  # where |dz|^2 falls in every direction, no disturbance grows; and this is cheap to see
@@ -255,9 +253,8 @@ def _follow_exactly(f: Evaluations, z0: Tensor, options: Options, outcome: Outco
     ``l'g = 0`` everywhere, steps of any length keep them, and the state is the one that they name; else (the susceptible
     that an epidemic leaves) it is where long steps happen to end.
     """
-    probe = Evaluations(f.system, f.theta, "root")
+    probe = f.beside("root")
     F = in_working_precision(probe.residual(z0))
-    account(f, probe)
     U, S, _ = torch.linalg.svd(J)
     eps = torch.finfo(z0.dtype).eps
     moved = torch.where(S.le(eps ** (2 / 3) * S[:, :1]), (U.mT @ F.unsqueeze(2)).squeeze(2).abs(), 0).amax(1)

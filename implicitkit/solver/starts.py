@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit.solver.base import account
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 
@@ -24,14 +23,13 @@ _SPREAD = 0.6180339887498949  # no two unknowns move by the same: |z_1 - z_2| ha
 def has_no_slope(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     """Of which unknowns the derivative at ``z`` is not finite where the function is, in the samples ``which``;
     ``(batch, n)``."""
-    probe = Evaluations(f.system, f.theta, "minimise" if f.kind.minimisation else "root")
+    probe = f.beside("minimise" if f.kind.minimisation else "root")
     try:
         missing = which.unsqueeze(1) & ~torch.isfinite(_slope(probe, z))
     except Exception:  # the function is not to be differentiated: that is no news where no derivative was asked for
         missing = torch.zeros_like(z, dtype=torch.bool)
     if bool(missing.any()):
         missing = missing & _has_value(probe, z).unsqueeze(1)
-    account(f, probe)
     return missing
 
 
@@ -45,14 +43,13 @@ def beside(f: Evaluations, z0: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
     if not bool(open_.any()):
         return z0, open_
     uneven = 0.5 + torch.arange(z0.shape[1], dtype=z0.dtype, device=z0.device).mul_(_SPREAD).frac_()
-    probe = Evaluations(f.system, f.theta, "minimise" if f.kind.minimisation else "root")
+    probe = f.beside("minimise" if f.kind.minimisation else "root")
     for move in _MOVES:
         moved = torch.where(missing & open_.unsqueeze(1), z0 + move * uneven * (1 + z0.abs()), start)
         good = open_ & torch.isfinite(_slope(probe, moved)).all(1) & _has_value(probe, moved)
         start, open_ = torch.where(good.unsqueeze(1), moved, start), open_ & ~good
         if not bool(open_.any()):
             break
-    account(f, probe)
     return start, open_
 
 
@@ -61,9 +58,8 @@ def _in_its_set(f: Evaluations, z0: Tensor, which: Tensor) -> Tensor:
     alone: what lies outside need not be in its domain."""
     z, multipliers = Model(f).split(z0)
     inside = torch.cat([Model(f).proximal(z, 1.0), multipliers], 1)
-    probe = Evaluations(f.system, f.theta, "root")
+    probe = f.beside("root")
     which = which & (inside != z0).any(1) & ~_has_value(probe, z0) & _has_value(probe, inside)
-    account(f, probe)
     return torch.where(which.unsqueeze(1), inside, z0)
 
 
@@ -72,9 +68,8 @@ def has_a_value(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     there are any."""
     if not bool(which.any()):
         return which
-    probe = Evaluations(f.system, f.theta, "minimise" if f.kind.minimisation else "root")
+    probe = f.beside("minimise" if f.kind.minimisation else "root")
     found = which & torch.isfinite(z).all(1) & _has_value(probe, z)
-    account(f, probe)
     return found
 
 
@@ -82,7 +77,7 @@ def is_lowest(f: Evaluations, z: Tensor, which: Tensor, atol: float) -> Tensor:
     """Where an objective without a derivative at ``z`` is lower there than on both sides, near and less near, along every
     one of those unknowns alone, up to eight, and all of them at once, and does not change with the others, ``(batch,)``: a
     minimum in a kink, ``sqrt(z^2)`` at zero."""
-    probe = Evaluations(f.system, f.theta, "minimise")
+    probe = f.beside("minimise")
     slope = probe(z)
     missing, level = ~torch.isfinite(slope) & which.unsqueeze(1), probe.value(z)
     found = which & missing.any(1) & (missing | (slope.abs() <= atol)).all(1)
@@ -94,7 +89,6 @@ def is_lowest(f: Evaluations, z: Tensor, which: Tensor, atol: float) -> Tensor:
                 break
             there = probe.value(torch.where(moved, z + move * (1 + z.abs()), z))
             found = found & ((there > level) | ~moved.any(1))
-    account(f, probe)
     return found
 
 

@@ -35,11 +35,9 @@ def ask(f: Evaluations, question: Callable[..., Tensor], z: Tensor, which: Tenso
         more = tuple(t.index_select(0, samples) if isinstance(t, Tensor) else t for t in more)
     else:
         chosen = which
-    probe = Evaluations(system, theta, "root")
+    probe = f.beside("root", system, theta)
     probe.know(z, F)
     answer = question(probe, z, chosen, *more)
-    f.evaluations += probe.evaluations
-    f.sample_evaluations += probe.sample_evaluations
     if len(samples) == len(which):
         return answer
     return answer.new_zeros(len(which), *answer.shape[1:]).index_copy(0, samples, answer)

@@ -23,10 +23,8 @@ __all__ = ["Coloured", "as_pattern", "below_each_other", "coloured", "known_entr
 
 _CHUNK = 1 << 18  # numbers in one batch of products: fewer cost more calls, more take memory and save no time
 _CHUNK_ELSEWHERE = 1 << 25
-_SAMPLES, _LEAST = (
-    4,
-    1 << 16,
-)  # samples, and numbers in all products, from which it is asked whether they have one matrix
+# samples, and numbers in all products, from which a test for a common matrix pays
+_SAMPLES, _LEAST = 4, 1 << 16
 _LIKELY, _ALIKE = 1e-6, 64.0  # of themselves products with one may differ by, and in the end units of rounding
 _TIMES = (1.37, 0.61, 2.23)  # no powers of two, whose products have the same rounding errors
 _AS_MUCH = 1e-2  # of what it should be, how far a multiple may be from that

@@ -392,10 +392,11 @@ MUTANTS = [
             "top = mv(self.P, z) + mv(self.A.mT, y) - mv(self.G.mT, self.D * lam)",
             "top = mv(self.P, z) + mv(self.A.mT, y) + mv(self.G.mT, self.D * lam)",
         ),
-        (
-            "torch.cat([-D.unsqueeze(2) * G, zero(batch, m, p), torch.diag_embed(1 - D)], 2),",
-            "torch.cat([-D.unsqueeze(2) * G, zero(batch, m, p), torch.diag_embed(D)], 2),",
-        ),
+    ),
+    *mutants(
+        "implicitkit/problem/qp_data.py",
+        "tests/mutants/test_survivors.py -k qp_jacobian",
+        ("torch.diag_embed(1 - D)", "torch.diag_embed(D)"),
     ),
     *mutants(
         "implicitkit/diagnostics/certificate.py",

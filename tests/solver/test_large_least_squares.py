@@ -376,6 +376,15 @@ def test_a_step_that_is_refused_is_shortened_before_it_is_damped(
     torch.testing.assert_close(s.value[1:], alone.value, rtol=1e-7, atol=1e-9)
 
 
+def test_a_step_that_was_shortened_is_followed_by_a_more_damped_one() -> None:
+    """The bent valley of a chain of Rosenbrock's functions: full steps overshoot all along it, and each that is tried costs
+    four evaluations.  (985 of them, where damping stays as it is after a shortened step.)"""
+    f = lambda z: torch.cat([10 * (z[1:] - z[:-1] ** 2), 1 - z[:-1]])  # noqa: E731
+    s = ik.least_squares(f, torch.full((200,), -1.2, dtype=D), solver="levenberg_marquardt")
+    assert bool(s.converged) and s.evaluations < 400, s.evaluations
+    torch.testing.assert_close(s.value, torch.ones(200, dtype=D), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("condition", [3.0, 1e5])
 def test_products_are_tried_before_a_matrix_without_a_pattern(
     condition: float, monkeypatch: pytest.MonkeyPatch

@@ -20,9 +20,7 @@ import scipy.sparse as sp
 __all__ = ["AsReal", "Pairs", "pairs_of"]
 
 _SMALLEST = 256  # unknowns from which looking pays
-_SAME = (
-    16 * np.finfo(np.float64).eps
-)  # what rounding leaves of the difference of entries that are the same, rows of size one
+_SAME = 16 * np.finfo(np.float64).eps  # rounding of the difference of two equal entries, in rows of size one
 
 
 class Pairs:

@@ -45,9 +45,7 @@ from implicitkit.sparsity.places import with_entries
 
 __all__ = ["SparseFactor"]
 
-_TOGETHER = (
-    2000  # unknowns of a block up to which the blocks of a batch are factored by one call: a call is dear for few
-)
+_TOGETHER = 2000  # unknowns of a block, up to which one call factors all blocks of a batch: calls are dear for few
 _FULL = 8  # one entry in so many, from which a dense matrix is
 _SUPERNODES = 4096  # unknowns from which Cholesky factors by supernodes are worth another copy of the matrix
 _AMPLIFIED = 0.05 / np.finfo(np.float64).eps

@@ -50,9 +50,8 @@ class Squares:
     def __init__(self, pattern: IndexSets, counts: np.ndarray) -> None:
         n = pattern.shape[1]
         rows = np.repeat(np.arange(len(counts)), np.diff(pattern.indptr))
-        after = np.where(
-            counts[rows] > 0, pattern.indptr[rows + 1] - np.arange(len(rows)), 0
-        )  # itself and those behind it
+        # of each entry, how many there are in its row from itself on
+        after = np.where(counts[rows] > 0, pattern.indptr[rows + 1] - np.arange(len(rows)), 0)
         left = np.repeat(np.arange(len(rows)), after)
         right = left + np.arange(len(left)) - np.repeat(np.cumsum(after) - after, after)
         place = pattern.indices[left].astype(np.int64) * n + pattern.indices[right]

@@ -19,12 +19,8 @@ from implicitkit.foundation.operators import Operator
 __all__ = ["Fewer", "narrowed"]
 
 _SHARE = 0.5  # of the samples in work: no more than so many must be open, ...
-_SPARED = (
-    1 << 14
-)  # ... and so many numbers of the state, at least, spared in every product: a selection costs a few calls
-_ASKED = (
-    1.0  # products of all that a selection costs, at least, where it is compared with the whole: it must spare more
-)
+_SPARED = 1 << 14  # ... and every product must spare so many numbers of the state: a selection costs a few calls
+_ASKED = 1.0  # products of all samples that a selection costs where it is compared with the whole: it must spare more
 
 Answers = tuple[Tensor, ...]
 
@@ -45,7 +41,7 @@ class Fewer:
         self._kept: Answers = ()
         self._most = (
             1.0 if may and A.selects is not None else 0.0
-        )  # of the samples in work may be open, times the share
+        )  # times the share: of the samples in work may be open
 
     def drop(
         self, open_: Tensor, left: int, answers: Callable[[], Answers], ahead: Callable[[], float] | None = None

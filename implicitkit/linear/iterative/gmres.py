@@ -52,9 +52,8 @@ _NUMBERS = 1 << 24  # in it
 _KEPT = 0.1  # share of a vector's length that must be left after one Gram-Schmidt pass, ...
 _TAKEN = (1 / _KEPT**2 - 1) ** 0.5  # ... which then has taken so many times what is left
 
-PATIENCE = (
-    60  # products, and two restarts, in which the residual must be halved if it would not get there in those left
-)
+#: Products, and two restarts, in which the residual must be halved, unless those that are left are enough.
+PATIENCE = 60
 STALLED = (
     "stagnated: the tolerance is below what rounding allows or the matrix is singular (then "
     'linear_solver="lsmr" gives the minimum-norm solution), or the residual falls too slowly for max_steps'

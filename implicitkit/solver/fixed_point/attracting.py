@@ -195,7 +195,7 @@ def stretches(f: Evaluations, z: Tensor, which: Tensor, direction: Tensor) -> tu
     Pseudospectra*, chapter 16).
     """
     samples, system, theta = subset(f, which)
-    probe = Evaluations(system, theta, "fixed_point")
+    probe = f.beside("fixed_point", system, theta)
     z, v = z.index_select(0, samples), in_working_precision(direction.index_select(0, samples))
     w, sizes = in_working_precision(probe(z)), []
     size = torch.linalg.vector_norm(in_working_precision(z), dim=1, keepdim=True)
@@ -218,7 +218,6 @@ def stretches(f: Evaluations, z: Tensor, which: Tensor, direction: Tensor) -> tu
         grows, open_ = grows | now, open_ & ~now & ~(settled & (k >= _PRODUCTS))
         if not bool(open_.any()):
             break
-    account(f, probe)
     found = torch.zeros_like(which).index_copy(0, samples, grows)
     return which & found, torch.zeros_like(direction).index_copy(0, samples, final.to(direction))
 
@@ -233,7 +232,7 @@ def leads_away(f: Evaluations, z0: Tensor, z: Tensor, which: Tensor, v: Tensor) 
     over, it does not ask.
     """
     samples, system, theta = subset(f, which)
-    probe = Evaluations(system, theta, "fixed_point")
+    probe = f.beside("fixed_point", system, theta)
     start, z = (t.index_select(0, samples) for t in (z0, z))
     point, v = in_working_precision(z), in_working_precision(v.index_select(0, samples))
     w = in_working_precision(probe(z))
@@ -266,5 +265,4 @@ def leads_away(f: Evaluations, z0: Tensor, z: Tensor, which: Tensor, v: Tensor) 
                 leaves = torch.linalg.vector_norm(there - far * way, dim=1)
                 least = (1 - _AFFINE) * torch.linalg.vector_norm(far * (said - way), dim=1)
                 found = found & alike(there, far * said) & (leaves >= least)
-    account(f, probe)
     return which & torch.zeros_like(which).index_copy(0, samples, found)

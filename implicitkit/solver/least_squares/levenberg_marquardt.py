@@ -31,10 +31,8 @@ _PARTS = (0.5, 0.25, 0.125)  # of a step by factors that are tried before others
 _KEPT = 0.25  # of the decrease that the part of a step promises, at least
 _FEW, _WORK = 32, 5e6  # unknowns and batch * m * n^2 from which a step is dear, below the size that always is
 _LAST = 3  # steps with old singular values at the end
-_AT_HAND, _NEARBY = (
-    0.1,
-    1e-2,
-)  # of z_j: a correction that changes nothing (in roots of eps), and one that may be trusted
+_AT_HAND = 0.1  # of z_j, in roots of eps: a correction that changes nothing
+_NEARBY = 1e-2  # of z_j: a correction that may be trusted
 _LEAST = 1e-3  # units of rounding of the largest eigenvalue below which mu is nothing
 
 
@@ -48,10 +46,10 @@ class LevenbergMarquardt(Method):
     promised, a step is taken when ``rho > 0`` and ``\mu`` multiplied by ``max(1/3, 1 - (2 rho - 1)^3)``, or else ``\mu`` by
     ``\nu = 2, 4, 8, ...`` (Nielsen 1999; Madsen, Nielsen & Tingleff 2004, algorithm 3.16).  Where a step is dear, from 128
     unknowns on (from 32 where ``batch m n^2`` comes to 5e6), the first one tried is Gauss-Newton's, and taken if it keeps
-    nine tenths of its promise; of one that is refused a half, a quarter and an eighth are tried, with the same factors,
-    before ``\mu`` grows; it falls by 1/10, 1/100, 1/10000, ... after steps in a row that keep it: so the last steps are
-    Gauss-Newton's, too.  A step is followed by others
-    with the same factors, ``z <- z - (R'R + \mu D^2)^{-1} g(z)``, while the gradient ``g`` falls to a fifth.
+    nine tenths of its promise; of one that is refused a half, a quarter and an eighth are tried with the same factors, and
+    ``\mu`` grows whether or not one of them is taken.  It falls by 1/10, 1/100, 1/10000, ... after steps in a row that keep
+    their promise: so the last steps are Gauss-Newton's, too.  A step is followed by others with the same factors,
+    ``z <- z - (R'R + \mu D^2)^{-1} g(z)``, while the gradient ``g`` falls to a fifth.
 
     From the ninth step on steps follow the bend of their valley (:mod:`implicitkit.solver.steps.geodesic`), where they are
     not dear and the loss is that of least squares.  Where the gradient meets the tolerance though Gauss and Newton's
@@ -151,9 +149,10 @@ class LevenbergMarquardt(Method):
             accept = ~found & (rho > torch.where(bold, _FAITHFUL, 0.0)) & (promised > 0)
             at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
             z_next = taken_where(accept, trial, z_next)
-            if direct and bool((~found & ~accept).any()):
-                z_next, shorter = _shorter(f, z, value, g, p, promised, ~found & ~accept, z_next)
-                found = found | shorter
+            open_, taken = ~found, accept
+            if direct and bool((open_ & ~accept).any()):
+                z_next, shorter = _shorter(f, z, value, g, p, promised, open_ & ~accept, z_next)
+                taken = accept | shorter
             easier = mu * (1 - (2 * rho - 1) ** 3).clamp(_EASE, 2)
             harder = mu * nu
             if dear:
@@ -161,9 +160,9 @@ class LevenbergMarquardt(Method):
                 faithful = rho > _FAITHFUL
                 easier = torch.where(faithful, ease * mu, easier)
                 ease = torch.where(accept, torch.where(faithful, ease.square(), _FASTER), ease)
-            mu = torch.where(found, mu, torch.where(accept, easier, harder))
+            mu = torch.where(open_, torch.where(accept, easier, harder), mu)
             nu = torch.where(accept | bold, 2, 2 * nu)
-            found, bold = found | accept, torch.zeros_like(bold)
+            found, bold = found | taken, torch.zeros_like(bold)
             hopeless = ~found & ~((torch.linalg.vector_norm(p, dim=1) > smallest) & (mu < torch.inf))
             if bool((found | hopeless).all()):
                 break

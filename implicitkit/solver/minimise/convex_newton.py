@@ -14,14 +14,13 @@ from implicitkit.foundation.options import check_options, flag
 from implicitkit.linear.factors.dense import cholesky_batched
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.minimise.newton_cg import steihaug
+from implicitkit.solver.minimise.newton_cg import WORTH, steihaug
 from implicitkit.solver.steps.line_search import backtrack
 
 __all__ = ["ConvexNewton", "by_factors"]
 
 _PAYS = 0.5  # of |g| that a step may leave, if it is not to be forgiven
 _FORGIVEN = 40.0  # products that such steps in a row may cost
-_WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
 _TARGET = 0.1  # of |g| that these may leave of the model's
 _TRIED = 50.0  # products of a step, at most, where there are no factors to turn to
 _FAR = 1e6  # steps as long as that, by max(|z|, 1), are none of a convex model
@@ -71,7 +70,7 @@ class ConvexNewton(Method):
         try:
             A = f.linearize(z)
             price = state["price"] or (f.price_of_dense(z, A=A) if self.formed else _TRIED)
-            frugal = state["frugal"] and price >= _WORTH
+            frugal = state["frugal"] and price >= WORTH
             found = _by_products(f, A, z, g, state["first"], price) if frugal else None
             if found is None and not self.formed:
                 f.stuck = f.active
@@ -89,7 +88,7 @@ class ConvexNewton(Method):
         search = backtrack(f, z, d, _HALVINGS)
         pays = torch.linalg.vector_norm(f(search.z), dim=1) <= _PAYS * norm
         idle = torch.where(pays, 0, state["idle"] + 1)
-        good = convex & search.found & (idle <= int(_FORGIVEN / (price if found is None else _WORTH)))
+        good = convex & search.found & (idle <= int(_FORGIVEN / (price if found is None else WORTH)))
         f.stuck = f.active & ~good
         return search.z, state | {"idle": idle, "price": price, "frugal": found is not None}
 

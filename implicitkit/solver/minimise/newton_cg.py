@@ -21,9 +21,9 @@ from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.region import Region
 from implicitkit.sparsity.known import SMALLEST
 
-__all__ = ["NewtonCG"]
+__all__ = ["WORTH", "NewtonCG", "steihaug"]
 
-_WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
+WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
 
 
 @register_solver("newton_cg", solves="minimise")
@@ -106,7 +106,7 @@ def _begun(
     if g.shape[1] < SMALLEST:
         return None, None
     price = H.price() if frugal else None
-    if price is not None and price.factors >= _WORTH:
+    if price is not None and price.factors >= WORTH:
         tried = steihaug(H, g, radius, target, done, inner_steps, price.factors)
         if tried is not None:
             return tried, None

@@ -16,7 +16,7 @@ from torch import Tensor
 from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.linear.conditions.saddle import Saddle, mv
 from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched
-from implicitkit.problem.qp_data import QPData, natural_residual
+from implicitkit.problem.qp_data import QPData, natural_jacobian, natural_residual
 from implicitkit.solution import Status
 
 __all__ = ["QPPoint", "convex", "polish"]
@@ -112,15 +112,7 @@ def _nearest(data: QPData, z: Tensor, y: Tensor, lam: Tensor, which: Tensor) -> 
     for _ in range(3):
         r = torch.cat(natural_residual(*at, part), 1)
         D = (at[2] + mv(G, at[0]) - h > 0).to(P)
-        J = torch.cat(
-            [
-                torch.cat([P, A.mT, G.mT], 2),
-                torch.cat([A, A.new_zeros(len(which), p, p + m)], 2),
-                torch.cat([-D.unsqueeze(2) * G, A.new_zeros(len(which), m, p), torch.diag_embed(1 - D)], 2),
-            ],
-            1,
-        )
-        d = lstsq_batched(J, -r, rcond=1e-10)[0].split([n, p, m], 1)
+        d = lstsq_batched(natural_jacobian(P, A, G, D), -r, rcond=1e-10)[0].split([n, p, m], 1)
         trial = (at[0] + d[0], at[1] + d[1], at[2] + d[2])
         lower = (_joint(natural_residual(*trial, part)) < torch.linalg.vector_norm(r, dim=1)).unsqueeze(1)
         if not bool(lower.any()):

@@ -17,7 +17,7 @@ from torch import Tensor
 from implicitkit.foundation import seeded
 from implicitkit.foundation.options import check_options, part
 from implicitkit.solution import Status
-from implicitkit.solver.base import Options, Outcome, Solver, account
+from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["Awakened", "awake"]
@@ -71,7 +71,7 @@ class Awakened(Solver):
 def awake(f: Evaluations, z: Tensor) -> Tensor:
     """``z`` with the unknowns moved on which ``F`` does not depend there, by 1, 10 or 100 times their own size to either
     side, wherever it first does; ``z`` itself where there are none, or none that can be helped.  ``(batch, n)``."""
-    probe = Evaluations(f.system, f.theta, "root")
+    probe = f.beside("root")
     idle = torch.isfinite(probe(z)).all(1, keepdim=True) & (_pull(probe, z) == 0)
     start, found = z, torch.zeros_like(idle)
     largest = z.abs().amax(1, keepdim=True)
@@ -87,7 +87,6 @@ def awake(f: Evaluations, z: Tensor) -> Tensor:
             start, found = torch.where(woken, moved, start), found | woken
             if bool((found | ~idle).all()):
                 break
-    account(f, probe)
     return start if bool(found.any()) else z
 
 

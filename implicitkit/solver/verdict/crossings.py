@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.factors.dense import factor_batched
-from implicitkit.solver.base import account
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.scales import NOISE, in_working_precision
 
@@ -68,9 +67,8 @@ def is_lower(f: Evaluations, z: Tensor, there: Tensor, which: Tensor) -> Tensor:
     """
     if not bool(which.any()):
         return torch.zeros_like(which)
-    probe = Evaluations(f.system, f.theta, "minimise")
+    probe = f.beside("minimise")
     value, other = probe.value(z), probe.value(there)
-    account(f, probe)
     return which & (other < value - NOISE * torch.finfo(z.dtype).eps * value.abs())  # false for NaN
 
 

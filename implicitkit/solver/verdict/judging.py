@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.solution import Status
-from implicitkit.solver.base import Options, account
+from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.steps.factored import is_noise
@@ -211,10 +211,8 @@ class Judge:
         """:meth:`hides`, of the samples ``which`` at another point, asked beside ``f``; ``(batch,)``."""
         if self._rows is None or not bool(which.any()):
             return torch.zeros_like(which)
-        probe = Evaluations(self.f.system, self.f.theta, "root")
-        found = which & (probe.residual(z).abs() > _HIDDEN * self.rtol * self._rows).any(1)
-        account(self.f, probe)
-        return found
+        residual = self.f.beside("root").residual(z)
+        return which & (residual.abs() > _HIDDEN * self.rtol * self._rows).any(1)
 
     def _floor(self) -> float | Tensor:
         """What is small whatever cancels, for each ``F_i``: in its own units, where nobody gave an ``atol``."""

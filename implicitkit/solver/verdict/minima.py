@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
-from implicitkit.solver.base import account
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.inflection import inflected
 from implicitkit.solver.verdict.scales import in_working_precision
@@ -63,7 +62,7 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
         f: the problem's. z: ``(batch, n)``. which: ``(batch,)``, the samples in question. descended: those of them to which
             the objective has fallen step by step; these are looked at less closely.
     """
-    probe = Evaluations(f.system, f.theta, "minimise")
+    probe = f.beside("minimise")
     eps = torch.finfo(z.dtype).eps
     steps = min(z.shape[1], products(which, descended))
     at = f if f.of_gradient else probe  # which remembers what it has found there
@@ -73,7 +72,6 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
     if getattr(known, "positive", False) and len(known.units) == len(z):
         which = which & ~_is_like(product, known, z, steps)
         if not bool(which.any()):
-            account(f, probe)
             return z
     lowest, direction, largest = lanczos(product, z, steps)
     suspect = which & (lowest < -(eps**0.5) * largest)
@@ -100,7 +98,6 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
             lower = suspect & torch.isfinite(new) & (new < least)
             best = torch.where(lower.unsqueeze(1), trial, best)
             least = torch.where(lower, new, least)
-    account(f, probe)
     return best
 
 
@@ -129,7 +126,7 @@ def _tried(function: Callable[[Tensor], Tensor], moved: Tensor, z: Tensor, like:
 def falls_forever(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     """Where the objective falls along the ray of steepest descent from ``z`` as far as it is followed, at least a hundredth
     as fast as at its beginning; ``(batch,)``."""
-    probe = Evaluations(f.system, f.theta, "minimise")
+    probe = f.beside("minimise")
     g, value = probe(z), probe.value(z)
     slope = torch.linalg.vector_norm(g, dim=1)
     ray = -g / slope.clamp_min(torch.finfo(z.dtype).tiny).unsqueeze(1)
@@ -142,7 +139,6 @@ def falls_forever(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         new = probe.value(z + t.unsqueeze(1) * ray)
         falls = falls & ((new < last) | (new == -torch.inf)) & (value - new >= _SHARE * t * slope)
         last = new
-    account(f, probe)
     return falls
 
 

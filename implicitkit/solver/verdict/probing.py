@@ -370,8 +370,7 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor,
         gone = (after <= share * before) | (behind.abs() <= _ROUNDED * eps * largest).all(1)
         drifts = small & (F.abs() > _DRIFTS * scale).any(1) & ~gone
         drifts = drifts & (F.abs() <= eps**0.5 * largest).all(1)  # else it is the tolerance's
-        tiny = (F.abs() <= eps**0.75 * largest).all(
-            1
-        )  # waves that are shorter than the test's steps look like rounding
+        # waves that are shorter than the steps of the test look like rounding
+        tiny = (F.abs() <= eps**0.75 * largest).all(1)
         small = small & (~drifts | (tiny & is_rounding(f, z, F, drifts & tiny)))
     return small | across(~small & (after <= falls * before) & (d.abs() <= 0.5 * largest).all(1))

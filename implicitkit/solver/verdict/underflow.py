@@ -17,11 +17,7 @@ __all__ = ["has_underflowed"]
 _HALVINGS = 40  # of the way from the origin to z, or of its logarithm, at most ...
 _BLIND = 8  # ... and as long as nothing but zeros has been seen
 _NEAR = 1 / 64  # of its distance from the origin: how closely the edge is found
-_INSIDE = (
-    1 / 2,
-    1 / 4,
-    1 / 8,
-)  # of the way to the edge: where F is looked at once more (z e^-z vanishes at the origin)
+_INSIDE = (1 / 2, 1 / 4, 1 / 8)  # of the way to the edge: F is evaluated there, too (z e^-z vanishes at the origin)
 _NOISE = 1e3  # times eps: what rounding leaves of a derivative
 _SHARE = 0.4  # power of eps: what is left at the edge, at most, of what rounding may have left
 _DENSE = 64  # unknowns up to which the derivative of each equation is asked, beyond it is that of their sum
@@ -46,9 +42,8 @@ def has_underflowed(
     tiny = torch.finfo(z.dtype).tiny
     if z.shape[1] > _DENSE:  # one that grows as z moves otherwise than along itself has not: that costs no Jacobian
         if seen is None:
-            seen = doubling(
-                f, z, torch.zeros_like(z), torch.finfo(z.dtype).eps ** 0.25 * uneven(z)[1]
-            )  # where F is zero
+            zero, move = torch.zeros_like(z), torch.finfo(z.dtype).eps ** 0.25 * uneven(z)[1]
+            seen = doubling(f, z, zero, move)
         flat = flat & ~seen[0]
     if bool(flat.any()):
         flat = flat & ~_has_derivative(f, z, flat)

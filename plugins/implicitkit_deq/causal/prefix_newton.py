@@ -63,9 +63,8 @@ class PrefixNewton(ik.Method):
     def step(self, f: Any, rows: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One step of the positions ``f.moving``."""
         products = f.products(rows)
-        r = torch.where(
-            f.moving.unsqueeze(1), f.residual(rows).nan_to_num(0.0, 0.0, 0.0), 0
-        )  # f(z) - z: those before have met the tolerance
+        # f(z) - z; positions that do not move have met the tolerance
+        r = torch.where(f.moving.unsqueeze(1), f.residual(rows).nan_to_num(0.0, 0.0, 0.0), 0)
         shape = (-1, self.length, r.shape[1])
         goal = self.forcing * r.double().square().view(shape).sum(2).cumsum(1).sqrt()
         vectors, d = [r], torch.zeros_like(r)

@@ -138,9 +138,8 @@ class Transformer(Cell):
         root = math.sqrt(d // self.heads)
         q, kv = (self.qkv(z) + injected).split([d, 2 * d], -1)
         k, v = torch.cat([past, kv], 1).chunk(2, -1)
-        q, k, v, r = (
-            t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v, distance)
-        )  # (B, heads, *, d_h)
+        # each (B, heads, *, d_h)
+        q, k, v, r = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v, distance))
         # queries are scaled, not scores, of which there are T times as many
         placed = _by_position(((q + self.distance_bias.unsqueeze(1)) / root) @ r.mT, k.shape[2])
         q = q + self.content_bias.unsqueeze(1)
