@@ -49,8 +49,7 @@ def finish(
 
     Args:
         problem: the optimality conditions. backend: finds a point. wrong: ``(batch, k)``, positive where a sample's data are
-            invalid; it is not solved. start: ``w`` to try first, ``(batch, n + m)``, where it
-            is not zero.
+            invalid; it is not solved. start: ``w`` to try first, ``(batch, n + m)``, where it is not zero.
         units: of the programs, if not the user's.
 
     Returns:

@@ -234,13 +234,11 @@ class ConvexLayer(extend.Configured, nn.Module):
                 break
             rough = self._rough(*solved, units)
             units = self._nearer(data, w, rough >= before).only(rough > UNEVEN, units or Units.users(self._dual, data))
-            before = torch.where(
-                rough >= before, torch.inf, rough
-            )  # those of the data, and once more near what they tell
+            # units of the data are tried once, then those near the solution that they lead to
+            before = torch.where(rough >= before, torch.inf, rough)
             inner, usable = units.apply(data), (rough <= LOST).unsqueeze(1)
-            z, converged, told = self._solved(
-                inner, flags, units, backend, torch.where(usable, units.of(w.detach()), 0)
-            )
+            near = torch.where(usable, units.of(w.detach()), 0)
+            z, converged, told = self._solved(inner, flags, units, backend, near)
             w, solved = units.back(z), (inner, z)
             kept = [(*new[:4], *old[4:]) for new, old in zip(told, kept, strict=True)]
         if not self._judge(kept, backend, lead):

@@ -111,8 +111,8 @@ MUTANTS = [
         "plugins/implicitkit_cvxpy/finish.py",
         "tests/mutants/test_survivors_plugins.py -k 'stands_still'",
         (
-            "status = torch.where(valid & (norm <= _SOLVED * scale), int(Status.CONVERGED), status)",
-            "status = torch.where(valid, int(Status.CONVERGED), status)",
+            "status = torch.where(tried & (norm <= _SOLVED * scale), int(Status.CONVERGED), status)",
+            "status = torch.where(tried, int(Status.CONVERGED), status)",
         ),
         ("verdict = torch.where(status == int(Status.CONVERGED), int(Status.INACCURATE), status)", "verdict = status"),
     ),
@@ -177,7 +177,7 @@ MUTANTS = [
         LAYER + " -k 'projections or semidefinite or isometry'",
         ("step = (change - step @ step) * inverse", "step = change * inverse"),
         ("change = D @ zero + zero @ D + zero @ zero", "change = D @ zero + zero @ D"),
-        ("scale[row == column] = 1.0", "scale[row == column] = 2.0"),
+        ("np.where(row == column, 1.0,", "np.where(row == column, 2.0,"),
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/cones/exponential.py",
@@ -356,7 +356,10 @@ MUTANTS = [
         "plugins/implicitkit_cvxpy/layer.py",
         "tests/plugins/cvxpy/test_cvxpy_layer.py -k in_place",
         ("t.to(dtype, copy=True) for t in self._variables_out", "t.to(dtype) for t in self._variables_out"),
-        ("t.to(dtype, copy=True) for t in self._general", "t.to(dtype) for t in self._general"),
+        (
+            "t.to(dtype, copy=True) for t in self._general(values, lead, backend, start))",
+            "t.to(dtype) for t in self._general(values, lead, backend, start))",
+        ),
     ),
     *mutants(
         "plugins/implicitkit_deq/visit.py", USES + " -k in_place", ("t.clone() if isinstance(t, Tensor) else t", "t")

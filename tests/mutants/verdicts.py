@@ -406,7 +406,7 @@ MUTANTS = [
         "implicitkit/solver/verdict/judging.py",
         "tests/solver/test_units.py -k 'still_falls or atol_that or zeros_at_zero or as_precise'",
         ("return claims & ~loose", "return claims"),
-        ("self._by_default = own", "self._by_default = not f.kind.iteration"),
+        ("options.atol_is_default and options.rtol > 0 and not f.kind.like_state", "not f.kind.like_state"),
         ("rtol = max(_HIDDEN * self.rtol, _LOOSE)", "rtol = self.rtol"),
         ("& (norm > self.rtol * self.floor)", "& (norm > 0)"),
         ("torch.where(asked, _FAST * norm, self._again)", "self._again"),
