@@ -64,20 +64,20 @@ def orthogonalised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 LIMITS = {"rtol": 1e-6, "atol": 0.0}
 
 
-def test_a_disk_is_left_to_the_series_where_products_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is orthogonalised, and the answer meets the tolerance by its true residual; dear products are GMRES's."""
+@pytest.mark.parametrize(("nodes", "cycles"), [(8, []), (100, [6])], ids=["cheap", "dear"])
+def test_a_disk_is_left_to_the_series(nodes: int, cycles: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once where products are cheap, else after six steps of GMRES; no more is orthogonalised, and the answer meets the
+    tolerance by its true residual."""
     A, b = system(*(spectrum(0.8, [], seed) for seed in range(SAMPLES)))
-    A.graph = lambda: (8, 0, 0)
+    A.graph = lambda: (nodes, 0, 0)
     seen = orthogonalised(monkeypatch)
     found = Contraction().solve(A, b, **LIMITS, max_steps=None)
-    assert not seen and bool(found.converged.all())
+    assert seen == cycles and bool(found.converged.all())
     left = torch.linalg.vector_norm(A.mv(found.x) - b, dim=1)
     torch.testing.assert_close(left, found.residual_norm)
     assert bool((left <= 1e-6 * torch.linalg.vector_norm(b, dim=1)).all())
     least = GMRES().solve(A, b, **LIMITS, max_steps=None).steps
     assert bool((found.steps >= least).all() and (found.steps <= 2 * least).all())
-    A.graph = lambda: (100, 0, 0)
-    assert torch.equal(Contraction().solve(A, b, **LIMITS, max_steps=None).steps, least)
 
 
 def test_gmres_goes_faster_the_more_of_all_dimensions_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_a_sample_that_is_done_adds_no_terms() -> None:
 
 @pytest.mark.parametrize("outer", [[0.97, 0.96, 0.95], [-1.5, -1.4]], ids=["slow", "diverging"])
 def test_eigenvalues_that_lie_apart_are_left_to_gmres(outer: list[float]) -> None:
-    """As many products as GMRES: the first ones of the series are its own."""
+    """As many products as GMRES: neither the look nor the first product of the series costs one."""
     A, b = system(*(spectrum(0.3, outer, seed) for seed in range(SAMPLES)))
     found, gmres = (s.solve(A, b, **LIMITS, max_steps=None) for s in (Contraction(), GMRES()))
     assert torch.equal(found.steps, gmres.steps)
@@ -279,14 +279,17 @@ def test_a_sample_for_which_the_series_is_too_slow_is_given_back(nodes: int) -> 
     torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
 
 
-def test_the_last_samples_are_given_back_if_they_need_many_products_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("nodes", "looks"), [(8, 0), (100, 1)], ids=["cheap", "dear"])
+def test_the_last_samples_are_given_back_if_they_need_many_products_more(
+    nodes: int, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An eigenvalue at 0.92 is no reason to leave the series at once: it would end after some 160 products.  When the others
     have ended, GMRES needs a few."""
     A, b = system(*(spectrum(0.7, [], seed) for seed in range(SAMPLES)), spectrum(0.7, [0.92], SAMPLES))
-    A.graph = lambda: (8, 0, 0)
+    A.graph = lambda: (nodes, 0, 0)
     seen = orthogonalised(monkeypatch)
     found = Contraction().solve(A, b, **LIMITS, max_steps=None)
-    assert len(seen) == 1 and bool(found.converged.all())
+    assert len(seen) == 1 + looks and bool(found.converged.all())
     assert int(found.steps[-1]) < int(found.steps[:-1].max()) + 20 < 65
     torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
     A, b = system(*(spectrum(0.5, [], seed) for seed in range(SAMPLES)), spectrum(0.65, [], SAMPLES))
@@ -348,12 +351,13 @@ def test_a_sample_whose_residual_hardly_falls_in_a_window_is_given_back() -> Non
     """Whether or not others are left, and whatever its first products gained; so is one that is not finite."""
     before = torch.ones(4, dtype=F64)
     length = torch.tensor([0.69, 0.71, 1.5, torch.nan], dtype=F64)
-    found = _crawls(length, before, before, 1e-4 * before, torch.full((4,), -1e-3, dtype=F64), False)
-    assert found.tolist() == [False, True, True, True]
+    for pace in (None, torch.full((4,), -1e-3, dtype=F64)):
+        found = _crawls(length, before, before, 1e-4 * before, pace, False)
+        assert found.tolist() == [False, True, True, True]
 
 
 def test_gmres_is_asked_after_a_window_where_the_series_would_go_on_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk of 0.9, cheap products."""
+    """A disk of 0.9, cheap products: six steps of GMRES cost a small part of what the series takes."""
     A, b = system(*(spectrum(0.9, [], seed) for seed in range(SAMPLES)))
     A.graph = lambda: (8, 0, 0)
     seen = orthogonalised(monkeypatch)
@@ -397,7 +401,7 @@ SPECTRA = {
 def test_by_what_products_cost_no_choice_is_far_from_the_best(
     name: str, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the spectrum and however many operations a product takes: no more than 1.7 times what the better one of GMRES
+    """Whatever the spectrum and however many operations a product takes: no more than 1.4 times what the better one of GMRES
     and the series costs, beside four products; those for the last samples are of the whole batch, too."""
     A, b = system(*[SPECTRA[name]] * 32)
     A.graph = lambda: (nodes, nodes * b.numel(), 0)
@@ -412,4 +416,4 @@ def test_by_what_products_cost_no_choice_is_far_from_the_best(
         dearer, every = float(_dearer(A, b, 50, torch.tensor(float(gmres)))), int(found.steps.max())
         spent = sum(seen) * dearer + max(0, every - sum(seen))
         ratios[rtol] = round((spent - 4) / min(gmres * dearer, plain), 2), every, seen, gmres, plain, dearer
-    assert max(r[0] for r in ratios.values()) < 1.7, ratios
+    assert max(r[0] for r in ratios.values()) < 1.4, ratios

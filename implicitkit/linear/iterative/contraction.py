@@ -1,16 +1,22 @@
-r"""Linear systems of fixed-point maps, ``A = J - I``: by the plain series for as long as it is fast, else by GMRES.
+r"""Linear systems of fixed-point maps, ``A = J - I``: by GMRES, or by the plain series where that costs less.
 
-The Neumann series ``x = -(b + J b + J^2 b + ...)`` needs one product with ``J`` a step and nothing else; GMRES needs fewer
-products, and orthogonalises each.  Where the spectrum of ``J`` fills a disk around zero no polynomial is much smaller on it
-than the power that the series uses, and GMRES has little to gain; where a few eigenvalues lie apart it gains a lot.
+The Neumann series needs a product with ``J`` a step and nothing else; GMRES needs fewer products, and orthogonalises each.
+Where the spectrum of ``J`` fills a disk around zero no polynomial is much smaller on it than the power that the series uses,
+and GMRES has little to win; where a few eigenvalues lie apart it wins a lot.  Which of the two it is, the first Krylov
+vectors tell without any further product: with ``A V_k = V_{k+1} H`` and the residual ``r_0 = beta v_1``, the series leaves
 
-Source: Saad, *Iterative Methods for Sparse Linear Systems* (2nd ed., SIAM 2003), section 6.11.2 (powers are optimal on a
-disk).
+    r_m = J^m r_0 = beta V_{m+1} y_m,    y_0 = e_1,    y_{m+1} = y_m + H y_m,
+
+so that ``|y_m|`` is its residual after ``m`` steps, beside that of GMRES.
+
+Source: the identity is this library's use of Arnoldi's relation (Saad 2003, section 6.3); that powers are optimal on a disk:
+Saad (2003), section 6.11.2.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,19 +33,20 @@ from implicitkit.linear.price import CALL, cost_of_product
 
 __all__ = ["Contraction"]
 
-_MOST = 0.75  # of the samples still at work: the series must serve so many of them
-_NODES = 5  # in the graph of a product, where there is no graph to look at
-# what is added to the cost of a product: by the series, calls and three passes; by GMRES, calls and two over the basis
+_LOOK = 6  # Krylov vectors after which the two are compared ...
+_LATER = 3  # ... by what they gained since this one
+_MOST = 0.75  # of the samples still at work: the series must cost less for so many of them
+_NODES = 5  # in the graph of a product, where there is none to look at
+# what is added to what a product costs: by the series, calls and three passes; by GMRES, calls and two over the basis
 _SUM_CALLS, _SUMMED, _SUM_CACHED, _SUM_TIMES = 0.92, 0.1, 4.1e4, 3.1
 _CALLS_MORE, _ORTHOGONALISED, _CACHED, _BEYOND = 9.7, 0.026, 3.8e5, 1.05
 _MADE = 140.0  # vectors more, against which as much is done to make one
 _SWIFT = 0.35  # a product that leaves no more than this of any residual is swift
 _SLOWER = 1.2  # if the second product leaves so many times what the first left, or more, polynomials may do better ...
 _START = 24.0  # ... but a cycle of GMRES costs so many calls beside its products
-_FIRST = 6  # products of GMRES, whose cost decides whether windows of the series are tried: ...
-_CHEAP = 2.0  # ... they are where one costs so many times one of the series, ...
+_CHEAP = 2.0  # windows are tried where a product of GMRES costs so many times one of the series, ...
 _HALF = 0.5  # ... and the residuals of so many samples fall
-_TRIED = 4.0  # the series ends where it still takes so many times what trying GMRES costs
+_TRIED = 4.0  # a trial of GMRES follows a window where the series still takes so many times what it costs
 _MARGIN = 0.9  # of the target, so that drift seldom costs another cycle
 _EVERY = 2  # products between two looks
 _WINDOW, _SLOW = 8, 0.7  # products, and the share of a residual that they may leave for the series to go on ...
@@ -60,14 +67,16 @@ class Contraction(LinearSolver):
     *Windows of eight products*: where a product of GMRES costs at least twice one of the series (three times and more where
     products are a few operations, hardly more where they are dear), and the residuals of half of the samples fall.  After a
     window the series hands a sample to GMRES if its residual falls too slowly, or a quarter as fast as at first; likewise
-    the last quarter of the samples, if they need eight products more; and all of them, once it hands over more than one in
-    four.  Every product is one of the whole batch, and powers have left of these residuals what lies along few eigenvectors,
-    which GMRES finds quickly; so a window that was taken in vain costs GMRES hardly a product more than it needs alone.
+    the last quarter of the samples, if they need eight products more; and all of them, once more than one in four go: every
+    product is one of the whole batch, and powers have left of these residuals what lies along a few eigenvectors, which
+    GMRES finds quickly.  So a window that was taken in vain costs GMRES hardly a product more than it needs alone.
 
-    *GMRES*: everywhere else, with the first products of the series as its own.  Every answer is judged by its true residual.
+    *A trial*: elsewhere, and where the series would go on for so long that a trial costs no more than a quarter of that, six
+    steps of GMRES.  By the products that each would take, the series goes on if it costs less for three quarters of the
+    samples that are left; else GMRES does.
 
-    One product a step, and one look at the host (in windows: at every second product).  Memory: that of GMRES, and three
-    vectors a sample.
+    Every answer is judged by its true residual.  One product a step, and one look at the host (in windows: at every second
+    product).  Memory: that of GMRES, and three vectors a sample.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("fixed_point",)
@@ -76,16 +85,32 @@ class Contraction(LinearSolver):
     def solve(
         self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
     ) -> LinearSolution:
-        restart, begun = vectors(b), False
+        restart, begun, asked, plain = vectors(b), False, False, False
 
         def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
-            nonlocal begun
+            nonlocal begun, asked, plain
             columns = min(restart, A.size, int(budget.max()))
-            if begun:
+            known: tuple[Tensor, ...] = ()
+            if not begun:
+                begun = True
+                found, known = _by_powers(A, r, norm, target, live, budget, restart)
+                if found is not None:
+                    return found
+            if plain:
+                plain = False
+                return _series(A, r, norm, target, live, budget, columns)
+            if asked:
                 return arnoldi(A, r, norm, target, live, budget, columns)
-            begun = True
-            found, known = _by_powers(A, r, norm, target, live, budget, restart)
-            return arnoldi(A, r, norm, target, live, budget, columns, None, known) if found is None else found
+
+            def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
+                nonlocal plain
+                open_ = live & ~done
+                dearer = functools.partial(_dearer, A, r, restart)
+                plain = not _some(~_pays(Ht, u, norm, target, budget, r.shape[1], dearer), open_)
+                return plain
+
+            asked = True
+            return arnoldi(A, r, norm, target, live, budget, columns, ((_LOOK,), look), known)
 
         patience = max(2, PATIENCE // restart)
         return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=max_steps, stalled=STALLED, patience=patience)
@@ -115,6 +140,30 @@ def _dearer(A: Operator, r: Tensor, restart: int, products: Tensor) -> Tensor:
 Dearer = Callable[[Tensor], Tensor]
 
 
+def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor, size: int, dearer: Dearer) -> Tensor:
+    """Of which samples the series would cost less than GMRES, ``(batch,)``.
+
+    ``Ht``: ``(batch, k, k + 1)``, the transpose of ``H``; ``u``: ``(batch, k + 1)``, of which ``1 / |u_{0..j}|`` is the
+    residual of GMRES.  That falls faster and faster: of ``size`` dimensions ``j`` vectors leave a share of ``1 - j / size``,
+    in squares, so that beside its rate it gains about ``j^2 / (4 size)``.
+    """
+    k = Ht.shape[1]
+    y = torch.zeros_like(u).unsqueeze(1)
+    y[:, 0, 0] = 1
+    lengths = []
+    for _ in range(k):
+        y = torch.baddbmm(y, y[:, :, :k], Ht)
+        lengths.append(torch.linalg.vector_norm(y, dim=2).squeeze(1))
+    least = u.square().cumsum(1).rsqrt()
+    here = (least[:, k] * norm / target).log()  # still to go, in logarithms
+    series = (lengths[_LATER - 1] / lengths[k - 1]).log() / (k - _LATER)  # what a step gains
+    krylov = (least[:, _LATER] / least[:, k]).log() / (k - _LATER)
+    enough = here <= series * (budget - k)
+    few = 2 * size * ((krylov.square() + here / size).sqrt() - krylov)  # of GMRES: krylov j + j^2 / (4 size) = here
+    cheaper = here <= dearer(few + k) * few * series
+    return cheaper & (here > k * krylov) & enough  # false for NaN
+
+
 def _by_powers(
     A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, restart: int
 ) -> tuple[Correction | None, tuple[Tensor, ...]]:
@@ -139,10 +188,10 @@ def _by_powers(
         if _some(slower, open_) and _some(~_shorter(A, r, known, norm, target, first, second, dearer), open_):
             return None, known
         return _swiftly(A, r, v, after, before, target, live, open_, budget), known
-    ratio = float(dearer(length.new_full((), _FIRST)))
+    ratio = float(dearer(length.new_full((), _LOOK)))
     if ratio < _CHEAP or _some(~(second < 1), open_, _HALF):
         return None, known
-    columns, most = min(restart, A.size, int(budget.max())), _TRIED * _FIRST * (ratio - 1)
+    columns, most = min(restart, A.size, int(budget.max())), _TRIED * _LOOK * (ratio - 1)
     return _series(A, r, norm, target, live, budget, columns, known, (first * second).log() / 2, most), known
 
 
@@ -223,9 +272,9 @@ def _series(
     live: Tensor,
     budget: Tensor,
     columns: int,
-    known: tuple[Tensor, ...],
-    pace: Tensor,
-    most: float,
+    known: tuple[Tensor, ...] = (),
+    pace: Tensor | None = None,
+    most: float = math.inf,
 ) -> Correction:
     """``dx = -(r + J r + J^2 r + ...)``, which leaves ``J^{m + 1} r``; of samples that this is too slow for, GMRES solves
     for what is left.
@@ -252,7 +301,7 @@ def _series(
             if int(torch.count_nonzero(crawls)):
                 slow, rest = slow | crawls, torch.where(column(crawls), v, rest)
                 going = going & ~crawls
-            if _some(_more(length, latest, aim) > most, going):
+            if most < math.inf and _some(_more(length, latest, aim) > most, going):
                 steps, open_ = torch.where(open_, k, steps), torch.zeros_like(open_)
                 break
         latest = length if k % _HALFWAY == 0 else latest
@@ -265,7 +314,8 @@ def _series(
         index = fewer.drop(open_, left, lambda: (dx, rest, slow, steps))  # noqa: B023
         if index is not None:
             dx, rest, slow, steps, v = narrowed(index, dx, rest, slow, steps, v)
-            open_, before, latest, aim, spent, pace = narrowed(index, open_, before, latest, aim, spent, pace)
+            open_, before, latest, aim, spent = narrowed(index, open_, before, latest, aim, spent)
+            pace = None if pace is None else pace.index_select(0, index)
     dx, rest, slow, steps = fewer.whole((dx, rest, slow, torch.where(open_, spent, steps)))
     if not bool(slow.any()):
         return Correction(dx, steps)
@@ -285,7 +335,7 @@ def _more(length: Tensor, latest: Tensor, aim: Tensor) -> Tensor:
     return _HALFWAY * (aim / length).log() / (length / latest).log()
 
 
-def _crawls(length: Tensor, before: Tensor, latest: Tensor, aim: Tensor, pace: Tensor, last: bool) -> Tensor:
+def _crawls(length: Tensor, before: Tensor, latest: Tensor, aim: Tensor, pace: Tensor | None, last: bool) -> Tensor:
     """Of which samples a window of products has left too much of the residual, ``(batch,)``: what it left along a few
     eigenvectors is quicker done by GMRES.
 
@@ -293,6 +343,9 @@ def _crawls(length: Tensor, before: Tensor, latest: Tensor, aim: Tensor, pace: T
     first two products left: where one gains a quarter of that by now, a few eigenvalues lie apart. ``last``: few samples
     are left.
     """
+    crawls = ~(length <= _SLOW * before)
+    if not last and pace is None:
+        return crawls
     left = length / latest
     late = length * left ** (_AHEAD * _WINDOW / _HALFWAY) > aim
-    return ~(length <= _SLOW * before) | (late if last else late & (left.log() > _FADES * _HALFWAY * pace))
+    return crawls | (late if last or pace is None else late & (left.log() > _FADES * _HALFWAY * pace))
