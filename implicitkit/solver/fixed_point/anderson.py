@@ -13,6 +13,7 @@ from implicitkit.foundation.options import above, at_least, between, check_optio
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.costs import dropping_pays
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.fixed_point.cheap_maps import gains, is_cheap, steps_needed
 from implicitkit.solver.fixed_point.differences import NOTHING, empty, raised, remember, slices_of
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.restarts import maybe_any, return_to_best, stranded, watch
@@ -26,7 +27,10 @@ _FAST = 0.8  # ... as long as three of them leave so much at most ...
 _MOST = 0.75  # ... for so many of the samples at work
 _SWIFT = 0.35  # what plain steps leave of a residual, two in the mean, before there is anything to mix ...
 _SLOWER = 1.2  # ... while the second leaves so much more than the first, at most
-_FEW = 10  # unknowns below which a few differences span them, and are mixed in any case
+_FEW, _FEWEST = 10, 8  # unknowns below which a few differences span them, and are mixed in any case (of a cheap map)
+_SOME = 0.1  # of the samples: while so many will not be done after one more step of a cheap map, it takes two
+_THRICE = 3.0  # times what half of the samples need: so many steps are made, at most, for the slowest one
+_TWO = 100.0  # times the tolerance: what two plain steps of a cheap map hardly lower to it
 _TIMES = 3  # so often three steps are made, at most, before somebody looks
 _NEAR, _HALF = 2.0, 0.5  # times the tolerance: what residuals of so many are not to fall below in steps not looked at
 
@@ -58,6 +62,11 @@ class Anderson(Method):
       for as long as three plain steps take a fifth of it away: no combination does much better on a spectrum that fills a
       disk.  This is decided for the whole batch, so a sample may take another way beside others than alone; with
       ``period=3`` it takes its own.
+    - Of a cheap map, whose evaluation and plain step cost no more than mixing adds to a step
+      (:mod:`~implicitkit.solver.fixed_point.cheap_maps`), from 64 unknowns on, for as long as plain steps leave no more than
+      0.8 of the residual of three quarters of the samples at work, and gain a quarter at least of what they gained at first:
+      less would mean that a few eigenvalues lie apart, which the memory of the last steps then knows best.  Of 8 and 9
+      unknowns they go on as they do of 10 to 63 of any map.
 
     Restarts (:mod:`~implicitkit.solver.steps.restarts`): a sample that does badly forgets its memory and takes a plain step
     from its best point, so that where that step contracts the method is not worse than Picard for long.  From then on it
@@ -65,8 +74,10 @@ class Anderson(Method):
     difference and goes on from where it is.
 
     Looks: a look at the residual costs as much as a small map.  From 64 unknowns on the plain steps between two mixings are
-    made without one while, at the rate of the last steps, half of the samples (where rows are not dropped: the slowest)
-    will not be near their tolerance after them, and nobody watches (a trace, a callback).
+    made without one while, at the rate of the last steps, half of the samples (where rows are not dropped, or of a cheap
+    map: the slowest) will not be near their tolerance after them, and nobody watches (a trace, a callback).  Of a cheap map
+    up to seven are, as far as the slowest sample is expected to need them, and half of the others a third as many; none
+    where the last step left a fifth more than the one before.
 
     Memory: one array ``(batch, memory, 2 n)``, allocated once.  One evaluation a step.
 
@@ -105,7 +116,9 @@ class Anderson(Method):
         )
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
-        f.weighs = swift = self.period is None and z.shape[1] >= _FEW
+        cheap = self.period is None and is_cheap(f, _mixed_every(z))
+        swift = self.period is None and (z.shape[1] >= _FEW or (z.shape[1] >= _FEWEST and cheap))
+        f.weighs = swift and (cheap or z.shape[1] >= _WIDE)
         return {
             **(NOTHING if swift else empty(z, self._rows(z))),
             "last": None,  # r and w of the step before
@@ -114,6 +127,8 @@ class Anderson(Method):
             "new": 0,  # rows of the history that the Gram matrix does not know yet
             "eager": None,  # samples that mix in every step
             "path": () if swift else None,  # while all take plain steps from the first one on: the last of them
+            "cheap": cheap and z.shape[1] >= _WIDE,
+            "pace": None,  # of a cheap map: the logarithm of what each of the first two steps left
             "swift": None,  # samples that still do, when others do not, and |r| of the step before
             "plain": None,  # while all take plain steps only: |r| at the last look, and the steps since then
             "guard": {},
@@ -129,8 +144,11 @@ class Anderson(Method):
             k, state = 0, state | empty(z, m)
         path, swift = state["path"], state["swift"]
         if path is not None:
-            swift = _swift(f, path, k)
-            if swift is None or bool(swift.all()) or bool((swift | ~f.active).all()):
+            found = self._cheaply(f, (r, mixed), state) if state["cheap"] else None
+            if found is not None:
+                return found
+            swift = None if state["cheap"] else _swift(f, path, k)
+            if not state["cheap"] and (swift is None or bool(swift.all()) or bool((swift | ~f.active).all())):
                 return mixed, state | {"path": (*path, (r, mixed, f.norm))[-max(m, 2) :], "since": k + 1}
             state = state | _recalled(path, m, k)
         elif swift is not None:
@@ -182,6 +200,30 @@ class Anderson(Method):
         """``r`` and ``w`` at ``z``."""
         r = f.residual(z)
         return r, f(z) if self.damping == 1.0 else z.add(r, alpha=self.damping)
+
+    def _cheaply(
+        self, f: Evaluations, here: tuple[Tensor, Tensor], state: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, Any]] | None:
+        """The next of the plain steps that a cheap map takes from the first one on, or the next three, while samples are far
+        from done; ``None`` where they gain too little.  The first two are made at once, unless they might be enough."""
+        path, gain = state["path"], None
+        if len(path) > 1:
+            steps, before = next((j, p[2]) for j, p in enumerate(reversed(path), 1) if j > 1 and p[2] is not None)
+            enough, gain, pace = gains(f, before, steps, state["pace"])
+            if not _most(f, enough):
+                return None
+            state = state | {"pace": pace}
+        path, z, kept = (*path, (*here, f.norm)), here[1], max(self.memory, _PERIOD + 1)
+        room = min(f.ahead - 1, kept - 2)
+        if gain is None:
+            unseen = int(room > 0 and _most(f, f.norm > _TWO * f.tolerance))
+        else:
+            unseen = _cheaply_unseen(f, gain, room) if room > 0 and _is_steady(f, state["path"]) else 0
+        for _ in range(unseen):
+            here = self._plain(f, z)
+            path, z = (*path, (*here, _size(here, f) if gain is None else None)), here[1]
+            f.taken += 1
+        return z, state | {"path": path[-kept:], "since": state["since"] + f.taken}
 
     def _onwards(self, f: Evaluations, z: Tensor, state: dict[str, Any], done: int = 0) -> Tensor:
         """The next point to look at, which is ``z`` or lies some plain steps behind it (:func:`_unseen`), of which ``done``
@@ -252,7 +294,7 @@ def _most(f: Evaluations, which: Tensor, share: float = _MOST) -> bool:
     return int(torch.count_nonzero(which)) >= share * f.at_work
 
 
-Path = tuple[tuple[Tensor, Tensor, Tensor], ...]  # r, w and |r| of some steps
+Path = tuple[tuple[Tensor, Tensor, Any], ...]  # r, w and |r| of some steps (None: of one not looked at)
 
 
 def _swift(f: Evaluations, path: Path, count: int) -> Tensor | None:
@@ -267,6 +309,13 @@ def _swift(f: Evaluations, path: Path, count: int) -> Tensor | None:
     return torch.zeros_like(fast)
 
 
+def _is_steady(f: Evaluations, path: Path) -> bool:
+    """Has the last plain step not left much more of most residuals than the one before?  An eigenvalue beyond one shows so,
+    before residuals grow."""
+    (*_, earlier), (*_, before) = path[-2:]
+    return earlier is None or before is None or _most(f, f.norm * earlier <= _SLOWER * before.square())
+
+
 def _little(f: Evaluations, fall: Tensor, before: Tensor) -> Tensor:
     """Where a mixing that lowers ``|r|^2`` by ``fall`` is worth little, and plain steps are as good, ``(batch,)``."""
     return (fall <= (1 - _LITTLE**2) * f.norm.square()) & (f.norm <= _FAST ** (1 / _PERIOD) * before)
@@ -278,7 +327,8 @@ def _recalled(path: Path, memory: int, count: int) -> dict[str, Any]:
     state = empty(r, memory)
     for j, (old, new) in enumerate(itertools.pairwise(path), count - len(path)):
         remember(state, j % memory, new[:2], old[:2])
-    mark = path[max(0, len(path) - 1 - (count - 1) % _PERIOD)][2]
+    seen = path[: max(1, len(path) - (count - 1) % _PERIOD)]
+    mark = next((size for *_, size in reversed(seen) if size is not None), None)
     kept = {"last": (r, mixed), "mark": mark, "since": count, "new": len(path) - 1, "path": None}
     return {**state, **kept, "guard": {"step": count}}
 
@@ -301,6 +351,21 @@ def _unseen(f: Evaluations, mark: Tensor, plain: bool) -> int:
     needed = (f.tolerance / f.norm).log_().div_((f.norm / mark).log_())
     slowest = float(torch.where(f.active, needed, 0).nan_to_num_(0, 0, 0).amax())
     return int(min(slowest / 2 if slowest > 2 else max(0, slowest), _TIMES, f.ahead // _PERIOD))
+
+
+def _cheaply_unseen(f: Evaluations, gain: Tensor, room: int) -> int:
+    """How many more plain steps of a cheap map are made until the next look, at the rate of the last ones (``gain``).
+
+    Two or one, while half of the samples, or some, will not be near the tolerance after them.  As many as the slowest sample
+    needs, but no more than three times what half of the samples at work need, where rows are not dropped and there is
+    ``room`` for that: the whole batch is evaluated for that one, others only come nearer, and a look costs more than a step.
+    """
+    needed = torch.where(f.active, steps_needed(f, gain), torch.nan)
+    slowest, half = float(needed.nan_to_num(0, 0, 0).amax()), float(needed.nanmedian())
+    if slowest <= room and not dropping_pays(f, _HALF):
+        return max(0, int(min(slowest, _THRICE * half)))
+    needed = steps_needed(f, gain, _NEAR)
+    return min(2 if _most(f, needed > 3, _HALF) else int(_most(f, needed > 1, _SOME)), room)
 
 
 def _still_plain(f: Evaluations, before: Tensor, since: int) -> tuple[Tensor, int] | None:
