@@ -67,7 +67,7 @@ _MEANING = {
         "z has run away, or stands so far out that nothing there tells a solution from the way to a zero at infinity"
     ),
     Status.SADDLE: "the gradient vanishes at a saddle point or a maximum: the objective falls along a direction from there",
-    Status.UNSTABLE: "a state at rest in which nothing comes to rest: the flow leaves it",
+    Status.UNSTABLE: "an unstable state at rest: the flow leaves it",
 }
 
 

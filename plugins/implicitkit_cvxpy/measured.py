@@ -31,15 +31,15 @@ _ROUNDING = 1e-14
 def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None = None) -> Tensor:
     """Of the points ``w`` ``(batch, n + m)`` of programs in some ``units``, the user's where that is ``None``, ``(batch,)``.
 
-    Zero where ``|F|`` has said all: where numbers are of ordinary size, cones straight or matrices sparse.
+    Zero where ``|F|`` has said all: where numbers are of ordinary size or matrices sparse.
     """
     none = torch.zeros_like(w[:, 0])
-    cones = problem.dual.cones
-    if data.sparse or cones.polyhedral or problem.dual.smoothing:
+    if data.sparse or problem.dual.smoothing:
         return none
     given = torch.cat([data.q, data.b], 1).abs()
     least = torch.where(given > 0, given, torch.inf).amin(1)
-    ordinary = (w.abs().amax(1) <= _ORDINARY) & (given.amax(1) <= _ORDINARY) & (least >= 1 / _ORDINARY)
+    largest = torch.stack([t.detach().flatten(1).abs().amax(1) for t in (w, *data[:4]) if t.numel()]).amax(0)
+    ordinary = (largest <= _ORDINARY) & (least >= 1 / _ORDINARY)
     ordinary &= units is None
     if bool(ordinary.all()):
         return none
@@ -51,7 +51,8 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None =
         found = torch.where(F.amax(1) <= _ROUNDING * size.amax(1), 0, found)
     if units is not None:
         found = torch.where(nearer.spread > _FAR, found.clamp_min(2 * UNEVEN), found)
-    nowhere = none if units is not None else torch.full_like(none, torch.inf)
+    again = units is None and not problem.dual.cones.polyhedral  # certificates of linear rows are good in any units
+    nowhere = torch.full_like(none, torch.inf if again else 0.0)
     return torch.where(ordinary, none, torch.where((w != 0).any(1), found, nowhere)).nan_to_num(torch.inf)
 
 

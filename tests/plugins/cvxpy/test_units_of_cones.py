@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -75,6 +76,37 @@ def test_budgets_of_any_size(name: str, b: float) -> None:
     wanted = torch.autograd.grad(exact(*leaves)[0] / b, leaves)
     assert_close(found[0], wanted[0], rtol=1e-5, atol=1e-7)
     assert_close(found[1] * b, wanted[1] * b, rtol=1e-5, atol=0.0)
+
+
+#: programs whose matrices hold a price ``p``, beside right-hand sides, objectives and multipliers of one or less
+PRICES: dict[str, Case] = {
+    "linear": (lambda x, p: (cp.Minimize(WEIGHTS.numpy() @ x), [p * x >= 1]), lambda p: 1 / p.expand(3)),
+    "ball": (
+        lambda x, p: (cp.Maximize(WEIGHTS.numpy() @ x), [cp.norm(p * x) <= 1]),
+        lambda p: WEIGHTS / WEIGHTS.norm() / p,
+    ),
+    "exponential": (
+        lambda x, p: (cp.Minimize(x[1] + x[2]), [cp.exp(x[0]) <= p * x[1], x[0] >= 1, p * x[2] >= 1]),
+        lambda p: torch.stack([1 + 0 * p, torch.e / p, 1 / p]),
+    ),
+    "semidefinite": (
+        lambda x, p: (cp.Minimize(cp.sum(x)), [p * cp.diag(x) >> np.diag(WEIGHTS.numpy())]),
+        lambda p: WEIGHTS / p,
+    ),
+}
+
+
+@pytest.mark.parametrize("p", [1e-8, 1e6, 1e8])
+@pytest.mark.parametrize("name", PRICES)
+def test_prices_of_any_size(name: str, p: float) -> None:
+    """Only where the matrix is large is that to be seen: points four digits off were called converged, derivatives zero."""
+    x, price = cp.Variable(3), cp.Parameter(nonneg=True)
+    build, exact = PRICES[name]
+    leaf = torch.tensor(p, dtype=F64, requires_grad=True)
+    value, wanted = ConvexLayer(cp.Problem(*build(x, price)), [price], [x])(leaf)[0], exact(leaf)
+    assert_close(value, wanted, rtol=1e-7, atol=0.0)
+    found, slope = (torch.autograd.grad((v / wanted.detach()).sum(), leaf)[0] for v in (value, wanted))
+    assert_close(found, slope, rtol=1e-6, atol=0.0)
 
 
 def test_samples_have_units_of_their_own() -> None:
