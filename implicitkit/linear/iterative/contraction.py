@@ -60,7 +60,7 @@ class Contraction(LinearSolver):
     *Windows of eight products*: where a product of GMRES costs at least twice one of the series (three times and more where
     products are a few operations, hardly more where they are dear), and the residuals of half of the samples fall.  After a
     window the series hands a sample to GMRES if its residual falls too slowly, or a quarter as fast as at first; likewise
-    the last quarter of the samples, if they need eight products more; and all of them, once it hands over a quarter and more.
+    the last quarter of the samples, if they need eight products more; and all of them, once it hands over a quarter or more.
     Every product is one of the whole batch, and powers have left of these residuals what lies along a few eigenvectors,
     which GMRES finds quickly; so a window that was taken in vain costs GMRES hardly a product more than it needs alone.
 
