@@ -141,8 +141,8 @@ class Polyalgorithm(Solver):
         waiting = failed & (total.z == z0).all(1)
         if f.kind.minimisation or f.kind.returns_program:  # whose residual is a slope
             waiting = waiting & ~torch.isfinite(total.residual_norm)
+        f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
         if bool(waiting.any()):
-            f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
             waiting = has_no_slope(f, z0, waiting).any(1)
             total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
             if bool((waiting == failed).all()):
@@ -154,6 +154,7 @@ class Polyalgorithm(Solver):
         rows = f.residual(z0).abs()
         start_norm = torch.linalg.vector_norm(rows, dim=1)
         options = replace(options, start_size=start_size(z0) if f.kind.of_residuals else None, start_rows=rows)
+        total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
         total.solver = _title(self.name, finishers)

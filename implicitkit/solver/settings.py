@@ -65,10 +65,9 @@ def options_of(
 
 def asked_for(record: Record, options: Options) -> bool:
     """Is it no failure that some samples have not converged: so many steps were asked for, and nothing else?"""
+    ends, status = (Status.CONVERGED, Status.MAX_STEPS, Status.STALLED), record.outcome.status
     if record.truncated:
-        return True
-    ends = (Status.CONVERGED, Status.MAX_STEPS, Status.STALLED)
-    status = record.outcome.status
+        return not bool((status == int(Status.NONFINITE)).any())
     return options.rtol == options.atol == 0 and all(Status(int(s)) in ends for s in status.unique())
 
 

@@ -193,7 +193,7 @@ def _solve(
     if restated is not None:
         solution.value, solution.multipliers = restated.parts(solution.value)
     record.truncated = not record.outcome.all_converged and asked_for(record, options)
-    if on_failure == "nan" and not record.truncated:
+    if on_failure == "nan" and not (record.truncated and isinstance(rule, Unroll)):  # the steps themselves
         blank_failures(solution)
     elif on_failure not in ("ignore", "nan") and not record.outcome.all_converged and not record.truncated:
         plain = plain_solution(solution)

@@ -107,6 +107,27 @@ def test_evaluations_are_counted() -> None:
     assert solution.evaluations == int(solution.steps) + 1
 
 
+LOOKED_AT: dict[str, tuple[Any, Any, dict[str, Any], int]] = {  # the last: calls before a solver begins
+    "equations": (ik.root, lambda z: z.square() + 1, {}, 0),
+    "no minimum beside a term": (ik.argmin, lambda z: -2 * z.sum(), {"prox": ik.prox.l1(1.0)}, 1),
+    "no minimum within a set": (ik.argmin, lambda z: -z.sum(), {"project": ik.project.nonnegative()}, 2),
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_looks_between_the_methods_of_auto_are_counted(name: str) -> None:
+    verb, function, options, before = LOOKED_AT[name]
+    calls = 0
+
+    def counted(z: Tensor) -> Any:
+        nonlocal calls
+        calls += 1
+        return function(z)
+
+    found = verb(counted, torch.ones(4, dtype=D), on_failure="ignore", **options)
+    assert not found.converged and found.evaluations == calls - before
+
+
 def test_print() -> None:
     x = randn(5, 3, seed=3).requires_grad_()
     solution = ik.fixed_point(half, torch.zeros(5, 3, dtype=D), (x,), solver="anderson", batch_dims=1)

@@ -881,6 +881,14 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/polyalgorithm.py", f"{REFUSED} -k 'noise'", ("if refuse_noise(f, total):", "if False:")
     ),
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        "tests/core/test_solution.py -k looks_between",
+        (
+            "total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations\n        total = self._go_on",
+            "total = self._go_on",
+        ),
+    ),
     *mutants("implicitkit/solver/finding.py", f"{REFUSED} -k 'noise'", ("if refuse_noise(f, outcome):", "if False:")),
     *mutants(
         "implicitkit/solver/constrained/convexity.py",

@@ -362,6 +362,16 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/settings.py",
+        "tests/plugins/deq/test_deq.py -k steps_that_are",
+        ("return not bool((status == int(Status.NONFINITE)).any())", "return True"),
+    ),
+    *mutants(
+        "implicitkit/solving/verbs.py",
+        "tests/plugins/deq/test_deq.py -k exact_derivative_has",
+        ("not (record.truncated and isinstance(rule, Unroll))", "not record.truncated"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/visit.py", USES + " -k in_place", ("t.clone() if isinstance(t, Tensor) else t", "t")
     ),
     *mutants(

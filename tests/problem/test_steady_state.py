@@ -163,6 +163,23 @@ def test_a_state_of_a_family_is_the_one_that_the_flow_comes_to(in_dims: Any) -> 
     assert torch.allclose(found.value[:, 0], left, rtol=1e-5)
 
 
+@pytest.mark.parametrize("bent", [0.0, 0.3])
+def test_a_state_with_a_singular_jacobian_may_be_the_only_one(bent: float) -> None:
+    """``dx/dt = -x^3 + c x y``, where ``y`` follows ``x^2 / 2``: integrated, ``x`` would be 3e-4 after 1,900 evaluations."""
+    rhs = lambda z: torch.stack([-(z[0] ** 3) + bent * z[0] * z[1], z[0] ** 2 / 2 - z[1]])  # noqa: E731
+    found = ik.steady_state(rhs, torch.ones(2, dtype=torch.float64))
+    assert float(found.value.abs().max()) < 1e-6 and found.evaluations < 300
+
+
+@pytest.mark.parametrize("radius", [0.2, 3.0])
+def test_a_family_may_be_bent(radius: float) -> None:
+    """All points of a circle are at rest, and the flow turns as it comes to it."""
+    turn = torch.tensor([[1.0, -2.0], [2.0, 1.0]], dtype=torch.float64)
+    found = ik.steady_state(lambda z: (1 - z @ z) * (turn @ z), torch.tensor([radius, 0.0], dtype=torch.float64))
+    angle = torch.tensor(-2 * np.log(radius))  # dr/dt = (1 - r^2) r, and twice as fast around
+    assert torch.allclose(found.value, torch.stack([angle.cos(), angle.sin()]), atol=1e-4)
+
+
 def test_integration_that_runs_out_of_time_is_reported() -> None:
     solver = ik.extend.get_solver("integrate", duration=0.1)
     with pytest.raises(ik.ConvergenceError, match="end of the integration interval"):

@@ -473,6 +473,25 @@ def test_steps_that_are_asked_for_are_forgiven_nothing(row: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(loss(found), weight), torch.autograd.grad(loss(z), weight))
 
 
+def test_steps_that_are_asked_for_and_are_not_finite_are_a_failure() -> None:
+    def solve(**options: Any) -> ik.Solution:
+        return ik.fixed_point(
+            lambda z, x: z.exp().exp() + x, torch.ones(2), (torch.ones(2),), solver="picard", **options
+        )
+
+    with pytest.raises(ik.ConvergenceError):
+        solve(rule=ik.Unroll(steps=5))
+    assert bool(solve(rule=ik.Unroll(steps=5), on_failure="nan").value.isnan().all())
+
+
+def test_an_exact_derivative_has_no_value_where_steps_are_all_that_was_asked_for() -> None:
+    """Under ``"nan"``: where the rule is that of solutions, the start stood in the place of what is none."""
+    x = torch.full((3,), 0.3, dtype=F64)
+    options: dict[str, Any] = {"rtol": 0.0, "atol": 0.0, "max_steps": 3, "on_failure": "nan"}
+    found = ik.fixed_point(lambda z, x: torch.tanh(0.9 * z + x), torch.zeros_like(x), (x,), solver="picard", **options)
+    assert bool(found.value.isnan().all())
+
+
 @pytest.mark.parametrize("row", EMPTY)
 def test_an_empty_batch_has_an_empty_equilibrium(row: str) -> None:
     make, one, state = EMPTY[row]
