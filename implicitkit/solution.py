@@ -45,7 +45,6 @@ class Status(enum.IntEnum):
     NONCONVEX = 8
     DIVERGED = 9
     SADDLE = 10
-    UNSTABLE = 11
 
     @property
     def meaning(self) -> str:
@@ -67,7 +66,6 @@ _MEANING = {
         "z has run away, or stands so far out that nothing there tells a solution from the way to a zero at infinity"
     ),
     Status.SADDLE: "the gradient vanishes at a saddle point or a maximum: the objective falls along a direction from there",
-    Status.UNSTABLE: "an unstable state at rest: the flow leaves it",
 }
 
 
@@ -96,11 +94,6 @@ _ADVICE = {
     Status.SADDLE: (
         "A minimiser (solver='auto', 'lbfgs', 'newton_cg') leaves such a point, a solver of equations may be drawn to it; "
         "or start elsewhere."
-    ),
-    Status.UNSTABLE: (
-        "solver='auto', 'pseudo_transient' and 'integrate' follow the flow from z0, which may circle for ever around such a "
-        "state (then there is no steady state), or begin in it (then start beside it). ik.root finds states at rest of "
-        "either sort."
     ),
 }
 _NO_ROOT = (

@@ -332,25 +332,25 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
         if problem.kind.returns_state:
             layout.check(out, name, cast=cast, aux=True)
             return
-        leaves = [out] if problem.kind.returns_scalar else tree_flatten(out)[0]
-        for leaf in leaves:
+        leaves = tree_flatten(out)[0]
+        alone = problem.kind.returns_scalar and len(leaves) == 1
+        for leaf in [out] if alone else leaves:
             if not isinstance(leaf, Tensor):
                 hint = hint_of_pair(out) or hint_of_no_tensor(leaf)
                 raise TypeError(f"{name} returned {kind_of(leaf)}, not a tensor{hint}")
         if not leaves:
             raise TypeError(f"{name} returned {kind_of(out)} without a tensor in it")
         if any(leaf.is_complex() for leaf in leaves):
-            raise TypeError(
-                f"{name} returned complex numbers; what is minimised must be real: return the real view "
-                "(torch.view_as_real) or a squared modulus"
-            )
+            real = "return the real view (torch.view_as_real) or a squared modulus"
+            raise TypeError(f"{name} returned complex numbers; what is minimised must be real: {real}")
         others = {leaf.dtype for leaf in leaves} - {layout.dtype}
         if others and not cast:
-            how = "start from a z0 of the dtype that the function computes in"
-            raise TypeError(f"{name} returned dtype {others.pop()}, but z has {layout.dtype}; {how}")
+            start = "start from a z0 of the function's dtype"
+            raise TypeError(f"{name} returned dtype {others.pop()}, but z has {layout.dtype}; {start}")
         shape, batch = tuple(leaves[0].shape), tuple(layout.batch_shape)
-        if problem.kind.returns_scalar and shape != batch:
-            raise ValueError(of_the_objective(name, batch, f"shape {shape}"))
+        if problem.kind.returns_scalar and (not alone or shape != batch):
+            got = f"shape {shape}" if alone else f"{len(leaves)} tensors{hint_of_pair(out)}"
+            raise ValueError(of_the_objective(name, batch, got))
         for leaf in leaves:
             if tuple(leaf.shape[: len(batch)]) != batch:
                 raise ValueError(

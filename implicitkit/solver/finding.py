@@ -210,11 +210,12 @@ def _take(outcome: Outcome, again: Outcome, better: Tensor, open_: Tensor) -> No
 
 
 def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tensor]:
-    r"""``UNSTABLE`` where disturbances of a state at rest grow: an eigenvalue of ``s dF/dz`` has a positive real part,
-    beyond ``sqrt(eps) |dF/dz|``.  Not asked of more than 256 unknowns, or where there is no derivative.
+    r"""Say so where disturbances of a state at rest grow: an eigenvalue of ``s dF/dz`` has a positive real part, beyond
+    ``sqrt(eps) |dF/dz|``.  Not asked of more than 256 unknowns, or where there is no derivative.
 
     Newton's steps solve ``g(z) = 0`` and do not care whether ``dz/dt = g(z)`` would come to ``z``, and long implicit steps
-    damp what grows: logistic growth rests at zero, too, and a flow that circles for ever around a state in its midst.
+    damp what grows: logistic growth rests at zero, too, and a flow that circles for ever has a state in its midst.  Such a
+    state solves the problem, and rarely is the one that is meant.
 
     Source: linear stability, Strogatz (1994), *Nonlinear Dynamics and Chaos*, section 2.4 and 5.2.
     """
@@ -238,11 +239,10 @@ def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tens
     growth = values.real.amax(1)
     leaves = which & (growth > margin)
     if bool(leaves.any()):
-        outcome.status = torch.where(leaves, int(Status.UNSTABLE), outcome.status)
         states = "this state" if len(z) == 1 else f"{int(leaves.sum())} of {len(z)} states found"
         outcome.message = (
             f"The flow leaves {states}: a disturbance grows by e in {1 / float(growth.max()):.3g} units of time; "
-            "ik.stability(solution) says more"
+            "start elsewhere, beside it, if the state is meant that the flow comes to; ik.stability(solution) says more"
         )
     return which & ~leaves & (values.abs().amin(1) <= margin), J
 

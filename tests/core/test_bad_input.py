@@ -201,7 +201,7 @@ REFUSED: dict[str, Row] = {
     "an objective in a list": (
         lambda: ik.argmin(lambda z: [z.square().sum()], zeros(3)), TypeError, r"function returned a list, not a tensor"),
     "an objective and something beside it": (
-        lambda: ik.argmin(lambda z: (z.square().sum(), z), zeros(3)), TypeError, r"returned a tuple.*pass has_aux=True"),
+        lambda: ik.argmin(lambda z: (z.square().sum(), z), zeros(3)), ValueError, r"2 tensors.*pass has_aux=True"),
     "residuals and a number beside them": (
         lambda: ik.least_squares(lambda z: (z, 1), zeros(3)), TypeError, r"returned an int.*pass has_aux=True"),
     "an objective of another dtype": (

@@ -132,7 +132,7 @@ def test_pseudo_transient_ends_with_newton_steps() -> None:
 
 
 def test_a_limit_cycle_has_no_state_to_reach() -> None:
-    """Beyond the Hopf bifurcation the flow never comes to rest: reported, also where a solver finds the unstable state."""
+    """Beyond the Hopf bifurcation the flow never comes to rest: reported; a solver that finds the state says what it is."""
     flow = ik.SteadyState(lambda z: _brusselator(z, b=3.0))
     for solver in ("pseudo_transient", "integrate"):
         solution = ik.solve(flow, _vector(1.0, 1.0), solver=solver, max_steps=100, on_failure="ignore")
@@ -140,9 +140,9 @@ def test_a_limit_cycle_has_no_state_to_reach() -> None:
         with pytest.raises(ik.ConvergenceError):
             ik.solve(flow, _vector(1.0, 1.0), solver=solver, max_steps=100)
     for solver in ("newton", "auto"):
-        found = ik.solve(flow, _vector(1.1, 2.9), solver=solver, on_failure="ignore")
+        found = ik.solve(flow, _vector(1.1, 2.9), solver=solver)
         assert torch.allclose(found.value, _vector(1.0, 3.0)) and bool(stability(found).unstable)
-        assert ik.Status(int(found.status)) is ik.Status.UNSTABLE
+        assert "flow leaves this state" in found.message and "flow leaves" in repr(found)
 
 
 @pytest.mark.parametrize("in_dims", [None, (0,)])
@@ -388,24 +388,19 @@ def test_conformance_of_integrate(solver: Any, check: Any) -> None:
 def test_a_state_that_the_flow_leaves_is_said_to_be_one(solver: str) -> None:
     """Logistic growth from a little: Newton's steps come to zero, which the flow leaves."""
     z0 = torch.tensor([0.05], dtype=torch.float64)
-    found = ik.steady_state(lambda z: 2 * z * (1 - z), z0, solver=solver, on_failure="ignore")
+    found = ik.steady_state(lambda z: 2 * z * (1 - z), z0, solver=solver)
     left = abs(float(found.value)) < 0.5
     assert left == (solver not in ("auto", "pseudo_transient"))
-    assert (ik.Status(int(found.status)) is ik.Status.UNSTABLE) == left
     assert ("flow leaves this state: a disturbance grows by e in 0.5 " in found.message) == left
     there = ik.steady_state(lambda z: 2 * z * (1 - z), z0 + 1.2, solver=solver)
     assert not there.message
-    if left:
-        with pytest.raises(ik.ConvergenceError, match=r"flow leaves this state.*ik\.root finds"):
-            ik.steady_state(lambda z: 2 * z * (1 - z), z0, solver=solver)
 
 
 def test_states_of_a_batch_that_the_flow_leaves_are_counted() -> None:
     rates = torch.tensor([[1.0], [-1.0], [3.0]], dtype=torch.float64)
     z0 = torch.full((3, 1), 0.05, dtype=torch.float64)
-    options: dict[str, Any] = {"batch_dims": 1, "solver": "newton", "on_failure": "ignore"}
-    found = ik.steady_state(lambda z, r: r * z * (1 - z), z0, (rates,), **options)
-    assert found.converged.tolist() == [False, True, False] and "2 of 3 states" in found.message
+    found = ik.steady_state(lambda z, r: r * z * (1 - z), z0, (rates,), batch_dims=1, solver="newton")
+    assert "2 of 3 states" in found.message
 
 
 @pytest.mark.parametrize("n", [3, 100])
@@ -413,10 +408,9 @@ def test_a_start_at_rest_in_a_state_that_the_flow_leaves(n: int) -> None:
     """Of many unknowns too, where all but one disturbance die out."""
     rates = torch.linspace(-3, -1, n, dtype=torch.float64)
     z0 = torch.zeros(n, dtype=torch.float64)
-    assert bool(ik.steady_state(lambda z: rates * z - z**3, z0).converged)
+    assert not ik.steady_state(lambda z: rates * z - z**3, z0).message
     rates = torch.cat([rates[1:], torch.ones(1, dtype=torch.float64)])
-    found = ik.steady_state(lambda z: rates * z - z**3, z0, on_failure="ignore")
-    assert ik.Status(int(found.status)) is ik.Status.UNSTABLE
+    assert "flow leaves" in ik.steady_state(lambda z: rates * z - z**3, z0).message
 
 
 def test_a_spiral_that_turns_outwards() -> None:
@@ -426,5 +420,5 @@ def test_a_spiral_that_turns_outwards() -> None:
     one_way = torch.tensor([[-1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     neutral = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
     for matrix, leaves in ((turn, True), (-turn, False), (neutral, False), (one_way, True)):
-        found = ik.steady_state(lambda z, A: A @ z, start, (matrix,), solver="newton", on_failure="ignore")
-        assert ("flow leaves" in found.message) == leaves == (not bool(found.converged))
+        found = ik.steady_state(lambda z, A: A @ z, start, (matrix,), solver="newton")
+        assert bool(found.converged) and ("flow leaves" in found.message) == leaves

@@ -491,5 +491,5 @@ def test_blocks_of_a_state_by_names_that_is_no_composition_is_one_block() -> Non
     for t in range(6):
         a = torch.tanh(0.25 * a + x[:, t])
         torch.testing.assert_close(found["a"][:, t], a, rtol=1e-8, atol=1e-9)
-    with pytest.raises(ValueError, match="no composition"):
+    with pytest.raises(ValueError, match="not a composition"):
         DEQ(_Pair(), solver=ik.Blocks({"a": "picard", "b": "picard"}))(x)

@@ -143,7 +143,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "rule": ({"rule": "phantm"}, ik.UnknownNameError, "Did you mean 'phantom'"),
     "solver": ({"solver": 3}, TypeError, "solver must be a registered name"),
     "trace": ({"trace": 1}, TypeError, "trace must be True or False, got 1"),
-    "callback": ({"callback": dict}, ValueError, "callback must be an object, and is a class"),
+    "callback": ({"callback": dict}, ValueError, "callback must be an object, not a class"),
     "in_dims": ({"in_dims": "x"}, TypeError, "DEQ: in_dims must say in which dimension the batch is"),
     "batch_dims": ({"batch_dims": True}, ValueError, "batch_dims must be 1"),
 }
