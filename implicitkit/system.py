@@ -345,7 +345,7 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
             raise TypeError(f"{name} returned complex numbers; what is minimised must be real: {real}")
         others = {leaf.dtype for leaf in leaves} - {layout.dtype}
         if others and not cast:
-            start = "start from a z0 of the function's dtype"
+            start = "start from a z0 of the dtype that the function returns"
             raise TypeError(f"{name} returned dtype {others.pop()}, but z has {layout.dtype}; {start}")
         shape, batch = tuple(leaves[0].shape), tuple(layout.batch_shape)
         if problem.kind.returns_scalar and (not alone or shape != batch):

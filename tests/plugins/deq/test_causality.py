@@ -125,8 +125,13 @@ DEAR = tuple(
     for n in EVERY
     if n.rpartition(".")[2].lower().replace("-", "_") in ("nelder_mead", "powell", "cobyqa", "integrate")
 )
-# the dear ones take few steps, whatever the tolerance
-AT_TOLERANCES = [(n, rtol) for n in EVERY for rtol in (1e-1, 1e-2, 1e-3) if rtol == 1e-2 or n not in DEAR]
+# the dear ones take few steps, whatever the tolerance; SciPy's are called in one way, and at other tolerances slow tests
+AT_TOLERANCES = [
+    pytest.param(n, rtol, marks=pytest.mark.slow if n.startswith("scipy.") and rtol != 1e-2 else ())
+    for n in EVERY
+    for rtol in (1e-1, 1e-2, 1e-3)
+    if rtol == 1e-2 or n not in DEAR
+]
 MAY_FAIL = (*DEAR, "scipy.minimize.dogleg")  # few steps, for time; no positive definite Hessian
 
 
