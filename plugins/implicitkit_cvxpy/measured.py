@@ -39,7 +39,8 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None =
     given = torch.cat([data.q, data.b], 1).abs()
     least = torch.where(given > 0, given, torch.inf).amin(1)
     largest = torch.stack([t.detach().flatten(1).abs().amax(1) for t in (w, *data[:4]) if t.numel()]).amax(0)
-    ordinary = (largest <= _ORDINARY) & (least >= 1 / _ORDINARY)
+    limit = _ORDINARY**2 if problem.dual.cones.polyhedral else _ORDINARY  # the active rows are solved for, to rounding
+    ordinary = (largest <= limit) & (least >= 1 / limit)
     ordinary &= units is None
     if bool(ordinary.all()):
         return none
