@@ -151,10 +151,10 @@ class Polyalgorithm(Solver):
             failed = (total.status != int(Status.CONVERGED)) & torch.isfinite(total.z).all(1)
             falls = falls_forever_within(f, total.z, failed)
             total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
+        total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         rows = f.residual(z0).abs()
         start_norm = torch.linalg.vector_norm(rows, dim=1)
         options = replace(options, start_size=start_size(z0) if f.kind.of_residuals else None, start_rows=rows)
-        total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
         total.solver = _title(self.name, finishers)
