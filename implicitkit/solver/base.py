@@ -162,7 +162,6 @@ class Solver(Configured):
             ``"constrained"``, ``"quadratic_program"``, or the word of a plugin's own kind.
         max_size: the most unknowns that one sample may have; ``None``: any number.
         general: serves every kind of problem, whatever it solves (a user's own solver of his own problem).
-        follows_flow: of a state at rest it finds one that the flow leads to, as a rule.
         scales: measures the unknowns by the columns of a Jacobian (``x_scale="jac"``).
 
     Shapes: it sees every problem as a matrix ``z (batch, n)`` of independent samples; ``f(z)`` has the same shape
@@ -178,7 +177,6 @@ class Solver(Configured):
     name: ClassVar[str] = ""
     max_size: ClassVar[int | None] = None
     general: ClassVar[bool] = False
-    follows_flow: bool = False
     scales: bool = False
 
     @property

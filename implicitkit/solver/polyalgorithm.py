@@ -110,11 +110,6 @@ class Polyalgorithm(Solver):
         return str(self.stages[0].make().solves)
 
     @property
-    def follows_flow(self) -> bool:  # type: ignore[override]
-        """Whether the first stage does."""
-        return bool(self.stages[0].make().follows_flow)
-
-    @property
     def scales(self) -> bool:  # type: ignore[override]
         """Whether one of the stages does."""
         return any(stage.make().scales for stage in self.stages)

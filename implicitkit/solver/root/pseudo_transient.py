@@ -56,7 +56,6 @@ class PseudoTransient(Method):
     switch: float = 1e10
     retreats: int = 40
     default_max_steps: ClassVar[int] = 1000
-    follows_flow: ClassVar[bool] = True  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         check_options(self, step_size=optional(positive()), switch=above(1), retreats=at_least(0))

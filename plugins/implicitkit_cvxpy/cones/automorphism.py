@@ -128,6 +128,7 @@ def terms(A: Tensor, b: Tensor, x: Tensor) -> Tensor:
 
 
 def power_of_two(t: Tensor) -> Tensor:
+    """The power of two that is nearest to each number, in logarithms: a factor that rounds nothing."""
     return t.log2().round().exp2()
 
 
