@@ -117,6 +117,24 @@ MUTANTS = [
         ("verdict = torch.where(status == int(Status.CONVERGED), int(Status.INACCURATE), status)", "verdict = status"),
     ),
     *mutants(
+        "plugins/implicitkit_cvxpy/measured.py",
+        "tests/plugins/cvxpy/test_units_of_cones.py -k 'any_size'",
+        ("limit = _ORDINARY**2 if", "limit = _ORDINARY**9 if"),
+        ("for t in (w, *data[:4]) if t.numel()", "for t in (w, data.q, data.b) if t.numel()"),
+        ("UNEVEN = 1e-9", "UNEVEN = 1e9"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/cones/automorphism.py",
+        "tests/plugins/cvxpy/test_units_of_cones.py -k 'any_size or turn_against'",
+        ("x, y, z: (x + c * y, y, shift", "x, y, z: (x - c * y, y, shift"),
+        ("y = self._boosted(self.rows * y, 1)", "y = self._boosted(self.rows * y, -1)"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/balance.py",
+        "tests/plugins/cvxpy/test_units_of_cones.py -k 'any_size'",
+        ("steps[:, bent == _SHIFT]", "-steps[:, bent == _SHIFT]"),
+    ),
+    *mutants(
         "plugins/implicitkit_cvxpy/program.py",
         LAYER + " -k 'gradcheck or vmap or transforms or convex_layer'",
         ("else (t.movedim(d + level, level))", "else (t.movedim(d, level))"),

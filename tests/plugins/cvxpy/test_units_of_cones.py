@@ -14,6 +14,8 @@ from torch.testing import assert_close
 cp = pytest.importorskip("cvxpy")
 import implicitkit as ik  # noqa: E402
 from implicitkit_cvxpy import ConvexLayer  # noqa: E402
+from implicitkit_cvxpy.cones import Cones, DualCone  # noqa: E402
+from implicitkit_cvxpy.cones.automorphism import Automorphism  # noqa: E402
 from implicitkit_cvxpy.cones.semidefinite import _positions  # noqa: E402
 
 F64 = torch.float64
@@ -215,3 +217,16 @@ def test_the_first_call_under_jacfwd_spoils_no_other() -> None:
     for _ in range(2):
         slope = torch.func.jacfwd(lambda t: layer(t * WELL)[0])(torch.tensor(2.0, dtype=F64))
         assert_close(slope, WELL, rtol=1e-9, atol=1e-12)
+
+
+def test_slacks_and_multipliers_turn_against_each_other() -> None:
+    """``(T s)'y = s'(T'y)``, ``(T s)'(T'^-1 y) = s'y``; and ``T`` keeps second-order cones, up to a factor."""
+    dual = DualCone(Cones(nonneg=1, soc=(3, 4), exp=2))
+    s, y = torch.randn(2, 5, dual.cones.size, dtype=F64)
+    turn = Automorphism.identity(dual, s)
+    turn = turn._replace(rows=1 + torch.rand_like(s), boost=torch.full_like(turn.boost, 2.0), shift=1 + turn.shift)
+    dot = torch.linalg.vecdot
+    assert_close(dot(turn.times(s), y), dot(s, turn.transposed(y)))
+    assert_close(dot(turn.times(s), turn.contragredient(y)), dot(s, y))
+    form = lambda t: t[:, 1].square() - t[:, 2:4].square().sum(1)  # noqa: E731
+    assert_close(form(turn._replace(rows=torch.ones_like(s)).times(s)), form(s))
