@@ -23,7 +23,7 @@ anything made with options          :class:`Configured` refuses the names of opt
 
 Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`own_graphs`, :func:`has_forward_level`,
 :func:`transforms_active`, :func:`modules_held`, :func:`replaced`, :func:`holds_compiled`,
-:func:`refuse_tracing`, :func:`despite_inference_mode`.  :data:`POLICIES` is what ``on_failure=`` may be.
+:func:`refuse_tracing`, :func:`holds`, :func:`despite_inference_mode`.  :data:`POLICIES` is what ``on_failure=`` may be.
 """
 
 from implicitkit.diagnostics.kkt_regularity import Degeneracy, regularity
@@ -33,6 +33,7 @@ from implicitkit.foundation.constants import constants
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import BlockStructure, Operator, minus, preconditioned, shifted, single
 from implicitkit.foundation.options import Configured
+from implicitkit.foundation.recording import holds
 from implicitkit.foundation.tracers import opaque_to_compile, refuse_tracing
 from implicitkit.foundation.trees import Layout
 from implicitkit.lifting.inference import despite_inference_mode
@@ -123,6 +124,7 @@ __all__ = [
     "get_rule",
     "get_solver",
     "has_forward_level",
+    "holds",
     "holds_compiled",
     "minus",
     "modules_held",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _python_dispatch
 
+from implicitkit.foundation import recording
 from implicitkit.foundation.errors import CapabilityError
 
 __all__ = [
@@ -41,10 +42,10 @@ _COMPILED_TWICE = "CompiledFunctionBackwardBackward"
 
 
 # --- what only records
-def refuse_tracing() -> None:
-    """Raise where operations are recorded (``torch.jit.trace``, ``torch.onnx.export``, ``torch.export``, ``make_fx`` and so
-    ``torch.func.linearize``, ``torch.fx.symbolic_trace``), or shapes inferred from tensors without numbers
-    (``FakeTensorMode``): the steps of one solve would be those of every input.
+def refuse_tracing(linearisable: bool = False) -> None:
+    """Raise where operations are recorded (``torch.jit.trace``, ``torch.onnx.export``, ``torch.export``, ``make_fx``,
+    ``torch.fx.symbolic_trace``), or shapes inferred from tensors without numbers (``FakeTensorMode``): the steps of one
+    solve would be those of every input.  Also in ``torch.func.linearize``, unless the caller is ``linearisable``.
 
     Raises:
         CapabilityError: one of these is at work.
@@ -55,11 +56,14 @@ def refuse_tracing() -> None:
             "takes depends on values, and the graph would hold those of one input. Export the parts around it, or a loop "
             "of your own with a fixed number of evaluations of the function"
         )
-    recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    if recorder is not None and recorder.get_proxy_mode() is not None:
+    if recording.paused():
+        return
+    if recording.recorder() is not None:
+        if recording.linearising() and linearisable:
+            return
         raise CapabilityError(
-            "a solve cannot be recorded (torch.func.linearize, make_fx): how many steps it takes depends on values. Use "
-            "torch.func.jvp, or torch.func.vjp of vjp, for products with the Jacobian of a solve"
+            "a solve cannot be recorded by make_fx, nor a convex layer by torch.func.linearize: how many steps they take "
+            "depends on values. Use torch.func.jvp, or torch.func.vjp of vjp, for products with the Jacobian"
         )
     if getattr(sys.modules.get("torch.fx._symbolic_trace"), "_is_fx_tracing_flag", False):
         raise CapabilityError(

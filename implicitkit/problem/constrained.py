@@ -30,7 +30,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat, trees
+from implicitkit.foundation import autodiff, compat, recording, trees
 from implicitkit.foundation.failing_matrices import attempted
 from implicitkit.foundation.held import held
 from implicitkit.foundation.trees import Layout
@@ -233,7 +233,7 @@ class ConstrainedMinimisation(Problem):
         n = self.size
         out, pullback = autodiff.vjp(kernel, w)
         slope = pullback(torch.cat([torch.ones_like(out[:, :1]), w[:, n:]], 1))[0][:, :n]
-        if not compat.transforms_active() and not bool(slope.any()):  # as at a first point, where no multiplier is
+        if not compat.transforms_active() and not recording.holds(slope.any()):  # as at a first point: no multipliers
             autodiff.refuse_hidden(lambda y: kernel(torch.cat([y, w[:, n:]], 1))[:, 0], w[:, :n].detach(), out[:, 0])
         return torch.cat([slope, out[:, 1:]], 1)
 

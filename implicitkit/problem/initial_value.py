@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, recording
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError, ConvergenceWarning, warn
 from implicitkit.foundation.options import at_least, between, check_call, check_options, optional
 from implicitkit.foundation.trees import Layout, tree_map
@@ -114,7 +114,7 @@ class InitialValue(Problem):
         t = self.t.to(layout.device, layout.dtype)
         y0 = layout.pack(z0)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), recording.unrecorded():
                 mesh, start, lost = self._begin(layout, t, y0, args)
         except RuntimeError as error:
             if "vmap" not in str(error):
@@ -134,7 +134,8 @@ class InitialValue(Problem):
                 return {"time": end, "state": layout.unpack(Y[..., -1, -1, :].reshape(-1, layout.size))}, None
             later = state[..., mesh.last, -1, :]
             if not (self.steps or callable(self.integrator)):
-                _compare(start[..., mesh.last, -1, :], later.detach())
+                with recording.unrecorded():
+                    _compare(start[..., mesh.last, -1, :], later.detach())
             return _unpacked(layout, z0, packed, later), None
 
         packed = y0.reshape(*batch, layout.size)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, recording
 from implicitkit.lifting.reach import named_tensors
 from implicitkit.solution import Record, Status
 from implicitkit.system import System
@@ -53,9 +53,9 @@ def without_lost(
     outcome = record.outcome
     lost_of = lambda t: is_lost(t[:, 2], t[:, 0], on_failure)  # noqa: E731
     plain = is_lost(outcome.status, outcome.residual_norm, on_failure)
-    if record.system is None or not bool(plain.any()):
+    if record.system is None or not recording.holds(plain.any()):
         return z, list(theta)
-    if bool(plain.all()):
+    if recording.holds(plain.all()):
         return None
     if record.stand_in is None:
         with compat.at_level_of(outcome.z):

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat, graph, tracers
+from implicitkit.foundation import autodiff, compat, graph, recording, tracers
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
 from implicitkit.system import System
@@ -82,7 +82,7 @@ class _Root(compat.Function):
     @tracers.opaque_to_compile
     @compat.outside_inference
     def forward(request: ImplicitSolve, z0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor | None]:
-        return request.find(z0.detach(), [t.detach() for t in theta])
+        return recording.constant(lambda: request.find(z0.detach(), [t.detach() for t in theta]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
@@ -168,10 +168,17 @@ class _LinSolve(compat.Function):
     @compat.outside_inference
     def forward(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
         _refuse_batched_below(b)
-        _, A = request.linearise(z.detach(), [t.detach() for t in theta])
-        A = A.T if transposed else A
-        with torch.no_grad():
-            return request.solve_linear(A, b.detach(), transposed)
+        later = recording.recorded(lambda b: _LinSolve.apply(request, transposed, z, b, *theta), b)
+        if later is not None:
+            return later
+
+        def solve() -> tuple[Tensor, None]:
+            _, A = request.linearise(z.detach(), [t.detach() for t in theta])
+            A = A.T if transposed else A
+            with torch.no_grad():
+                return request.solve_linear(A, b.detach(), transposed), None
+
+        return recording.constant(solve)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

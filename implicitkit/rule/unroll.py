@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, recording
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.options import at_least, check_options, optional
 from implicitkit.linear import LU
@@ -57,7 +57,8 @@ class Unroll(Rule):
             request = replace(request, options=replace(request.options, max_steps=self.steps))
             request.record.truncated = True
         found, stats = request.solve(LU(), rtol=0.0, atol=0.0, max_steps=None)
-        steps = self.steps if self.steps is not None else int(request.record.outcome.steps.max())
+        with recording.unrecorded():
+            steps = self.steps if self.steps is not None else int(request.record.outcome.steps.max())
         if steps == 0 and request.on_failure != "ignore" and _is_differentiated(request):
             warn(
                 "rule 'unroll' has no step to differentiate: the start is a solution already, and its derivative by the "

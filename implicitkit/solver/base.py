@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import recording
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import Configured
 from implicitkit.solution import Status
@@ -126,7 +127,7 @@ class Outcome:
     def all_converged(self) -> bool:
         """Did every sample converge?"""
         if self._counted is None or self._counted[0] is not self.status:
-            self._counted = self.status, not int(self.status.count_nonzero())  # CONVERGED is 0
+            self._counted = self.status, not recording.holds(self.status.any())  # CONVERGED is 0
         return self._counted[1]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import recording
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.tracers import opaque_to_compile, refuse_tracing
 from implicitkit.foundation.trees import Layout, as_args, as_state, from_arrays, tree_flatten, tree_map
@@ -118,7 +119,7 @@ def solve(
     """
     if unknown:
         refuse_option(next(iter(unknown)), solve)
-    refuse_tracing()
+    refuse_tracing(linearisable=True)
     args = as_args(args, z0)
     z0 = as_state(z0, args)
     options: dict[str, Any] = {
@@ -134,7 +135,8 @@ def solve(
         "callback": callback,
         "norm": norm,
     }
-    return _run(problem, z0, args, **options)
+    with recording.refusing_values():
+        return _run(problem, z0, args, **options)
 
 
 @despite_inference_mode
@@ -227,7 +229,7 @@ def root(
     structure = _structure(options)
     if bracket is None:
         return _plain_solve(Root(residual, **structure), z0, args, **options)
-    refuse_tracing()
+    refuse_tracing(linearisable=True)
     args = as_args(args, bracket, z0)
     bracket = from_arrays(bracket, args, z0)
     known = is_known(bracket)
@@ -332,6 +334,7 @@ def _restate(problem: Problem, z0: Any, args: tuple[Any, ...], batch_dims: int) 
         raise_in_words(error, z0, args)
 
 
+@recording.unrecorded()
 def _lifted(problem: Problem, layout: Layout, z0: Any, args: tuple[Any, ...], given: tuple[Any, ...]) -> Lifted:
     """The problem's function with every tensor explicit; ``given``: the arguments before a restatement."""
     if problem.closed:

@@ -207,7 +207,7 @@ class Effort:
         for granted in grants:
             found = find(granted, found)
             spent += found.evaluations
-            solved = bool(found.converged.all())
+            solved = extend.holds(found.converged.all())
             if solved or not policy.exceeded(~found.converged):
                 break
         assert found is not None

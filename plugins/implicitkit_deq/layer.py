@@ -159,7 +159,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         Returns:
             ``cell.output(z*)``, for most cells ``z*`` itself, differentiable; the caller may change it in place.
         """
-        ik.extend.refuse_tracing()
+        ik.extend.refuse_tracing(linearisable=True)
         inputs = by_position(self.cell, inputs, named) if named else inputs
         if at is None:
             return self._call(inputs, z0, index)[-1]
@@ -337,7 +337,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         z, converged = solution.value, solution.converged
         if ik.extend.transforms_active():
             return solution.raise_for_status().value
-        if solution.truncated or bool(converged.all()):
+        if solution.truncated or ik.extend.holds(converged.all()):
             return z
         if policy.exceeded(~converged):
             solution.raise_for_status()

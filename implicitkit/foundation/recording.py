@@ -1,0 +1,149 @@
+r"""Solves inside ``torch.func.linearize``, which records what a function does to a tangent.
+
+``linearize(f, x)`` runs ``f`` on dual numbers ``x + \dot x`` under a recorder (``make_fx``) and keeps the operations on
+tangents as a graph, ``\dot x -> J \dot x``.  What a solve does with values is none of that graph's business: it is done
+while the recorder is paused (:func:`unrecorded`).  Its tangent, ``A^{-1} b`` with ``b`` linear in ``\dot x``, is one node
+(:func:`recorded`), which solves when the graph is called.
+
+A recorder that is not linearize's would keep the value of one input for every other: nothing is paused there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import compat
+from implicitkit.foundation.errors import CapabilityError
+
+__all__ = ["constant", "holds", "linearising", "paused", "recorded", "recorder", "refusing_values", "unrecorded"]
+
+
+_paused = contextvars.ContextVar("_paused", default=False)
+
+
+def paused() -> bool:
+    """Is this inside :func:`unrecorded`, and a graph being recorded outside?"""
+    return _paused.get()
+
+
+def recorder() -> Any:
+    """The mode that records operations as a graph, or ``None``."""
+    module = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return None if module is None else module.get_proxy_mode()
+
+
+def linearising() -> bool:
+    """Is what is recorded now the graph of ``torch.func.linearize``, and of nothing around it?
+
+    Raises:
+        CapabilityError: it is called inside another transform, where the graph has numbers of memory that nobody has
+            written, whatever the function (torch 2.13).
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    traced, recorders = _part_of(torch.func.linearize, "trace_fn"), _part_of(proxy_tensor.make_fx, "wrapped")
+    frame: types.FrameType | None = sys._getframe()
+    found = depth = 0
+    while frame is not None:
+        if frame.f_code is traced:
+            found += 1
+            if any(map(compat.is_wrapped, frame.f_locals["flat_primals"])):
+                raise CapabilityError(
+                    "torch.func.linearize gives wrong numbers inside another transform, of a solve or not: use "
+                    "torch.func.jvp there"
+                )
+        depth += frame.f_code is recorders
+        frame = frame.f_back
+    return found == depth == 1
+
+
+def _part_of(function: Any, name: str) -> types.CodeType | None:
+    return next((c for c in function.__code__.co_consts if isinstance(c, types.CodeType) and c.co_name == name), None)
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Inside, what is computed leaves no trace in the graph of ``torch.func.linearize``: it is a constant to it."""
+    if recorder() is None:
+        yield
+        return
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+    with disable_proxy_modes_tracing():
+        _paused.set(True)
+        try:
+            yield
+        finally:
+            _paused.set(False)
+
+
+def constant(function: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """What ``function`` returns, a tensor and perhaps another, computed :func:`unrecorded`: constants of the graph."""
+    if recorder() is None:
+        return function()
+    with unrecorded():
+        value, more = function()
+    return value.detach(), more  # noted as what it is now: the caller's comes to require a gradient
+
+
+def holds(condition: Tensor) -> bool:
+    """``bool(condition)``, also of numbers that are being recorded."""
+    with unrecorded() if recorder() is not None else contextlib.nullcontext():
+        return bool(condition)
+
+
+@contextlib.contextmanager
+def refusing_values() -> Iterator[None]:
+    """Where something inside reads a value while operations are recorded, torch's refusal in other words.
+
+    Raises:
+        CapabilityError: it does.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "value out of a tracing tensor" not in str(error):
+            raise
+        raise CapabilityError(
+            "torch.func.linearize records what a function does to a tangent, and here what it does depends on values that "
+            "are not known to it (an `if`, .item(), or a rule that needs them): use torch.func.jvp"
+        ) from error
+
+
+def recorded(function: Callable[[Tensor], Tensor], b: Tensor) -> Tensor | None:
+    """A linear map of ``b``, of the same shape, as one node of the graph that is being recorded; ``None`` if there is none,
+    or ``b`` is a constant to it.  The numbers of what is returned mean nothing, like those of the tangent at work."""
+    mode = recorder()
+    if mode is None:
+        return None
+    from torch.fx.experimental import proxy_tensor
+
+    slot = proxy_tensor.get_proxy_slot(b, mode.tracer, None)
+    if slot is None or not _moves(slot.proxy.node):
+        return None
+    with proxy_tensor.disable_proxy_modes_tracing():
+        out = torch.zeros_like(b)
+    proxy = mode.tracer.create_proxy("call_function", function, (slot.proxy,), {})
+    proxy_tensor.track_tensor_tree(out, proxy, constant=None, tracer=mode.tracer)
+    return out
+
+
+def _moves(node: Any) -> bool:
+    """Does a node depend on the tangent?"""
+    seen, left = set[Any](), [node]
+    while left:
+        node = left.pop()
+        if node.op == "placeholder":
+            return True
+        if node not in seen:
+            seen.add(node)
+            left.extend(node.all_input_nodes)
+    return False
