@@ -23,7 +23,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
 
-__all__ = ["constant", "holds", "linearising", "paused", "recorded", "recorder", "refusing_values", "unrecorded"]
+__all__ = ["holds", "linearising", "paused", "recorded", "recorder", "refusing_values", "unrecorded"]
 
 
 _paused = contextvars.ContextVar("_paused", default=False)
@@ -83,15 +83,6 @@ def unrecorded() -> Iterator[None]:
             yield
         finally:
             _paused.set(False)
-
-
-def constant(function: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """What ``function`` returns, a tensor and perhaps another, computed :func:`unrecorded`: constants of the graph."""
-    if recorder() is None:
-        return function()
-    with unrecorded():
-        value, more = function()
-    return value.detach(), more  # noted as what it is now: the caller's comes to require a gradient
 
 
 def holds(condition: Tensor) -> bool:

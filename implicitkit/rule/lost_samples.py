@@ -58,7 +58,7 @@ def without_lost(
     if recording.holds(plain.all()):
         return None
     if record.stand_in is None:
-        with compat.at_level_of(outcome.z):
+        with compat.at_level_of(outcome.z), recording.unrecorded():
             record.stand_in = _StandIn(record, plain)
     lost = plain if figures is None else lost_of(figures)
     stand_in: _StandIn = record.stand_in

@@ -82,7 +82,8 @@ class _Root(compat.Function):
     @tracers.opaque_to_compile
     @compat.outside_inference
     def forward(request: ImplicitSolve, z0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor | None]:
-        return recording.constant(lambda: request.find(z0.detach(), [t.detach() for t in theta]))
+        with recording.unrecorded():
+            return request.find(z0.detach(), [t.detach() for t in theta])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
@@ -171,14 +172,11 @@ class _LinSolve(compat.Function):
         later = recording.recorded(lambda b: _LinSolve.apply(request, transposed, z, b, *theta), b)
         if later is not None:
             return later
-
-        def solve() -> tuple[Tensor, None]:
+        with recording.unrecorded():
             _, A = request.linearise(z.detach(), [t.detach() for t in theta])
             A = A.T if transposed else A
             with torch.no_grad():
-                return request.solve_linear(A, b.detach(), transposed), None
-
-        return recording.constant(solve)[0]
+                return request.solve_linear(A, b.detach(), transposed)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
