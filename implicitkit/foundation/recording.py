@@ -41,32 +41,23 @@ def recorder() -> Any:
 
 
 def linearising() -> bool:
-    """Is what is recorded now the graph of ``torch.func.linearize``, and of nothing around it?
+    """Is what is recorded now the graph of ``torch.func.linearize``?  (It evaluates its function before that: a recorder
+    around it is met there.)
 
     Raises:
         CapabilityError: it is called inside another transform, where the graph has numbers of memory that nobody has
             written, whatever the function (torch 2.13).
     """
-    from torch.fx.experimental import proxy_tensor
-
-    traced, recorders = _part_of(torch.func.linearize, "trace_fn"), _part_of(proxy_tensor.make_fx, "wrapped")
+    parts = torch.func.linearize.__code__.co_consts
+    traced = next((c for c in parts if isinstance(c, types.CodeType) and c.co_name == "trace_fn"), None)
     frame: types.FrameType | None = sys._getframe()
-    found = depth = 0
-    while frame is not None:
-        if frame.f_code is traced:
-            found += 1
-            if any(map(compat.is_wrapped, frame.f_locals["flat_primals"])):
-                raise CapabilityError(
-                    "torch.func.linearize gives wrong numbers inside another transform, of a solve or not: use "
-                    "torch.func.jvp there"
-                )
-        depth += frame.f_code is recorders
+    while frame is not None and frame.f_code is not traced:
         frame = frame.f_back
-    return found == depth == 1
-
-
-def _part_of(function: Any, name: str) -> types.CodeType | None:
-    return next((c for c in function.__code__.co_consts if isinstance(c, types.CodeType) and c.co_name == name), None)
+    if frame is not None and any(map(compat.is_wrapped, frame.f_locals["flat_primals"])):
+        raise CapabilityError(
+            "torch.func.linearize gives wrong numbers inside another transform, of a solve or not: use torch.func.jvp there"
+        )
+    return frame is not None
 
 
 @contextlib.contextmanager

@@ -62,6 +62,7 @@ SOLVES: dict[str, Callable[[Tensor], Tensor]] = {
     "black box": lambda t: _cardano(ZERO, t),
     "nested": _nested,
     "gradient": lambda t: grad(lambda t: ik.root(_cubic, ZERO, (t,)).value.square().sum())(t),
+    "of a gradient": lambda t: ik.root(_cubic, ZERO, (SOLVES["gradient"](t),)).value,
     "fixed point": lambda t: ik.fixed_point(_halved, ZERO, (t,)).value,
     "neumann": lambda t: ik.fixed_point(_halved, ZERO, (t,), rule="neumann").value,
     "one step": lambda t: ik.fixed_point(_halved, ZERO, (t,), rule="one_step").value,
