@@ -17,7 +17,7 @@ from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.solver.steps.forcing import after_step, forcing_term
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.region import Region
-from implicitkit.solver.steps.robust_model import next_share, weights
+from implicitkit.solver.steps.robust_model import curvature, next_share
 
 __all__ = ["FrugalLevenbergMarquardt"]
 
@@ -97,7 +97,7 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
     eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(_FINEST, _FORCING)
     target, share = eta.to(z) * f.norm.to(z), min(price, _share(f, eta, left))
     model = state["factored"]["share"]
-    A, count = _gauss_newton(out, point, weights(f, z, model))
+    A, count = _gauss_newton(out, point, curvature(f, z, model))
     bounded, at_once, kept = torch.zeros_like(f.active), None, torch.zeros_like(region.radius)
     for _ in range(_TRIALS):
         tried = steihaug(A, g, region.radius, target, region.found, min(_MOST, 2 * z.shape[1]), share)
@@ -123,15 +123,14 @@ def _has_grown(f: Evaluations, first: Tensor) -> bool:
     return bool(((f.norm >= first) & f.active).any())
 
 
-def _gauss_newton(out: Tensor, point: Tensor, rows: Tensor | None) -> tuple[Operator, list[float]]:
-    """``R'R`` by its products, ``R`` the Jacobian of ``out`` at ``point``, its ``rows`` so many times as long, and how many
-    have been made."""
+def _gauss_newton(out: Tensor, point: Tensor, k: Tensor | None) -> tuple[Operator, list[float]]:
+    """``R' diag(k) R`` by its products, ``R`` the Jacobian of ``out`` at ``point``, and how many have been made."""
     mv, rmv = autodiff.products(out, point)
     count = [0.0]
 
     def product(v: Tensor) -> Tensor:
         count[0] += 1
-        return rmv(mv(v) if rows is None else rows.square() * mv(v))
+        return rmv(mv(v) if k is None else k * mv(v))
 
     def dense() -> Tensor:
         raise NotImplementedError("only products are known")
