@@ -172,9 +172,9 @@ def test_the_share_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
     plain = frugal.steihaug
 
-    def steihaug(*given: Any) -> Any:
+    def steihaug(*given: Any, path: Any) -> Any:
         seen.append(given[-1])
-        return plain(*given)
+        return plain(*given, path=path)
 
     monkeypatch.setattr(frugal, "steihaug", steihaug)
     monkeypatch.setattr(frugal, "_price", lambda *_: 100.0)

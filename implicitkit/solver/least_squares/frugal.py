@@ -16,6 +16,7 @@ from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarqua
 from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.solver.steps.forcing import after_step, forcing_term
 from implicitkit.solver.steps.line_search import decrease
+from implicitkit.solver.steps.paths import Path
 from implicitkit.solver.steps.region import Region
 from implicitkit.solver.steps.robust_model import curvature, next_share
 
@@ -99,8 +100,9 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
     model = state["factored"]["share"]
     A, count = _gauss_newton(out, point, curvature(f, z, model))
     bounded, at_once, kept = torch.zeros_like(f.active), None, torch.zeros_like(region.radius)
+    path, many = Path(g), min(_MOST, 2 * z.shape[1])
     for _ in range(_TRIALS):
-        tried = steihaug(A, g, region.radius, target, region.found, min(_MOST, 2 * z.shape[1]), share)
+        tried = path.cut(region.radius) or steihaug(A, g, region.radius, target, region.found, many, share, path=path)
         if tried is None:
             return None
         p, promised = tried
