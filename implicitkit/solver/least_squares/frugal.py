@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,7 +26,8 @@ __all__ = ["FrugalLevenbergMarquardt"]
 _WORTH = 120.0  # products that all factors together must cost for conjugate gradients to be tried
 _FEW = 16  # unknowns from which they are
 _FACTORISATIONS, _SINGULAR = 3.0, 8.0  # that Levenberg-Marquardt takes, where it is easy; those by singular values
-_HARD, _BEGINNING = 200.0, 1 / 6  # products that a fit takes whose gradient grows before it falls; when that is asked
+_HARD, _BEGINNING = 100.0, 1 / 6  # products that a fit takes whose gradient grows before it falls; when that is asked
+_DOUBLING = 64  # samples of which the hardest takes twice as many
 _EVALUATION = 1.5  # products that a trial point costs, with its gradient
 _LEAST, _PART = 4.0, 1 / 6  # products for a step, and the part of those that are left: the first steps are the dearest
 _FORCING, _FINEST = 0.1, 1e-3  # of the gradient of the model that a step leaves, at most and at least
@@ -46,9 +48,9 @@ class FrugalLevenbergMarquardt(LevenbergMarquardt):
 
     products, a sixth of it at least and ``P`` at most.  Once a sample needs more, or would at the rate of its first
     few (:mod:`implicitkit.linear.iterative.frugal`), or the radius has to shrink six times in a row, this is
-    ``levenberg_marquardt`` from the point that has been reached.  So it is where ``k P`` is less than 200, about what
-    a fit takes whose gradient grows before it falls, and that of a sample has not fallen when a sixth of ``k P`` is
-    spent.
+    ``levenberg_marquardt`` from the point that has been reached.  So it is where ``k P`` is less than about what a
+    fit takes whose gradient grows before it falls (100, and of 64 samples the hardest 200), and that of a sample has not
+    fallen when a sixth of ``k P`` is spent.
 
     So it is at once below 16 unknowns, where ``k P < 120``, in half precision, elsewhere than on a processor, and where the
     units of the unknowns are to be those of the Jacobian (``x_scale="jac"``).
@@ -91,7 +93,8 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
     price = _price(f, z, out) if state["price"] is None else state["price"]
     factorisations = _FACTORISATIONS if is_dear(f, z) else _SINGULAR
     most, first = factorisations * price, f.norm if state["first"] is None else state["first"]
-    if most < _WORTH or (_BEGINNING * most <= state["spent"] and most < _HARD and _has_grown(f, first)):
+    hard = _HARD * (1 + math.log(len(z), _DOUBLING))
+    if most < _WORTH or (_BEGINNING * most <= state["spent"] and most < hard and _has_grown(f, first)):
         return None
     left = most - state["spent"]
     g, value, region = f(z), f.value(z), Region(state["radius"], z, ~f.active)
