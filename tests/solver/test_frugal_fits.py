@@ -124,7 +124,7 @@ def test_one_fit_whose_gradient_grows_takes_a_hundred_products(
 
     x = torch.linspace(0.5, 1.5, n, dtype=D).unsqueeze(0)
     found = solve((residuals, torch.zeros(1, n, dtype=D), x))
-    assert bool(found.converged.all()) and products[1] == 0 and 60 < products[0] < 120
+    assert bool(found.converged.all()) and products[1] == 0 and 60 < products[0] < 80
 
 
 @pytest.mark.parametrize("condition", [1e4, 1e6])
@@ -184,7 +184,7 @@ def test_who_has_factors_at_once_takes_no_evaluation_more(products: list[int]) -
 
 
 def test_the_share_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One digit of those that are missing, of three factorisations; a sixth of what is left at least."""
+    """The logarithm of 5 of those that are missing, of three factorisations; a sixth of what is left at least."""
     seen: list[float] = []
     plain = frugal.steihaug
 
@@ -194,7 +194,7 @@ def test_the_share_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(frugal, "steihaug", steihaug)
     monkeypatch.setattr(frugal, "_price", lambda *_: 100.0)
-    for rtol, part in ((1e-4, 1 / 4), (1e-8, 1 / 6)):
+    for rtol, part in ((1e-3, math.log(5) / math.log(1e3)), (1e-8, 1 / 6)):
         seen.clear()
         solve(dense(65), solver=FrugalLevenbergMarquardt(), rtol=rtol, atol=0.0)
         assert seen[0] == pytest.approx(300 * part, rel=1e-3)

@@ -30,7 +30,7 @@ _HARD, _BEGINNING = 100.0, 1 / 6  # products that a fit takes whose gradient gro
 _DOUBLING = 64  # samples of which the hardest takes twice as many
 _EVALUATION = 1.5  # products that a trial point costs, with its gradient
 _LEAST, _PART = 4.0, 1 / 6  # products for a step, and the part of those that are left: the first steps are the dearest
-_FORCING, _FINEST = 0.1, 1e-3  # of the gradient of the model that a step leaves, at most and at least
+_FORCING, _FINEST = 0.2, 1e-3  # of the gradient of the model that a step leaves, at most and at least
 _TRIALS = 6  # radii of a step
 _MOST = 500  # products in one trial
 
@@ -40,7 +40,7 @@ class FrugalLevenbergMarquardt(LevenbergMarquardt):
     r"""``levenberg_marquardt``, its steps by conjugate gradients for as long as factors of ``R'R`` would cost more.
 
     A step minimises Gauss and Newton's model, ``|R p + r|`` in a ball ``|p| <= radius``, by Steihaug's conjugate gradients
-    on ``R'R p = -R'r``, from products with ``R`` and ``R'``, until a share ``\eta \le 0.1`` of the gradient is left.  One
+    on ``R'R p = -R'r``, from products with ``R`` and ``R'``, until a share ``\eta \le 0.2`` of the gradient is left.  One
     factorisation costs as much as ``P`` of these products (:mod:`implicitkit.linear.price`), and Levenberg-Marquardt takes
     ``k = 3`` of them or so (8 where it uses singular values).  Of the ``k P`` a step may take its share of what is left,
 
