@@ -574,6 +574,14 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/steps/paths.py",
+        "tests/mutants/test_survivors_linear.py -k path",
+        ("outside.any(0)", "outside.all(0)"),
+        ("-0.5 * ((self.g + r) * p)", "-((self.g + r) * p)"),
+        ("(pd.square() + dd * room).sqrt()", "(dd * room).sqrt()"),
+        ("if 2 * len(self._points) * p.numel() > _KEPT:", "if False:"),
+    ),
+    *mutants(
         "implicitkit/solver/least_squares/frugal.py",
         "tests/solver/test_frugal_fits.py",
         ("    if most < _WORTH or (", "    if ("),
