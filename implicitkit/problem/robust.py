@@ -21,7 +21,8 @@ twice too long, and near the solution, where it has no curvature at all, too sho
     \rho'(s)                        that of reweighted least squares: it lies above the loss, and steps from far off lower it
     \rho'(s) + 2 s \rho''(s)        the second derivative of the loss: it is zero and less for outliers, exact in the end
 
-The larger of the second and ``\theta`` times the first is taken, with ``\theta`` from 1 down while steps keep their promise.
+The larger of the second and ``\theta`` times the first is taken, with ``\theta`` from 1 down while steps keep their promise;
+in the end, ``\theta = 0``, the second, whatever its sign.
 
 Source: Triggs, McLauchlan, Hartley & Fitzgibbon (2000), "Bundle adjustment", sections 3.3 and
 4.3 (the second model); Holland & Welsch (1977), Comm. Statist. A6 (the first); the losses and their names are those of
@@ -80,33 +81,34 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
 """``w(s) = rho(s) / s`` of each loss by name."""
 
 
-def _huber_curvature(q: Tensor, share: Tensor) -> Tensor:
-    return torch.where(q > 1, share * (2 * q / (q + 1)), 1)
+def _huber_curvature(q: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(q > 1, 0, 1).to(q), torch.where(q > 1, 2 * q / (q + 1), 1)
 
 
-def _soft_l1_curvature(q: Tensor, share: Tensor) -> Tensor:
+def _soft_l1_curvature(q: Tensor) -> tuple[Tensor, Tensor]:
     u = 1 + q / 2
-    return torch.maximum(1 / u, share * u) * 2 / (u + 1)
+    over = 2 / (u + 1)
+    return over / u, over * u
 
 
-def _cauchy_curvature(q: Tensor, share: Tensor) -> Tensor:
+def _cauchy_curvature(q: Tensor) -> tuple[Tensor, Tensor]:
     over = torch.where(q > _SMALL, q / torch.expm1(q.clamp_min(_SMALL)), 1 - q / 2)
-    return torch.maximum(1 - torch.expm1(q), share * torch.exp(q)) * over
+    return (1 - torch.expm1(q)) * over, torch.exp(q) * over
 
 
-def _arctan_curvature(q: Tensor, share: Tensor) -> Tensor:
+def _arctan_curvature(q: Tensor) -> tuple[Tensor, Tensor]:
     double = torch.sin(2 * q).clamp_min(torch.finfo(q.dtype).eps)
     over = torch.where(q > _SMALL, 2 * q / double, 1)
-    return torch.maximum(1 - 4 * torch.sin(q).square(), share) * over
+    return (1 - 4 * torch.sin(q).square()) * over, over
 
 
-CURVATURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+CURVATURES: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "huber": _huber_curvature,
     "soft_l1": _soft_l1_curvature,
     "cauchy": _cauchy_curvature,
     "arctan": _arctan_curvature,
 }
-r"""``max(\rho' + 2 s \rho'', \theta \rho')`` over ``s \rho'^2 / \rho``, Gauss and Newton's, by ``\rho`` and ``\theta``."""
+r"""``\rho' + 2 s \rho''`` and ``\rho'``, over ``s \rho'^2 / \rho``, Gauss and Newton's, by ``\rho``."""
 
 
 class Robust(Around):
@@ -135,8 +137,8 @@ class Robust(Around):
 
     def curvature(self, r: Tensor, share: Tensor) -> Tensor | None:
         r"""``k``, ``(batch, m)``, so that ``sum_i k_i (\tilde R p)_i^2 / 2`` is the quadratic term of a model with the share
-        ``\theta`` ``(batch,)`` (see the top of this file); ``None``, Gauss and Newton's, of a stranger's loss, and where the
-        residuals have several scales.
+        ``\theta`` ``(batch,)`` (see the top of this file), positive where ``\theta`` is; ``None``, Gauss and Newton's, of a
+        stranger's loss, and where the residuals have several scales.
 
         Args:
             r: the transformed residuals, ``(batch, m)``.
@@ -145,7 +147,9 @@ class Robust(Around):
             return None
         assert isinstance(self.loss, str)
         rho = (r / float(self.scale)).square()
-        return CURVATURES[self.loss](rho, share.to(r).unsqueeze(1))
+        second, first = CURVATURES[self.loss](rho)
+        share = share.to(r).unsqueeze(1)
+        return torch.where(share > 0, torch.maximum(second, share * first), second)
 
     def _transformed(self, r: Any) -> Any:
         if not isinstance(r, Tensor):

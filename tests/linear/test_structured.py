@@ -332,7 +332,7 @@ def test_samples_that_depend_on_each_other_have_no_blocks(f: Function) -> None:
 
 
 def test_no_more_is_held_than_may_be() -> None:
-    wide = torch.randn(N, 40 * N, generator=_random, dtype=D)
+    wide = torch.randn(N, 40 * N, dtype=D)
     out, _ = autodiff.linearise(lambda z: torch.tanh(z @ wide) @ wide.T, point_of(1, D))
     (point,) = _leaves(out)
     assert rows_by_structure(out, point, MOST) is not None
@@ -341,7 +341,7 @@ def test_no_more_is_held_than_may_be() -> None:
 
 @pytest.mark.parametrize(("most", "left"), [(MOST, False), (20 * N * N, True)])
 def test_what_would_take_too_much_is_left_to_autograd(most: int, left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = torch.randn(N, 40 * N, generator=_random, dtype=D) / N
+    wide = torch.randn(N, 40 * N, dtype=D) / N
 
     def f(z: Tensor) -> Tensor:
         return torch.tanh(torch.tanh(z @ wide) @ wide.T) @ V

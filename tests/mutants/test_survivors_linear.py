@@ -23,6 +23,7 @@ from implicitkit.sets.spectral import positive_part
 from implicitkit.solver.least_squares.levenberg_marquardt import _Singular
 from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.solver.root import trust_region
+from implicitkit.solver.steps.paths import Path
 from implicitkit.sparsity.colouring import _greedy
 
 D = torch.float64
@@ -172,6 +173,27 @@ def test_steihaug_says_how_far_its_model_falls(radius: float, definite: bool) ->
     assert bool((fall > 0).all())
     if not definite:
         torch.testing.assert_close(torch.linalg.vector_norm(p, dim=1), sizes)
+
+
+@pytest.mark.parametrize("definite", [True, False], ids=["definite", "indefinite"])
+def test_a_path_that_is_cut_is_the_one_that_is_walked(definite: bool) -> None:
+    """For smaller radii, of each sample another; one needs no step.  Too many numbers are not kept."""
+    A = normal(4, 6, 6, seed=0)
+    H = A @ A.mT + (0.1 if definite else -4) * torch.eye(6, dtype=F64)
+    g, nobody = normal(4, 6, seed=1), torch.tensor([False, False, False, True])
+    product: Any = type("Product", (), {"mv": staticmethod(lambda v: (H @ v.unsqueeze(2)).squeeze(2))})
+    path, target = Path(g), torch.zeros(4, dtype=F64)
+    assert path.cut(target + 1) is None
+    p, _ = steihaug(product, g, target + 5, target, nobody, 5, path=path)
+    for part in (1.0, 0.9, 0.3, 0.01):
+        radius = part * torch.linalg.vector_norm(p, dim=1) + 1e-9
+        want, found = steihaug(product, g, radius, target, nobody, 5), path.cut(radius)
+        assert found is not None
+        torch.testing.assert_close(found[0], want[0], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found[1], want[1], rtol=1e-9, atol=1e-12)
+    many = torch.zeros(1, 1 << 24, dtype=torch.int8)
+    path.add(many, many)
+    assert path.cut(target + 1) is None
 
 
 @pytest.mark.parametrize("mu", [0.0, 1e-2, 10.0])

@@ -235,7 +235,7 @@ def test_data_that_do_not_tell_parameters_apart_say_so() -> None:
 
 
 def test_samples_of_an_accelerated_method_do_not_see_each_other() -> None:
-    starts = torch.randn(4, 2, generator=GEN, dtype=F64)
+    starts = torch.randn(4, 2, dtype=F64)
     bowl: Callable[[Tensor], Tensor] = lambda z: torch.cosh(z[..., 0] - 1) + (z[..., 1] + 2) ** 4 + z[..., 1] ** 2  # noqa: E731
     solve = lambda z: argmin(bowl, z, batch_dims=1, solver=ik.Accelerated("gradient_descent"))  # noqa: E731
     together = solve(starts)

@@ -18,9 +18,13 @@ from implicitkit.solver.verdict import probing
 from implicitkit.sparsity.known import SMALLEST
 
 F64 = torch.float64
-G = torch.Generator().manual_seed(3)
-A = torch.randn(50, 20, generator=G, dtype=F64)
-Y = torch.randn(50, generator=G, dtype=F64)
+
+
+def drawn(*shape: int, seed: int = 3) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+A, Y = drawn(50, 20), drawn(50, seed=4)
 
 
 def ridge(w: Tensor) -> Tensor:
@@ -118,20 +122,30 @@ def test_which_errors_mean_that_there_is_no_second_derivative(error: RuntimeErro
     assert lacks_second_derivative(error) is lacks
 
 
-@pytest.mark.parametrize("name", ["huber", "cauchy", "soft_l1"])
-@pytest.mark.parametrize("own", [False, True])
-def test_robust_means_take_few_steps(name: str, own: bool) -> None:
-    """Levenberg-Marquardt alone takes 50 to 70 steps here under a loss of somebody else: it does not see the curvature."""
-    loss: Any = (lambda s: s * LOSSES[name](s)) if own else name
+def robust_mean(loss: Any, seed: int, **options: Any) -> ik.Solution:
+    """Of eight rotations, most of which are outliers."""
     M, eye = SO3(), torch.eye(3, dtype=F64)
-    turns = M.retract(eye.expand(8, 3, 3), 0.3 * torch.randn(8, 3, generator=G, dtype=F64))
-    s = ik.least_squares(lambda R, t: M.local(R, t), eye, (turns,), manifold=M, loss=loss, f_scale=0.1)
-    slow = ik.least_squares(
-        lambda R, t: M.local(R, t), eye, (turns,), manifold=M, loss=loss, f_scale=0.1, solver="levenberg_marquardt"
-    )
-    torch.testing.assert_close(s.value, slow.value, rtol=0, atol=1e-8)
-    assert int(s.steps) <= 20
-    assert (name == "soft_l1" or int(slow.steps) > 2 * int(s.steps)) if own else int(slow.steps) <= 20
+    turns = M.retract(eye.expand(8, 3, 3), 0.3 * drawn(8, 3, seed=seed))
+    return ik.least_squares(lambda R, t: M.local(R, t), eye, (turns,), manifold=M, loss=loss, f_scale=0.1, **options)
+
+
+@pytest.mark.parametrize("name", ["huber", "soft_l1", "cauchy", "arctan"])
+def test_robust_means_take_few_steps(name: str) -> None:
+    """Without the negative curvature of outliers the last two take 15 to 112."""
+    steps = sorted(int(robust_mean(name, seed).steps) for seed in range(20))
+    assert steps[10] <= 12 and steps[-1] <= 30, steps
+
+
+@pytest.mark.parametrize("name", ["huber", "cauchy", "soft_l1"])
+def test_robust_means_take_few_steps_under_a_loss_of_somebody_else(name: str) -> None:
+    """Levenberg-Marquardt alone does not see the curvature."""
+    loss, total = lambda s: s * LOSSES[name](s), 0
+    for seed in range(8):
+        s, slow = (robust_mean(loss, seed, solver=solver) for solver in ("auto", "levenberg_marquardt"))
+        torch.testing.assert_close(s.value, slow.value, rtol=0, atol=1e-8)
+        assert int(s.steps) <= 20
+        total += int(slow.steps) - 2 * int(s.steps)
+    assert name == "soft_l1" or total > 0
 
 
 def test_a_batch_of_good_fits_is_judged_without_singular_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +266,7 @@ def test_a_step_by_products_is_forgiven_as_often_as_products_cost_little(
 def test_dear_steps_of_a_long_damped_phase_are_left() -> None:
     """Of 600 unknowns without a pattern: one that leaves more than half of the gradient is the last."""
     n = 600
-    turn, t = torch.linalg.qr(torch.randn(n, n, generator=G, dtype=F64))[0], torch.linspace(0, 1, n, dtype=F64)
+    turn, t = torch.linalg.qr(drawn(n, n))[0], torch.linspace(0, 1, n, dtype=F64)
     x = (t > 0.5).double() + 0.1 * torch.sin(60 * t)
     rough = lambda v: ((turn @ v)[1:] - (turn @ v)[:-1]).square()  # noqa: E731
     f = lambda v: 0.5 * (turn @ v - x).square().sum() + 0.3 * (rough(v) + 1e-6).sqrt().sum()  # noqa: E731

@@ -19,7 +19,7 @@ from implicitkit.linear.factors.sparse_normal import NormalFactors, SparseNormal
 from implicitkit.problem.robust import LOSSES, Robust
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps import normal_equations
-from implicitkit.solver.steps.robust_model import next_share
+from implicitkit.solver.steps.robust_model import next_share, root
 from implicitkit.solver.verdict.limiting_fits import has_a_limit
 
 D = torch.float64
@@ -224,11 +224,12 @@ F64 = torch.float64
 NAMES = ("huber", "soft_l1", "cauchy", "arctan")
 
 
-@pytest.mark.parametrize("share", [1.0, 0.1, 1e-4])
+@pytest.mark.parametrize("share", [1.0, 0.1, 1e-4, 0.0])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 @pytest.mark.parametrize("loss", NAMES)
 def test_the_curvature_is_the_larger_of_two(loss: str, scale: float, share: float) -> None:
-    """``max(rho' + 2 s rho'', share rho')``, by torch, over the square of the derivative of ``r w^1/2``."""
+    """``max(rho' + 2 s rho'', share rho')``, by torch, over the square of the derivative of ``r w^1/2``; in the end the
+    first of the two."""
     r = torch.tensor([1e-9, 1e-3, 0.03, 0.2, 0.55, 0.9, 1.2, 3.0, 40.0], dtype=F64) * scale
     leaf = (r / scale).square().requires_grad_()
     rho = leaf * LOSSES[loss](leaf)
@@ -239,9 +240,9 @@ def test_the_curvature_is_the_larger_of_two(loss: str, scale: float, share: floa
     k = robust.curvature(robust(r).unsqueeze(0), torch.tensor([share], dtype=F64))
     assert k is not None
     s, d = leaf.detach(), first.detach()
-    torch.testing.assert_close(
-        k[0] * slope.square(), torch.maximum(d + 2 * s * second, share * d), rtol=2e-3, atol=1e-9
-    )
+    exact = d + 2 * s * second
+    want = torch.maximum(exact, share * d) if share else exact
+    torch.testing.assert_close(k[0] * slope.square(), want, rtol=2e-3, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -260,6 +261,18 @@ def test_a_loss_of_somebody_else_or_of_several_scales_has_no_model() -> None:
     one = torch.full((1,), 0.5, dtype=F64)
     several, number = (Robust(lambda z: z, "cauchy", scale).curvature(r, share) for scale in (one, 0.5))
     torch.testing.assert_close(several, number)
+
+
+def test_the_root_of_a_model_with_negative_curvature() -> None:
+    """Of samples in which it is definite, and no others."""
+    R = torch.linspace(1, 2, 24, dtype=F64).cos().view(2, 4, 3).contiguous()
+    R = R + torch.eye(4, 3, dtype=F64)
+    k, g = torch.tensor([[1.0, 2.0, 3.0, -0.1], [1.0, -2.0, 3.0, 1.0]], dtype=F64), torch.ones(2, 3, dtype=F64)
+    S, s, ok = root(R, k, g)
+    assert ok.tolist() == [True, False] and S.shape == R.shape and s.shape == k.shape
+    torch.testing.assert_close((S.mT @ S)[0], R[0].T @ (k[0].unsqueeze(1) * R[0]))
+    torch.testing.assert_close(S[0].T @ s[0], g[0])
+    assert not bool(root(R[:, :2], k[:, :2], g)[2].any())
 
 
 def test_the_share_follows_the_promise() -> None:

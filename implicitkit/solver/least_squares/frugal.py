@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,18 +17,20 @@ from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarqua
 from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.solver.steps.forcing import after_step, forcing_term
 from implicitkit.solver.steps.line_search import decrease
+from implicitkit.solver.steps.paths import Path
 from implicitkit.solver.steps.region import Region
-from implicitkit.solver.steps.robust_model import next_share, weights
+from implicitkit.solver.steps.robust_model import curvature, next_share
 
 __all__ = ["FrugalLevenbergMarquardt"]
 
 _WORTH = 120.0  # products that all factors together must cost for conjugate gradients to be tried
 _FEW = 16  # unknowns from which they are
 _FACTORISATIONS, _SINGULAR = 3.0, 8.0  # that Levenberg-Marquardt takes, where it is easy; those by singular values
-_HARD, _BEGINNING = 200.0, 1 / 6  # products that a fit takes whose gradient grows before it falls; when that is asked
+_HARD, _BEGINNING = 100.0, 1 / 6  # products that a fit takes whose gradient grows before it falls; when that is asked
+_DOUBLING = 64  # samples of which the hardest takes twice as many
 _EVALUATION = 1.5  # products that a trial point costs, with its gradient
 _LEAST, _PART = 4.0, 1 / 6  # products for a step, and the part of those that are left: the first steps are the dearest
-_FORCING, _FINEST = 0.1, 1e-3  # of the gradient of the model that a step leaves, at most and at least
+_FORCING, _FINEST = 0.2, 1e-3  # of the gradient of the model that a step leaves, at most and at least
 _TRIALS = 6  # radii of a step
 _MOST = 500  # products in one trial
 
@@ -37,7 +40,7 @@ class FrugalLevenbergMarquardt(LevenbergMarquardt):
     r"""``levenberg_marquardt``, its steps by conjugate gradients for as long as factors of ``R'R`` would cost more.
 
     A step minimises Gauss and Newton's model, ``|R p + r|`` in a ball ``|p| <= radius``, by Steihaug's conjugate gradients
-    on ``R'R p = -R'r``, from products with ``R`` and ``R'``, until a share ``\eta \le 0.1`` of the gradient is left.  One
+    on ``R'R p = -R'r``, from products with ``R`` and ``R'``, until a share ``\eta \le 0.2`` of the gradient is left.  One
     factorisation costs as much as ``P`` of these products (:mod:`implicitkit.linear.price`), and Levenberg-Marquardt takes
     ``k = 3`` of them or so (8 where it uses singular values).  Of the ``k P`` a step may take its share of what is left,
 
@@ -45,9 +48,9 @@ class FrugalLevenbergMarquardt(LevenbergMarquardt):
 
     products, a sixth of it at least and ``P`` at most.  Once a sample needs more, or would at the rate of its first
     few (:mod:`implicitkit.linear.iterative.frugal`), or the radius has to shrink six times in a row, this is
-    ``levenberg_marquardt`` from the point that has been reached.  So it is where ``k P`` is less than 200, about what
-    a fit takes whose gradient grows before it falls, and that of a sample has not fallen when a sixth of ``k P`` is
-    spent.
+    ``levenberg_marquardt`` from the point that has been reached.  So it is where ``k P`` is less than about what a
+    fit takes whose gradient grows before it falls (100, and of 64 samples the hardest 200), and that of a sample has not
+    fallen when a sixth of ``k P`` is spent.
 
     So it is at once below 16 unknowns, where ``k P < 120``, in half precision, elsewhere than on a processor, and where the
     units of the unknowns are to be those of the Jacobian (``x_scale="jac"``).
@@ -90,17 +93,19 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
     price = _price(f, z, out) if state["price"] is None else state["price"]
     factorisations = _FACTORISATIONS if is_dear(f, z) else _SINGULAR
     most, first = factorisations * price, f.norm if state["first"] is None else state["first"]
-    if most < _WORTH or (_BEGINNING * most <= state["spent"] and most < _HARD and _has_grown(f, first)):
+    hard = _HARD * (1 + math.log(len(z), _DOUBLING))
+    if most < _WORTH or (_BEGINNING * most <= state["spent"] and most < hard and _has_grown(f, first)):
         return None
     left = most - state["spent"]
     g, value, region = f(z), f.value(z), Region(state["radius"], z, ~f.active)
     eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(_FINEST, _FORCING)
     target, share = eta.to(z) * f.norm.to(z), min(price, _share(f, eta, left))
     model = state["factored"]["share"]
-    A, count = _gauss_newton(out, point, weights(f, z, model))
+    A, count = _gauss_newton(out, point, curvature(f, z, model))
     bounded, at_once, kept = torch.zeros_like(f.active), None, torch.zeros_like(region.radius)
+    path, many = Path(g), min(_MOST, 2 * z.shape[1])
     for _ in range(_TRIALS):
-        tried = steihaug(A, g, region.radius, target, region.found, min(_MOST, 2 * z.shape[1]), share)
+        tried = path.cut(region.radius) or steihaug(A, g, region.radius, target, region.found, many, share, path=path)
         if tried is None:
             return None
         p, promised = tried
@@ -123,15 +128,14 @@ def _has_grown(f: Evaluations, first: Tensor) -> bool:
     return bool(((f.norm >= first) & f.active).any())
 
 
-def _gauss_newton(out: Tensor, point: Tensor, rows: Tensor | None) -> tuple[Operator, list[float]]:
-    """``R'R`` by its products, ``R`` the Jacobian of ``out`` at ``point``, its ``rows`` so many times as long, and how many
-    have been made."""
+def _gauss_newton(out: Tensor, point: Tensor, k: Tensor | None) -> tuple[Operator, list[float]]:
+    """``R' diag(k) R`` by its products, ``R`` the Jacobian of ``out`` at ``point``, and how many have been made."""
     mv, rmv = autodiff.products(out, point)
     count = [0.0]
 
     def product(v: Tensor) -> Tensor:
         count[0] += 1
-        return rmv(mv(v) if rows is None else rows.square() * mv(v))
+        return rmv(mv(v) if k is None else k * mv(v))
 
     def dense() -> Tensor:
         raise NotImplementedError("only products are known")

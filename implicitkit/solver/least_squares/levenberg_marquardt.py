@@ -18,7 +18,7 @@ from implicitkit.solver.steps.geodesic import Bend, Bends
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, weighted, with_old_factors
 from implicitkit.solver.steps.region import taken_where
-from implicitkit.solver.steps.robust_model import next_share, weights
+from implicitkit.solver.steps.robust_model import curvature, next_share, root, weights
 from implicitkit.solver.verdict.scales import FLOOR
 from implicitkit.sparsity.known import SMALLEST
 
@@ -123,7 +123,7 @@ class LevenbergMarquardt(Method):
         """A step: the next points, the state after it, its model, and whose step was taken (or not asked for)."""
         g, value = f(z), f.value(z)
         dear = state["dear"]
-        model: Any = (_Normal if dear else _Singular)(f, z, weights(f, z, state["share"]))
+        model: Any = _Normal(f, z, state["share"]) if dear else _Singular(f, z, g, state["share"])
         direct = dear and model.equations.direct  # by products, less damping takes more of them
         D = column_scales(f, state["D"], model.columns)
         scale = torch.where(D > 0, D, 1)
@@ -237,11 +237,15 @@ def _by_old_values(f: Evaluations, model: _Singular, z: Tensor, which: Tensor) -
 class _Singular:
     """The model ``|R p + r|`` in a ball, by the singular values of ``R D^-1``."""
 
-    def __init__(self, f: Evaluations, z: Tensor, weights: Tensor | None) -> None:
-        self.R = weighted(f.residuals_jacobian(z), weights)
-        self.r = f.residuals(z) if weights is None else f.residuals(z) / weights
+    def __init__(self, f: Evaluations, z: Tensor, g: Tensor, share: Tensor) -> None:
+        self.weights = rows = weights(f, z, share)
+        R, r = f.residuals_jacobian(z), f.residuals(z)
+        self.R, self.r = weighted(R, rows), r if rows is None else r / rows
+        k = None if rows is None else curvature(f, z, share)
+        if k is not None and bool((k < 0).any()):
+            S, s, ok = root(R, k, g)
+            self.R, self.r = torch.where(ok.view(-1, 1, 1), S, self.R), taken_where(ok, s, self.r)
         self.columns = torch.linalg.vector_norm(self.R, dim=1)
-        self.weights = weights
 
     def scale(self, D: Tensor) -> Tensor:
         """The largest eigenvalue of ``D^-1 R'R D^-1``."""
@@ -281,8 +285,8 @@ def _times(A: Tensor, x: Tensor) -> Tensor:
 class _Normal:
     """The same by ``R'R + mu D^2``: its factors, sparse where ``R`` is, or products."""
 
-    def __init__(self, f: Evaluations, z: Tensor, weights: Tensor | None) -> None:
-        self.equations = normal_equations(f, z, weights=weights)
+    def __init__(self, f: Evaluations, z: Tensor, share: Tensor) -> None:
+        self.equations = normal_equations(f, z, weights=weights(f, z, share))
         self.columns = self.equations.columns
 
     def scale(self, D: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
+from implicitkit.solver.steps.paths import Path, way_to_boundary
 from implicitkit.solver.steps.region import Region
 from implicitkit.sparsity.known import SMALLEST
 
@@ -35,7 +36,8 @@ class NewtonCG(Method):
     iterate leaves the region, it goes to the boundary, so that indefinite Hessians do no harm.  The inner residual is cut to
     ``min(0.5, sqrt(|g| / |g_0|)) |g|``, which makes the outer convergence superlinear.  A step is taken when ``rho``, the
     decrease over the one the model promised, exceeds ``1e-4``; below 1/4 the radius shrinks to a quarter of the step, above
-    3/4 at the boundary it doubles (algorithm 4.1).  One linearisation serves until a step is accepted.
+    3/4 at the boundary it doubles (algorithm 4.1).  One linearisation, and one path (:mod:`implicitkit.solver.steps.paths`),
+    serve until a step is accepted.
 
     From 128 unknowns on, a Hessian with a sparsity pattern (``jac_sparsity``) is factored sparse, and the minimiser of the
     model within the region is the exact one (Moré & Sorensen 1983); where factors cost as much as seven products or more
@@ -71,12 +73,13 @@ class NewtonCG(Method):
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         inner_steps = self.inner_steps or min(2 * z.shape[1], 500)
         H = f.linearize(z)
-        region = Region(radius, z, ~f.active)
+        region, path = Region(radius, z, ~f.active), Path(g)
         try:
-            tried, sparse = _begun(H, g, radius, target, region.found, inner_steps, state["frugal"])
+            tried, sparse = _begun(H, g, radius, target, region.found, inner_steps, state["frugal"], path)
             frugal = tried is not None
             if tried is None and sparse is None:
-                tried = steihaug(H, g, radius, target, region.found, inner_steps)
+                path = Path(g)
+                tried = steihaug(H, g, radius, target, region.found, inner_steps, path=path)
         except RuntimeError as error:
             if not autodiff.lacks_second_derivative(error):
                 raise
@@ -87,7 +90,11 @@ class NewtonCG(Method):
             if sparse is not None:
                 p, promised = _by_factors(sparse, g, region.radius, region.found)
             else:
-                p, promised = tried or steihaug(H, g, region.radius, target, region.found, inner_steps)
+                p, promised = (
+                    tried
+                    or path.cut(region.radius)
+                    or steihaug(H, g, region.radius, target, region.found, inner_steps, path=path)
+                )
             tried = None
             trial = z + p
             region.judge(trial, torch.linalg.vector_norm(p, dim=1), decrease(f, z, value, g, trial), promised)
@@ -99,7 +106,7 @@ class NewtonCG(Method):
 
 
 def _begun(
-    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, inner_steps: int, frugal: bool
+    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, inner_steps: int, frugal: bool, path: Path
 ) -> tuple[tuple[Tensor, Tensor] | None, Any]:
     """A step by products while they cost less than factors would (``frugal``: they have done so), else the sparse matrices;
     ``None`` for the other, and for both where there is no pattern."""
@@ -107,7 +114,7 @@ def _begun(
         return None, None
     price = H.price() if frugal else None
     if price is not None and price.factors >= WORTH:
-        tried = steihaug(H, g, radius, target, done, inner_steps, price.factors)
+        tried = steihaug(H, g, radius, target, done, inner_steps, price.factors, path=path)
         if tried is not None:
             return tried, None
     return None, H.sparse()
@@ -121,26 +128,43 @@ def _by_factors(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[T
 
 @overload
 def steihaug(
-    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int
+    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int, *, path: Path | None = None
 ) -> tuple[Tensor, Tensor]:
     """Whatever the products cost there is a step."""
 
 
 @overload
 def steihaug(
-    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int, price: float
+    H: Operator,
+    g: Tensor,
+    radius: Tensor,
+    target: Tensor,
+    done: Tensor,
+    max_steps: int,
+    price: float,
+    *,
+    path: Path | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """``None`` where products cost more than factors."""
 
 
 def steihaug(
-    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int, price: float = math.inf
+    H: Operator,
+    g: Tensor,
+    radius: Tensor,
+    target: Tensor,
+    done: Tensor,
+    max_steps: int,
+    price: float = math.inf,
+    *,
+    path: Path | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """Approximate minimisers ``p`` ``(batch, n)`` of ``g'p + p'Hp / 2`` in a ball.
 
     Args:
         H: Hessians, by products. g: gradients. radius: of each ball. target: of the inner residual ``|H p + g|``.
         done: samples that need no step (theirs is zero). max_steps: products. price: of factors, in products.
+        path: gets the points on the way.
 
     Returns:
         ``p``, and the decrease of that model ``(batch,)``; ``None`` where a sample takes more products than ``price``, or
@@ -155,14 +179,11 @@ def steihaug(
         alpha = rr / curvature
         ahead = torch.addcmul(p, alpha.unsqueeze(1), d)
         inside = (curvature > 0) & (torch.linalg.vector_norm(ahead, dim=1) < radius)
-        # |p + tau d| = radius, the positive root in the form that does not cancel
-        dd, pd = d.square().sum(1), (p * d).sum(1)
-        room = (radius.square() - p.square().sum(1)).clamp_min(0)
-        root = (pd.square() + dd * room).sqrt()
-        tau = torch.where(pd > 0, room / (pd + root), (root - pd) / dd)
-        length = torch.where(inside, alpha, tau).nan_to_num(0, 0, 0)
+        length = torch.where(inside, alpha, way_to_boundary(p, d, radius)).nan_to_num(0, 0, 0)
         length = torch.where(done, 0, length).unsqueeze(1)
         p, r = torch.addcmul(p, length, d), torch.addcmul(r, length, Hd)
+        if path is not None:
+            path.add(p, r)
         new = r.square().sum(1)
         done = done | ~inside | ~(new > target.square())
         if bool(done.all()):

@@ -21,7 +21,6 @@ from implicitkit_cvxpy import ConvexLayer, compat  # noqa: E402
 from implicitkit_cvxpy.cones import Cones, semidefinite  # noqa: E402
 
 PLUGIN = Path(compat.__file__).parent
-RNG = np.random.default_rng(0)
 F64 = torch.float64
 
 
@@ -80,7 +79,8 @@ def test_data_of_a_quadratic_program() -> None:
         cp.Variable(2),
     )
     problem = cp.Problem(cp.Minimize(0.5 * cp.quad_form(x, Q) + q @ x + 7), [G @ x <= h, x[0] == 2])
-    values = [np.array([[2.0, 0.5], [0.5, 1.0]]), RNG.normal(size=2), RNG.normal(size=(3, 2)), RNG.normal(size=3)]
+    rng = np.random.default_rng(0)
+    values = [np.array([[2.0, 0.5], [0.5, 1.0]]), rng.normal(size=2), rng.normal(size=(3, 2)), rng.normal(size=3)]
     P, c, A, b, program = _data(problem, [Q, q, G, h], values)
     assert program.cones == Cones(zero=1, nonneg=3)
     np.testing.assert_allclose(P, values[0])
@@ -176,7 +176,7 @@ def _dual_problems() -> dict[str, tuple[Any, Any, Any]]:
     value = np.array([1.0, -0.5, 0.3])
     x, X, Y = cp.Variable(3), cp.Variable((2, 2), symmetric=True), cp.Variable((2, 3))
     reg = 0.5 * cp.sum_squares(x)
-    fixed = RNG.normal(size=(2, 3))
+    fixed = np.random.default_rng(0).normal(size=(2, 3))
     rows = {
         "equality": cp.sum(x) == 1,
         "inequality": x >= np.array([0.5, 0.2, -1.0]),
