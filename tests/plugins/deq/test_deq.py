@@ -1004,6 +1004,24 @@ def test_the_backward_under_autocast_is_solved_in_full_precision(dtype: torch.dt
         assert float((a - b).norm()) < 0.05 * float(b.norm()) + 1e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cast", [True, False], ids=["autocast", "state"])
+def test_half_precision_is_solved_by_default_to_its_rounding(dtype: torch.dtype, cast: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(cells.MLP(8, 64)), torch.randn(32, 8)
+    exact = copy.deepcopy(layer).double()
+    want = gradients(exact(x.double()), exact)
+    half, data = (layer, x) if cast else (layer.to(dtype), x.to(dtype))
+    with torch.autocast("cpu", dtype, enabled=cast):
+        z = half(data)
+    got = gradients(z.float(), half)
+    assert half.solution is not None and half.solution.backward is not None
+    assert bool(half.solution.converged.all()) and bool(half.solution.backward.converged.all())
+    assert int(half.solution.backward.steps.max()) <= 32  # not 60 products for digits that they do not have
+    for a, b in zip(got, want, strict=True):
+        assert float((a.double() - b).norm()) < 4 * torch.finfo(dtype).eps * float(b.norm())
+
+
 def test_activation_checkpointing_around_a_layer() -> None:
     layer = DEQ(_Noisy("module"), (6,), **TIGHT)
     x = torch.randn(3, 4, dtype=F64, requires_grad=True)
