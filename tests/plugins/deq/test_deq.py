@@ -847,6 +847,13 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         r"a cell is called as cell\(z, x, \.\.\.\).*2 positional.*\+ x\)",
     ),
+    "a cell of the parts of its state": (
+        lambda: DEQ(lambda a, b, x: (b, a), ((6,), (6,)))(torch.zeros(3, 6)),
+        TypeError,
+        r"z is one argument, a tuple: DEQ\(lambda z, \*inputs: f\(\*z, \*inputs\), state\)",
+    ),
+    "one step number": (lambda: DEQ(Plain(), (6,)).states(torch.zeros(3, 4), at=3), ValueError, r"\(2, 4, 8\), got 3$"),
+    "half a step number": (lambda: DEQ(Plain(), (6,))(torch.zeros(3, 4), at=(2.5,)), ValueError, r"got \(2\.5,\)$"),
     "a list": (lambda: DEQ(Plain(), (6,))([1.0, 2.0]), TypeError, "at least one tensor.*got list.*as_tensor"),
     "no input": (lambda: DEQ(Plain(), (6,))(), TypeError, "at least one tensor"),
     "scalar input": (lambda: DEQ(Plain(), (6,))(torch.tensor(1.0)), ValueError, "leading dimension must be the batch"),
