@@ -197,6 +197,11 @@ MUTANTS = [
             TRANSFORMS,
         ),
         (
+            "if again is None or not",
+            "if True or not",
+            "tests/derivatives/test_functions_of_torch.py -k fused",
+        ),
+        (
             "return values, pullback(torch.ones_like(values))[0]",
             "return values, -pullback(torch.ones_like(values))[0]",
             "tests/solver/test_argmin_solvers.py -k finds_the_minimum",
