@@ -338,7 +338,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         if solution.truncated or bool(converged.all()):
             return z
         if policy.exceeded(~converged):
-            solution.raise_for_status()
+            policy.refuse(solution, not self._used)
         if not self._forgave:
             self._forgave = True
             policy.tell(solution, self._effort.spared, self.init == "zeros" and self._last is None)
