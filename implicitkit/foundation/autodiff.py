@@ -17,7 +17,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat, graph, seeded, tracers
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError, ConvergenceError
-from implicitkit.foundation.faithful import transposed
+from implicitkit.foundation.faithful import transposed, unfused
 from implicitkit.foundation.graph_size import has_own_matrices, read_by_products, size_of_graph
 from implicitkit.foundation.operators import Operator, seem_alike
 from implicitkit.foundation.structured import WORTH, rows_by_structure, side_by_side
@@ -53,9 +53,10 @@ def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Call
     # a view of each: it is a node of its own, and strips the wrapper of a transform that has ended (torch strips one
     # wrapper only, so that a second one around it is an internal error where the derivative is zero)
     if compat.transforms_active():
-        with compat.own_graphs():
+        with compat.own_graphs(), unfused():
             return torch.func.vjp(function, *(p.view_as(p) for p in primals))[:2]
-    with torch.enable_grad(), compat.own_graphs():
+    attention = unfused() if torch.is_grad_enabled() else contextlib.nullcontext()
+    with torch.enable_grad(), compat.own_graphs(), attention:
         points = [p.view_as(p) for p in primals]
         points = [p if p.requires_grad else p.requires_grad_() for p in points]  # detach would drop a tangent
         out = function(*points)

@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
 
-__all__ = ["faithful", "is_replaced", "mapped", "transposed"]
+__all__ = ["faithful", "is_replaced", "mapped", "transposed", "unfused"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _AS_IT_IS = nullcontext()
@@ -59,10 +59,15 @@ def mapped() -> AbstractContextManager[Any]:
 
 @contextmanager
 def transposed() -> Iterator[None]:
-    """Around an evaluation of which ``J v`` is taken as the derivative of ``w -> J'w``: attention by its formula, whose fast
-    kernels have one derivative."""
-    with _Instead(_TRANSPOSED), sdpa_kernel(SDPBackend.MATH):
+    """Around an evaluation of which ``J v`` is taken as the derivative of ``w -> J'w``."""
+    with _Instead(_TRANSPOSED), unfused():
         yield
+
+
+def unfused() -> AbstractContextManager[Any]:
+    """Around an evaluation whose derivative may be differentiated: attention by its formula, since torch's fast kernels have
+    one derivative, backwards."""
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 class _Instead(TorchFunctionMode):

@@ -380,7 +380,9 @@ def _by_formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v
 
 
-@pytest.mark.parametrize("use", ["product", "newton_krylov", "units of their own", "forward mode"])
+@pytest.mark.parametrize(
+    "use", ["product", "newton_krylov", "units of their own", "forward mode", "Hessian", "penalty on a gradient"]
+)
 def test_fused_attention_has_the_products_that_solvers_take(use: str) -> None:
     g = torch.Generator().manual_seed(0)
     x, c = (torch.randn(2, 1, 5, 4, generator=g) for _ in range(2))  # of four dimensions: torch takes a kernel
@@ -400,6 +402,12 @@ def test_fused_attention_has_the_products_that_solvers_take(use: str) -> None:
 
         if use == "forward mode":
             return torch.func.jvp(found, (x,), (c,))[1]
+        if use == "Hessian":
+            return hessian(lambda x: (found(x) * c).sum())(x)
+        if use == "penalty on a gradient":
+            y = x.clone().requires_grad_()
+            (first,) = torch.autograd.grad((found(y) * c).sum(), y, create_graph=True)
+            return torch.autograd.grad(first.square().sum(), y)[0]
         b = torch.where(torch.arange(4) == 0, 1e-9, c) if use == "units of their own" else c
         return torch.func.grad(lambda x: (found(x) * b).sum())(x)
 
