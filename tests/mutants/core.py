@@ -227,8 +227,8 @@ MUTANTS = [
             "tests/mutants/test_survivors.py -k jacobian",
         ),
         (
-            "                w = torch.ones_like(out",
-            "                w = torch.zeros_like(out",
+            "            w = torch.ones_like(out",
+            "            w = torch.zeros_like(out",
             "tests/derivatives/test_functions_of_torch.py -k finite",
         ),
     ),
