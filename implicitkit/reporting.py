@@ -86,7 +86,9 @@ def _of_types(error: Exception, text: str, z: Any, args: tuple[Any, ...]) -> str
         return "A Solver defines run(f, z0, options), which returns an implicitkit.extend.Outcome"
     if "positional argument" in text and " is called as " not in text:
         count = f"{len(args) or 'no'} argument{'s' * (len(args) != 1)}"
-        return f"The functions of a problem, constraints among them, are called as f(z, *args): here with z and {count}"
+        one = f" (a {type(z).__name__}, one argument; lambda z, *args: f(*z, *args) unpacks it)"
+        given = f"z{one if isinstance(z, (list, tuple)) else ''} and {count}"
+        return f"The functions of a problem, constraints among them, are called as f(z, *args): here with {given}"
     kind = type(z).__name__
     if isinstance(z, (list, tuple)) and any(
         words in text for words in (f"'{kind}'", "sequence", f"concatenate {kind}")

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["cast_as_now", "computing_dtype", "full_precision"]
+__all__ = ["cast_as_now", "computing_dtype", "default_tolerance", "full_precision"]
+
+_HALF = 1e-4  # eps of a precision in which eps^(2/3) is many times what rounding allows
 
 
 def cast_as_now(device_type: str) -> Callable[[], Any]:
@@ -36,3 +38,10 @@ def computing_dtype(dtype: torch.dtype, device_type: str) -> torch.dtype:
     if dtype is torch.float64 or device_type == "meta" or not torch.is_autocast_enabled(device_type):
         return dtype
     return torch.get_autocast_dtype(device_type)
+
+
+def default_tolerance(dtype: torch.dtype, device_type: str) -> float:
+    """The ``rtol`` where none is given: ``eps^(2/3)``, in half precision ``2 eps``, ``eps`` of the precision in which a
+    function of ``dtype`` computes now.  Rounding leaves about ``eps / 2`` of a fixed point's residual."""
+    eps = torch.finfo(computing_dtype(dtype, device_type)).eps
+    return 2 * eps if eps > _HALF else eps ** (2 / 3)

@@ -7,8 +7,8 @@ work inside transforms.  So: the first when a transform is active, the second wh
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from implicitkit.foundation import compat, graph, seeded, tracers
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError, ConvergenceError
-from implicitkit.foundation.faithful import transposed
+from implicitkit.foundation.faithful import transposed, unfused
+from implicitkit.foundation.graph_size import has_own_matrices, read_by_products, size_of_graph
 from implicitkit.foundation.operators import Operator, seem_alike
 from implicitkit.foundation.structured import WORTH, rows_by_structure, side_by_side
 from implicitkit.foundation.wording import COMPILED_ONCE, NOT_DIFFERENTIABLE
@@ -32,23 +33,16 @@ __all__ = [
     "matrix",
     "one_for_all",
     "products",
-    "read_by_products",
     "recorded",
     "rectangular",
     "refuse_hidden",
-    "size_of_graph",
     "vjp",
 ]
 
 _HELD = 1 << 24  # numbers held at once while a dense Jacobian is formed, beside its own
 _ALIKE = 64.0  # units of rounding that products with matrices which are the same may differ by
+_SAME = 1e-2  # of the largest number: what the same function, made of other operations, may differ by
 _UNKNOWN = 50  # nodes that one counts as whose work is not known: somebody's own, factors of matrices, convolutions
-_PASSES = ("LinalgVectorNorm", "LinalgNorm", "LinalgCross")
-_OWN, _MORE = torch.autograd.function.BackwardCFunction, ("Linalg", "Conv", "Cdist")
-_MATRICES, _BATCHED = ("Mm", "Addmm", "Mv", "Addmv"), ("Bmm", "Baddbmm")
-_SAVED = ("_saved_self", "_saved_mat1", "_saved_mat2", "_saved_batch1", "_saved_batch2")
-_ROWS, _EACH_OWN = 3, 7  # rows for which a matrix takes as long again, and how much longer one takes in a batch of them
-_SHORT, _SLOWER = 8, 4  # numbers in a row below which an operation takes as many times longer for each
 
 
 def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
@@ -59,9 +53,10 @@ def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Call
     # a view of each: it is a node of its own, and strips the wrapper of a transform that has ended (torch strips one
     # wrapper only, so that a second one around it is an internal error where the derivative is zero)
     if compat.transforms_active():
-        with compat.own_graphs():
+        with compat.own_graphs(), unfused():
             return torch.func.vjp(function, *(p.view_as(p) for p in primals))[:2]
-    with torch.enable_grad(), compat.own_graphs():
+    attention = unfused() if torch.is_grad_enabled() else contextlib.nullcontext()
+    with torch.enable_grad(), compat.own_graphs(), attention:
         points = [p.view_as(p) for p in primals]
         points = [p if p.requires_grad else p.requires_grad_() for p in points]  # detach would drop a tangent
         out = function(*points)
@@ -176,8 +171,9 @@ def linearise(
             symmetric=symmetric,
             fixed_point=fixed_point,
         )
-    mv, rmv = products(out, point)
-    step = products(moved, point) if of_map else None
+    again = functools.partial(recorded, function, z, twice=True)
+    step = products(moved, point, again) if of_map else None
+    mv, rmv = products(out, point, None if of_map else again)
     if step is not None:
         mv, rmv = (_less(product) for product in step)
 
@@ -212,8 +208,11 @@ def _less(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda v: product(v) - v
 
 
-def products(out: Tensor, point: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """``v -> J v`` and ``w -> J^T w``, ``J = d out / d point``, on the graph that leads from ``point`` to ``out``.
+def products(
+    out: Tensor, point: Tensor, again: Callable[[], tuple[Tensor, Tensor]] | None = None
+) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """``v -> J v`` and ``w -> J^T w``, ``J = d out / d point``, on the graph that leads from ``point`` to ``out``; where
+    this cannot be differentiated twice, the first on that which ``again()`` makes.
 
     Raises:
         RuntimeError: the graph goes through the derivative of a compiled function.
@@ -227,14 +226,27 @@ def products(out: Tensor, point: Tensor) -> tuple[Callable[[Tensor], Tensor], Ca
     def rmv(w: Tensor) -> Tensor:
         return _grad(out, point, w)
 
+    def transpose(out: Tensor, point: Tensor) -> None:
+        with torch.enable_grad(), compat.own_graphs():
+            w = torch.ones_like(out, requires_grad=True)
+            (g,) = graph.pulled(out, (point,), w, create_graph=True)
+        transposed[:] = w, torch.zeros_like(point) if g is None else g
+
     def mv(v: Tensor) -> Tensor:  # the double-backward trick: w -> J^T w is linear, its transpose is J
         if not transposed:
-            with torch.enable_grad(), compat.own_graphs():
-                w = torch.ones_like(out, requires_grad=True)
-                (g,) = graph.pulled(out, (point,), w, create_graph=True)
-            transposed.extend((w, torch.zeros_like(point) if g is None else g))
+            transpose(out, point)
         w, g = transposed
-        return _grad(g, w, v) if g.requires_grad else torch.zeros_like(out)
+        try:
+            return _grad(g, w, v) if g.requires_grad else torch.zeros_like(out)
+        except RuntimeError as error:
+            if again is None or not lacks_second_derivative(error):
+                raise
+            other, at = again()
+            apart, most = (other - out).detach(), torch.maximum(out.detach().abs().max(), point.detach().abs().max())
+            if float(apart.abs().max()) > _SAME * float(most):
+                raise  # it draws other random numbers
+            transpose(other, at)
+            return _grad(transposed[1], transposed[0], v)
 
     return mv, rmv
 
@@ -247,77 +259,12 @@ def rectangular(
     return products(*recorded(function, z))
 
 
-def recorded(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
-    """``function(point)`` with its graph, and the ``point``, equal to ``z``, that this leads to."""
+def recorded(function: Callable[[Tensor], Tensor], z: Tensor, twice: bool = False) -> tuple[Tensor, Tensor]:
+    """``function(point)`` with its graph, and the ``point``, equal to ``z``, that this leads to; ``twice``: one that can be
+    differentiated so."""
     point = z.detach().requires_grad_()
-    with torch.enable_grad():
+    with torch.enable_grad(), transposed() if twice else contextlib.nullcontext():
         return function(point), point
-
-
-def size_of_graph(out: Tensor, unknown: int = 1) -> tuple[int, int, int]:
-    """Of the graph of ``out``: its nodes, the numbers that come into all of them when it is gone through backwards (those
-    in rows of a few four times: torch's loops run along rows), and those that are added up at places of an index.  A node
-    of somebody's own, or one whose work the numbers do not tell, counts as ``unknown`` nodes."""
-    open_ = [out.grad_fn] if out.grad_fn is not None else []
-    seen, numbers, placed = set(open_), 0, 0
-    while open_:
-        node = open_.pop()
-        shapes = [given.shape for given in getattr(node, "_input_metadata", ())]
-        numbers += sum(math.prod(shape) * (_SLOWER if shape and shape[-1] <= _SHORT else 1) for shape in shapes)
-        placed += sum(map(math.prod, shapes)) if "Index" in type(node).__name__ else 0
-        after = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= after
-        open_.extend(after)
-    own = sum(_is_long(node) for node in seen)
-    return len(seen) + (unknown - 1) * own, numbers, placed
-
-
-def read_by_products(out: Tensor) -> int:
-    """Numbers of the matrices that a product through the graph of ``out`` multiplies by: each once, and once more for every
-    three rows that are multiplied by it; those of a batch, each with a vector of its own, as seven times as many."""
-    open_ = [out.grad_fn] if out.grad_fn is not None else []
-    seen, found = set(open_), 0
-    while open_:
-        node = open_.pop()
-        own = type(node).__name__.startswith(_BATCHED)
-        if own or type(node).__name__.startswith(_MATRICES):
-            given = sum(math.prod(m.shape) for m in node._input_metadata)
-            for name, matrix in ((name, getattr(node, name, None)) for name in _SAVED):
-                if matrix is not None and matrix.numel():
-                    rows = given / matrix.shape[-1 if name.endswith("2") else -2]
-                    found += matrix.numel() * _EACH_OWN if own else int(matrix.numel() * (1 + rows / _ROWS))
-        after = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= after
-        open_.extend(after)
-    return found
-
-
-def has_own_matrices(out: Tensor, z: Tensor) -> bool:
-    """Does the graph of ``out`` multiply each sample of ``z`` by a matrix of its own, all of them together of more numbers
-    than ``z``?  One that is repeated by a stride of zero is one, and so is one of another number of matrices, be it the one
-    that an ``einsum`` of a matrix for all multiplies by, or one for each head."""
-    batch, numbers = len(z), z.numel()
-
-    def of_each(matrices: Tensor) -> bool:
-        return matrices.numel() > numbers and len(matrices) % batch == 0 and bool(matrices.stride(0))
-
-    open_ = [out.grad_fn] if out.grad_fn is not None and batch > 1 else []
-    seen = set(open_)
-    while open_:
-        node = open_.pop()
-        if type(node).__name__.startswith(_BATCHED):
-            matrices = (getattr(node, name, None) for name in _SAVED)
-            if any(m is not None and of_each(m) for m in matrices):
-                return True
-        after = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= after
-        open_.extend(after)
-    return False
-
-
-def _is_long(node: Any) -> bool:
-    name = type(node).__name__
-    return isinstance(node, _OWN) or (name.startswith(_MORE) and not name.startswith(_PASSES))
 
 
 def jacobian(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:

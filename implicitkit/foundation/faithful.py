@@ -16,25 +16,26 @@ of complex numbers over all pairs).
 
 :func:`mapped` is for evaluations inside ``torch.vmap`` that derivatives are taken of from outside, where torch's of
 ``select_scatter`` is wrong; :func:`transposed` for those that are differentiated by a transposed derivative, where that of a
-sparse tensor is lost.  What was found so is all that a table of 440 functions shows (torch 2.13).
+sparse tensor is lost, and fused attention has none.  What was found so is all that a table of 440 functions shows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
 
-__all__ = ["faithful", "is_replaced", "mapped", "transposed"]
+__all__ = ["faithful", "is_replaced", "mapped", "transposed", "unfused"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _AS_IT_IS = nullcontext()
@@ -56,9 +57,17 @@ def mapped() -> AbstractContextManager[Any]:
     return _Instead(_MAPPED) if torch.is_grad_enabled() else _AS_IT_IS
 
 
-def transposed() -> AbstractContextManager[Any]:
+@contextmanager
+def transposed() -> Iterator[None]:
     """Around an evaluation of which ``J v`` is taken as the derivative of ``w -> J'w``."""
-    return _Instead(_TRANSPOSED)
+    with _Instead(_TRANSPOSED), unfused():
+        yield
+
+
+def unfused() -> AbstractContextManager[Any]:
+    """Around an evaluation whose derivative may be differentiated: attention by its formula, since torch's fast kernels have
+    one derivative, backwards."""
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 class _Instead(TorchFunctionMode):

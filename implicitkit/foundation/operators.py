@@ -98,9 +98,9 @@ class Operator:
         asked: a product has been asked for, or a matrix, or the structure is known: an answer can have regard to ``A``.
         weight: numbers that one product touches beside the state (parameters), for judging what a matrix costs.
         graph: says what one product goes through, nodes and numbers, as
-            :func:`~implicitkit.foundation.autodiff.size_of_graph` counts them; ``None`` where that is not known.
+            :func:`~implicitkit.foundation.graph_size.size_of_graph` counts them; ``None`` where that is not known.
         read: says how many numbers of matrices one product multiplies by, as
-            :func:`~implicitkit.foundation.autodiff.read_by_products` counts them; 0 where that is not known.
+            :func:`~implicitkit.foundation.graph_size.read_by_products` counts them; 0 where that is not known.
         own: says whether each sample is known to be multiplied by a matrix of its own.
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.iterative.preconditioners`); not part of what ``A`` is.

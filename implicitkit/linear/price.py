@@ -123,8 +123,8 @@ def has_layers(reach: int, size: int) -> bool:
 
 
 def touched_beside(batch: int, size: int, graph: tuple[int, int, int] | None) -> float:
-    """What a product touches where its ``graph`` (:func:`~implicitkit.foundation.autodiff.size_of_graph`) goes through more
-    numbers than the state has at each node, as a sum over the edges of a graph does: these, and their share of what is
+    """What a product touches where its ``graph`` (:func:`~implicitkit.foundation.graph_size.size_of_graph`) goes through
+    more numbers than the state has at each node, as a sum over the edges of a graph does: these, and their share of what is
     added up at places of an index."""
     nodes, numbers, placed = graph or (0, 0, 0)
     wide = max(0, numbers - nodes * batch * size)
@@ -185,8 +185,8 @@ def cost_of_product(numbers: int, nodes: int, through: int, parameters: int) -> 
 
 class Work(NamedTuple):
     """What one product with the Jacobian of a batch of residuals takes: ``nodes`` of the graph, ``numbers`` that go through
-    them, and how many of these are added up at places of an index (:func:`~implicitkit.foundation.autodiff.size_of_graph`);
-    ``weight``: numbers of parameters."""
+    them, and how many of these are added up at places of an index
+    (:func:`~implicitkit.foundation.graph_size.size_of_graph`); ``weight``: numbers of parameters."""
 
     nodes: int
     numbers: int

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
-from implicitkit.foundation.autocast import full_precision
+from implicitkit.foundation.autocast import default_tolerance, full_precision
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import Operator, repeated
 from implicitkit.linear.auto import Auto
@@ -83,7 +83,7 @@ class Request:
         watched: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Solve, and differentiate by the implicit function theorem with this linear solver (or that of this name), to
-        ``|A u - b| <= atol + rtol |b|`` (``None``: by the dtype, ``eps^(2/3)``) with at most ``max_steps`` products
+        ``|A u - b| <= atol + rtol |b|`` (``None``: :func:`default_tolerance`) with at most ``max_steps`` products
         (``None``: its own default).
 
         A truncated one works on the blocks of a composition one after another: as if layer by layer, where a few terms of
@@ -93,7 +93,8 @@ class Request:
         deals with failures itself).
         """
         chosen = linear_solver if isinstance(linear_solver, LinearSolver) else get_linear_solver(linear_solver)
-        rtol = torch.finfo(self.system.layout.dtype).eps ** (2 / 3) if rtol is None else rtol
+        layout = self.system.layout
+        rtol = default_tolerance(layout.dtype, layout.device.type) if rtol is None else rtol
         if self.system.problem.by_blocks and not chosen.exact:
             chosen = BlockSubstitution(chosen)
         assert self.z0 is not None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.autocast import computing_dtype
+from implicitkit.foundation.autocast import default_tolerance
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import check_call
 from implicitkit.foundation.trees import Layout
@@ -39,7 +39,7 @@ def options_of(
     Raises:
         TypeError, ValueError: one is of the wrong type or out of range.
     """
-    default = torch.finfo(computing_dtype(layout.dtype, layout.device.type)).eps ** (2 / 3)
+    default = default_tolerance(layout.dtype, layout.device.type)
     rtol = default if rtol is None else _number("rtol", rtol)
     # in a chart z has no units, and ends at zero, and each begins where the last has ended
     fixed = atol is not None or in_chart

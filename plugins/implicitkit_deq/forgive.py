@@ -141,6 +141,21 @@ class Forgive(extend.Configured):
         Where they are at most a quarter of the ``share`` that may fail, or a single one that may."""
         return not self.exceeded(failed) and int(failed.sum()) <= max(1.0, _RESTING * self.share * failed.numel())
 
+    def refuse(self, solution: ik.Solution, first: bool) -> None:
+        """Raise for a call of which too many samples failed; ``first``: none before has gone well."""
+        cure = (
+            "The cell may have no equilibrium that can be found before it is trained, as blocks with normalisation last: "
+            "pretraining=Pretraining(calls=100, steps=8) unrolls a few steps of it in the first calls"
+            if first
+            else "Training has lost the equilibria: add jacobian_penalty to the loss, bound the weights (bound_weights), or "
+            "lower the learning rate"
+        )
+        try:
+            solution.raise_for_status()
+        except ik.ConvergenceError as error:
+            text = f"{error} {cure}. Forgive(share=1) goes on whatever fails."
+            raise ik.ConvergenceError(text, error.solution, error.samples, error.residual_norms) from None
+
     def tell(self, solution: ik.Solution, spared: bool, anew: bool) -> None:
         """Warn that samples of a call are forgiven; ``spared``: dearer solvers were not asked; ``anew``: no solve starts
         where the sample's last one ended."""

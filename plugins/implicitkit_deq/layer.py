@@ -29,7 +29,7 @@ from implicitkit_deq.settings import Pretraining, Settings
 from implicitkit_deq.starting import start
 from implicitkit_deq.starting.last import Last
 from implicitkit_deq.starting.trend import Trend
-from implicitkit_deq.visit import Visit, given_away, refuse_mapped
+from implicitkit_deq.visit import Visit, check_steps, given_away, refuse_mapped
 
 __all__ = ["DEQ"]
 
@@ -163,9 +163,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         inputs = by_position(self.cell, inputs, named) if named else inputs
         if at is None:
             return self._call(inputs, z0, index)[-1]
-        if any(k < 1 for k in at) or list(at) != sorted(set(at)):
-            raise ValueError(f"at must be increasing step numbers from 1 on, got {tuple(at)}")
-        return self._call(inputs, z0, index, tuple(at))
+        return self._call(inputs, z0, index, check_steps(at))
 
     def states(self, *inputs: Any, at: Sequence[int] = (2, 4, 8), z0: Any = None) -> list[Any]:
         """Outputs along the way and at the end, each with a derivative: for losses on what the solver passes through.
@@ -177,9 +175,9 @@ class DEQ(ik.extend.Configured, Composable, Copied):
             at: step numbers, at least 1, increasing. inputs, z0: as in :meth:`forward`.
 
         Raises:
-            ValueError: step numbers out of order. ik.CapabilityError: under ``torch.vmap``.
+            ValueError: no increasing step numbers. ik.CapabilityError: under ``torch.vmap``.
         """
-        found: list[Any] = self(*inputs, z0=z0, at=tuple(at))  # a call like any other: hooks see it
+        found: list[Any] = self(*inputs, z0=z0, at=at)  # a call like any other: hooks see it
         return found
 
     def residual(self, z: Any, *inputs: Any) -> Any:
@@ -340,7 +338,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         if solution.truncated or ik.extend.holds(converged.all()):
             return z
         if policy.exceeded(~converged):
-            solution.raise_for_status()
+            policy.refuse(solution, not self._used)
         if not self._forgave:
             self._forgave = True
             policy.tell(solution, self._effort.spared, self.init == "zeros" and self._last is None)

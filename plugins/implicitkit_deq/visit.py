@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit_deq.starting.last import alike
 
-__all__ = ["Visit", "given_away", "refuse_mapped"]
+__all__ = ["Visit", "check_steps", "given_away", "refuse_mapped"]
 
 
 class Visit:
@@ -23,6 +23,15 @@ class Visit:
         if step in self.at:
             self.kept.append(z)
         return None if self.then is None else self.then(step, z, residual_norm)
+
+
+def check_steps(at: Any) -> tuple[int, ...]:
+    """The step numbers at which a solve is to show its iterates."""
+    if isinstance(at, Sequence) and not isinstance(at, str):
+        whole = all(isinstance(k, int) and k >= 1 for k in at)
+        if whole and list(at) == sorted(set(at)):
+            return tuple(at)
+    raise ValueError(f"at must be increasing step numbers from 1 on, as in at=(2, 4, 8), got {at!r}")
 
 
 def refuse_mapped(kept: list[Any], state: Any) -> None:

@@ -434,6 +434,9 @@ REFUSED: dict[str, Row] = {
     "an argument too many": (
         lambda: ik.root(lambda z: z, zeros(3), (ONE, ONE)), TypeError,
         r"are called as f\(z, \*args\): here with z and 2 arguments"),
+    "a function of the parts of z": (
+        lambda: ik.fixed_point(lambda a, b: (b, a), (zeros(3), zeros(3))), TypeError,
+        r"here with z \(a tuple, one argument; lambda z, \*args: f\(\*z, \*args\) unpacks it\) and no arguments"),
     "an argument too few": (lambda: ik.root(less, zeros(3)), TypeError, r"are called as f\(z, \*args\): .*z and no arg"),
     "shapes": (
         lambda: ik.root(lambda z, x: z - x, zeros(4, 3), zeros(5, 3)), RuntimeError,

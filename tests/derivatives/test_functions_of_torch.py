@@ -374,3 +374,42 @@ def test_nearest_neighbours_by_a_factor(dims: int, factor: float) -> None:
         x.requires_grad_()
         (by_x,) = torch.autograd.grad(solve(x).sum(), x)
         assert torch.allclose(by_x.flatten(), linear)
+
+
+def _by_formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v
+
+
+@pytest.mark.parametrize(
+    "use", ["product", "newton_krylov", "units of their own", "forward mode", "Hessian", "penalty on a gradient"]
+)
+def test_fused_attention_has_the_products_that_solvers_take(use: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, c = (torch.randn(2, 1, 5, 4, generator=g) for _ in range(2))  # of four dimensions: torch takes a kernel
+    Map = Callable[[Tensor, Tensor], Tensor]
+
+    def of(attend: Callable[..., Tensor]) -> Map:
+        return lambda z, x: 0.9 * torch.sin(attend(2 * z, z + x, z - x) + x)
+
+    def answer(step: Map) -> Tensor:
+        if use == "product":
+            flat: Callable[[Tensor], Tensor] = lambda z: step(z.view_as(x), x).flatten(1)  # noqa: E731
+            return autodiff.linearise(flat, x.flatten(1), fixed_point=True, of_map=True)[1].mv(c.flatten(1))
+
+        def found(x: Tensor) -> Tensor:
+            solver = use if use == "newton_krylov" else "auto"
+            return ik.fixed_point(step, torch.zeros_like(x), (x,), batch_dims=1, solver=solver).value
+
+        if use == "forward mode":
+            return torch.func.jvp(found, (x,), (c,))[1]
+        if use == "Hessian":
+            return hessian(lambda x: (found(x) * c).sum())(x)
+        if use == "penalty on a gradient":
+            y = x.clone().requires_grad_()
+            (first,) = torch.autograd.grad((found(y) * c).sum(), y, create_graph=True)
+            return torch.autograd.grad(first.square().sum(), y)[0]
+        b = torch.where(torch.arange(4) == 0, 1e-9, c) if use == "units of their own" else c
+        return torch.func.grad(lambda x: (found(x) * b).sum())(x)
+
+    fused, plain = (answer(of(attend)) for attend in (F.scaled_dot_product_attention, _by_formula))
+    torch.testing.assert_close(fused, plain, rtol=1e-7, atol=1e-9)

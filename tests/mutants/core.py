@@ -189,12 +189,27 @@ MUTANTS = [
         ("        full[i] = t\n    return full", "        pass\n    return full"),
     ),
     *mutants(
+        "implicitkit/foundation/autocast.py",
+        "tests/plugins/deq/test_deq.py -k half_precision_is",
+        ("2 * eps if eps > _HALF else", "2 * eps if False else"),
+    ),
+    *mutants(
         "implicitkit/foundation/autodiff.py",
         FORMS,
         (
             "return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(grads, points, strict=True))",
             "return tuple(torch.ones_like(p) if g is None else g for g, p in zip(grads, points, strict=True))",
             TRANSFORMS,
+        ),
+        (
+            "unfused() if torch.is_grad_enabled() else",
+            "unfused() if False else",
+            "tests/derivatives/test_functions_of_torch.py -k fused",
+        ),
+        (
+            "if again is None or not",
+            "if True or not",
+            "tests/derivatives/test_functions_of_torch.py -k fused",
         ),
         (
             "return values, pullback(torch.ones_like(values))[0]",
@@ -222,8 +237,8 @@ MUTANTS = [
             "tests/mutants/test_survivors.py -k jacobian",
         ),
         (
-            "                w = torch.ones_like(out",
-            "                w = torch.zeros_like(out",
+            "            w = torch.ones_like(out",
+            "            w = torch.zeros_like(out",
             "tests/derivatives/test_functions_of_torch.py -k finite",
         ),
     ),

@@ -383,10 +383,14 @@ MUTANTS = [
         ("longer * (CALL + numbers) +", "(CALL + numbers) +"),
     ),
     *mutants(
-        "implicitkit/foundation/autodiff.py",
+        "implicitkit/foundation/graph_size.py",
         "tests/linear/test_prices_of_products.py",
         ("matrix.numel() * _EACH_OWN if own", "matrix.numel() if own"),
         ('matrix.shape[-1 if name.endswith("2") else -2]', "matrix.shape[-1]"),
+    ),
+    *mutants(
+        "implicitkit/foundation/autodiff.py",
+        "tests/linear/test_prices_of_products.py",
         ("price(alike, gone_through)", "price(alike)"),
         ("or rows * read_by_products(out) >= WORTH", "", "tests/linear/test_structured.py -k each"),
         ("return lambda v: product(v) - v", "return product", "tests/linear/test_steps_of_the_series.py"),
@@ -462,7 +466,7 @@ MUTANTS = [
         ("other.read, other.own = self.read, self.own", "other.read = self.read"),
     ),
     *mutants(
-        "implicitkit/foundation/autodiff.py",
+        "implicitkit/foundation/graph_size.py",
         "tests/linear/test_one_matrix.py -k 'their_own or repeated'",
         ("% batch == 0 and bool(matrices.stride(0))", "% batch == 0"),
         (" and len(matrices) % batch == 0", ""),

@@ -230,7 +230,7 @@ MUTANTS = [
         ("self.known = self.known and len(args) > 1", "self.known = False"),
     ),
     *mutants(
-        "implicitkit/foundation/autodiff.py",
+        "implicitkit/foundation/graph_size.py",
         "tests/solver/test_cheap_maps.py -k own",
         ("len(seen) + (unknown - 1) * own", "len(seen)"),
         ("isinstance(node, _OWN) or (name.startswith(_MORE)", "(name.startswith(_MORE)"),

@@ -40,8 +40,8 @@ class Transformer(Cell):
         skip: what the first sum adds to attention, ``"input"``, ``"state"`` or ``"none"``. scale: of the initial weights.
         dropout: in attention weights and after either part; one mask a solve.
         fused: attention by ``torch.nn.functional.scaled_dot_product_attention``, scores by distance as its mask: less
-            memory and time for long sequences, where a fast kernel of PyTorch's takes such a mask; first derivatives only,
-            in reverse mode.
+            memory and time for long sequences, where a fast kernel of PyTorch's takes such a mask; of it only first
+            derivatives in reverse mode are.
 
     Raises:
         ValueError: sizes that do not fit.

@@ -162,10 +162,15 @@ def called(name: str, *arguments: tuple[str, Any], hint: Callable[[], str] = str
     except TypeError as error:
         if "positional argument" not in str(error):
             raise
+        state = dict(arguments).get("z")
+        cure = (
+            f"z is one argument, a {type(state).__name__}: DEQ(lambda z, *inputs: f(*z, *inputs), state)"
+            if isinstance(state, (list, tuple))
+            else "A module with one argument becomes a cell as in DEQ(lambda z, x: torch.tanh(module(z) + x), state=(64,))"
+        )
         raise TypeError(
             f"a cell is called as cell(z, x, ...), the state and the inputs of the layer, and returns the next state: "
-            f"{error.__cause__ or error}. A module with one argument becomes a cell as in "
-            "DEQ(lambda z, x: torch.tanh(module(z) + x), state=(64,))"
+            f"{error.__cause__ or error}. {cure}"
         ) from error
     except RuntimeError as error:
         if type(error) is RuntimeError and any(words in str(error) for words in _OF_PRECISIONS):

@@ -847,6 +847,13 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         r"a cell is called as cell\(z, x, \.\.\.\).*2 positional.*\+ x\)",
     ),
+    "a cell of the parts of its state": (
+        lambda: DEQ(lambda a, b, x: (b, a), ((6,), (6,)))(torch.zeros(3, 6)),
+        TypeError,
+        r"z is one argument, a tuple: DEQ\(lambda z, \*inputs: f\(\*z, \*inputs\), state\)",
+    ),
+    "one step number": (lambda: DEQ(Plain(), (6,)).states(torch.zeros(3, 4), at=3), ValueError, r"\(2, 4, 8\), got 3$"),
+    "half a step number": (lambda: DEQ(Plain(), (6,))(torch.zeros(3, 4), at=(2.5,)), ValueError, r"got \(2\.5,\)$"),
     "a list": (lambda: DEQ(Plain(), (6,))([1.0, 2.0]), TypeError, "at least one tensor.*got list.*as_tensor"),
     "no input": (lambda: DEQ(Plain(), (6,))(), TypeError, "at least one tensor"),
     "scalar input": (lambda: DEQ(Plain(), (6,))(torch.tensor(1.0)), ValueError, "leading dimension must be the batch"),
@@ -1002,6 +1009,24 @@ def test_the_backward_under_autocast_is_solved_in_full_precision(dtype: torch.dt
     assert bool(layer.solution.backward.converged.all())
     for a, b in zip(got, want, strict=True):
         assert float((a - b).norm()) < 0.05 * float(b.norm()) + 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cast", [True, False], ids=["autocast", "state"])
+def test_half_precision_is_solved_by_default_to_its_rounding(dtype: torch.dtype, cast: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(cells.MLP(8, 64)), torch.randn(32, 8)
+    exact = copy.deepcopy(layer).double()
+    want = gradients(exact(x.double()), exact)
+    half, data = (layer, x) if cast else (layer.to(dtype), x.to(dtype))
+    with torch.autocast("cpu", dtype, enabled=cast):
+        z = half(data)
+    got = gradients(z.float(), half)
+    assert half.solution is not None and half.solution.backward is not None
+    assert bool(half.solution.converged.all()) and bool(half.solution.backward.converged.all())
+    assert int(half.solution.backward.steps.max()) <= 32  # not 60 products for digits that they do not have
+    for a, b in zip(got, want, strict=True):
+        assert float((a.double() - b).norm()) < 4 * torch.finfo(dtype).eps * float(b.norm())
 
 
 def test_activation_checkpointing_around_a_layer() -> None:

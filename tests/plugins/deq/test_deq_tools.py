@@ -56,6 +56,17 @@ def jacobians(cell: Callable[..., Tensor], z: Tensor, x: Tensor) -> Tensor:
     return torch.func.vmap(torch.func.jacrev(one))(z, x)
 
 
+def test_the_penalty_of_a_cell_with_fused_attention_has_a_gradient() -> None:
+    def penalised(attend: Callable[..., Tensor]) -> Tensor:
+        w = torch.full((), 0.7, dtype=F64, requires_grad=True)
+        cell = lambda z, x: w * attend(z, z + x, z - x)  # noqa: E731
+        z, x = (torch.sin(torch.arange(40, dtype=F64) + k).view(2, 1, 5, 4) for k in range(2))
+        return torch.autograd.grad(jacobian_penalty(cell, z, (x,), exact=True), w)[0]
+
+    plain = penalised(lambda q, k, v: torch.softmax(q @ k.mT / 2, -1) @ v)
+    torch.testing.assert_close(penalised(torch.nn.functional.scaled_dot_product_attention), plain)
+
+
 def test_exact_penalty_and_its_gradient() -> None:
     cell = cells.MLP(4, 6, dtype=F64)
     z, x = torch.randn(3, 6, dtype=F64), torch.randn(3, 4, dtype=F64)

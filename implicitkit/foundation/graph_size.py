@@ -1,0 +1,84 @@
+"""What the graph of an evaluation tells of the work that going through it backwards takes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["has_own_matrices", "read_by_products", "size_of_graph"]
+
+_PASSES = ("LinalgVectorNorm", "LinalgNorm", "LinalgCross")
+_OWN, _MORE = torch.autograd.function.BackwardCFunction, ("Linalg", "Conv", "Cdist")
+_MATRICES, _BATCHED = ("Mm", "Addmm", "Mv", "Addmv"), ("Bmm", "Baddbmm")
+_SAVED = ("_saved_self", "_saved_mat1", "_saved_mat2", "_saved_batch1", "_saved_batch2")
+_ROWS, _EACH_OWN = 3, 7  # rows for which a matrix takes as long again, and how much longer one takes in a batch of them
+_SHORT, _SLOWER = 8, 4  # numbers in a row below which an operation takes as many times longer for each
+
+
+def size_of_graph(out: Tensor, unknown: int = 1) -> tuple[int, int, int]:
+    """Of the graph of ``out``: its nodes, the numbers that come into all of them when it is gone through backwards (those
+    in rows of a few four times: torch's loops run along rows), and those that are added up at places of an index.  A node
+    of somebody's own, or one whose work the numbers do not tell, counts as ``unknown`` nodes."""
+    open_ = [out.grad_fn] if out.grad_fn is not None else []
+    seen, numbers, placed = set(open_), 0, 0
+    while open_:
+        node = open_.pop()
+        shapes = [given.shape for given in getattr(node, "_input_metadata", ())]
+        numbers += sum(math.prod(shape) * (_SLOWER if shape and shape[-1] <= _SHORT else 1) for shape in shapes)
+        placed += sum(map(math.prod, shapes)) if "Index" in type(node).__name__ else 0
+        after = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= after
+        open_.extend(after)
+    own = sum(_is_long(node) for node in seen)
+    return len(seen) + (unknown - 1) * own, numbers, placed
+
+
+def read_by_products(out: Tensor) -> int:
+    """Numbers of the matrices that a product through the graph of ``out`` multiplies by: each once, and once more for every
+    three rows that are multiplied by it; those of a batch, each with a vector of its own, as seven times as many."""
+    open_ = [out.grad_fn] if out.grad_fn is not None else []
+    seen, found = set(open_), 0
+    while open_:
+        node = open_.pop()
+        own = type(node).__name__.startswith(_BATCHED)
+        if own or type(node).__name__.startswith(_MATRICES):
+            given = sum(math.prod(m.shape) for m in node._input_metadata)
+            for name, matrix in ((name, getattr(node, name, None)) for name in _SAVED):
+                if matrix is not None and matrix.numel():
+                    rows = given / matrix.shape[-1 if name.endswith("2") else -2]
+                    found += matrix.numel() * _EACH_OWN if own else int(matrix.numel() * (1 + rows / _ROWS))
+        after = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= after
+        open_.extend(after)
+    return found
+
+
+def has_own_matrices(out: Tensor, z: Tensor) -> bool:
+    """Does the graph of ``out`` multiply each sample of ``z`` by a matrix of its own, all of them together of more numbers
+    than ``z``?  One that is repeated by a stride of zero is one, and so is one of another number of matrices, be it the one
+    that an ``einsum`` of a matrix for all multiplies by, or one for each head."""
+    batch, numbers = len(z), z.numel()
+
+    def of_each(matrices: Tensor) -> bool:
+        return matrices.numel() > numbers and len(matrices) % batch == 0 and bool(matrices.stride(0))
+
+    open_ = [out.grad_fn] if out.grad_fn is not None and batch > 1 else []
+    seen = set(open_)
+    while open_:
+        node = open_.pop()
+        if type(node).__name__.startswith(_BATCHED):
+            matrices = (getattr(node, name, None) for name in _SAVED)
+            if any(m is not None and of_each(m) for m in matrices):
+                return True
+        after = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= after
+        open_.extend(after)
+    return False
+
+
+def _is_long(node: Any) -> bool:
+    name = type(node).__name__
+    return isinstance(node, _OWN) or (name.startswith(_MORE) and not name.startswith(_PASSES))
