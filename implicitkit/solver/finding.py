@@ -242,7 +242,7 @@ def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tens
         states = "this state" if len(z) == 1 else f"{int(leaves.sum())} of {len(z)} states found"
         outcome.message = (
             f"The flow leaves {states}: a disturbance grows by e in {1 / float(growth.max()):.3g} units of time; "
-            "to find where the flow goes, start beside this state; ik.stability(solution) says more"
+            "to find where the flow goes, start beside this state; solution.stability says more"
         )
     return which & ~leaves & (values.abs().amin(1) <= margin), J
 
