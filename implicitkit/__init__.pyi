@@ -15,6 +15,7 @@ from implicitkit.composition.tied import tie as tie
 from implicitkit.diagnostics.certificate import Certificate as Certificate
 from implicitkit.diagnostics.certificate import certify as certify
 from implicitkit.diagnostics.linear_stability import Stability as Stability
+from implicitkit.diagnostics.linear_stability import stability as stability
 from implicitkit.foundation.errors import CapabilityError as CapabilityError
 from implicitkit.foundation.errors import CapturedTensorError as CapturedTensorError
 from implicitkit.foundation.errors import ChangedFunctionError as ChangedFunctionError

@@ -24,6 +24,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import at_least, check_arguments
 from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.watch import resolve
@@ -104,8 +105,7 @@ def stability(
         ValueError: ``count`` below 1, or a solution that does not carry its problem (unpickled, or made by hand).
         TypeError: ``subject`` is neither, or ``z`` is missing.
     """
-    if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}")
+    check_arguments("stability", count=(at_least(1), count), batch_dims=(at_least(0), batch_dims))
     system, theta, point, layout = _state(subject, z, args, batch_dims)
     kind = system.problem.kind
     if not kind.flow:

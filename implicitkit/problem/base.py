@@ -23,6 +23,7 @@ from implicitkit.system import System
 __all__ = ["Problem", "Restated", "deeper"]
 
 _FLAG = flag()
+_BESIDE = 1e-3  # of max(|z|, 1), where what depends on nothing at a point depends on nothing still
 
 Kernel = Callable[[Tensor], Tensor]
 Pull = Callable[[Tensor, Sequence[int]], Sequence[Tensor]]
@@ -217,8 +218,26 @@ class Problem(Configured):
         return []
 
     def explain(self, system: System, z: Tensor, theta: Sequence[Tensor], failed: Tensor) -> str:
-        """A sentence on why no solution was found, for the message: packed points ``z``, and which samples ``failed``."""
-        return ""
+        """A sentence on why no solution was found, for the message: packed points ``z``, and which samples ``failed``.
+
+        Here of equations: unknowns on which none of them depends around where the search has ended, and equations that
+        depend on no unknown.  Products with a random vector show both: where it has ended, and beside, so that a minimum of
+        ``z^2 + 1`` is none.
+        """
+        if not self.kind.equation:
+            return ""
+        try:
+            unused, fixed = (t[failed].all(0) for t in _idle(lambda y: system.residual(y, *theta), z))
+        except Exception:  # the function is not to be differentiated, or not to be called beside z
+            return ""
+        if bool(unused.all()):
+            return (
+                "The function does not depend on its unknown z there: all its derivatives by z are zero. Return what must "
+                "vanish as a function of the first argument, or start where it depends on it."
+            )
+        parts = (("The function does not depend on", "z", unused), ("Nothing moves", "F", fixed))
+        said = [f"{words} {', '.join(_named(system, t, name))} there." for words, name, t in parts if bool(t.any())]
+        return " ".join([*said, "No step along a derivative changes that: start elsewhere."]) if said else ""
 
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """``F`` at a plain ``z``, on its graph, and ``dF/dz`` there (a problem that knows its blocks says them)."""
@@ -351,3 +370,26 @@ def half_squared_norm(residuals: Any) -> Any:
         0.5 * (leaf.real.square() + leaf.imag.square() if leaf.is_complex() else leaf.square()).sum()
         for leaf in trees.tree_flatten(residuals)[0]
     )
+
+
+def _idle(F: Kernel, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Which unknowns move nothing and which equations, not met, nothing moves, at ``z`` and beside, ``(batch, n)``."""
+    w, F0 = seeded.normal(*z.shape, seed=1).to(z), F(z)
+    unused, fixed = torch.ones_like(z, dtype=torch.bool), F0 != 0
+    for point in (z, z + _BESIDE * z.abs().clamp_min(1) * w):
+        pull = autodiff.vjp(F, point)[1]
+        columns, push = autodiff.vjp(lambda v: pull(v)[0], w)  # noqa: B023
+        unused, fixed = unused & (columns == 0), fixed & (push(w)[0] == 0)
+    return unused, fixed
+
+
+def _named(system: System, which: Tensor, name: str) -> list[str]:
+    """Some of the numbers of a packed state ``(n,)`` by leaf and index, for messages."""
+    leaves = system.layout.unpack(which.to(system.layout.dtype).expand(system.batch, -1))
+    lead = len(system.layout.batch_shape)
+
+    def said(t: Tensor) -> str:
+        found = t.flatten(0, lead - 1)[0] != 0 if lead else t != 0
+        return " " if bool(found.all()) else str(found.nonzero().tolist())[1:-1] if bool(found.any()) else ""
+
+    return trees.describe_leaves(leaves, name, said)

@@ -19,7 +19,8 @@ class SteadyState(Problem):
     The sign is part of the problem: solvers that follow the flow in (pseudo-)time need ``+g``.  Convergence: as of a
     root, ``|g(z)| <= atol`` or every ``|g_i| <= atol + rtol S_i`` by the size ``S_i`` of what cancels in it (:func:`solve`);
     in units of ``z`` per unit of time.  A state at rest that the flow leaves again (an eigenvalue of ``dg/dz`` has a
-    positive real part; asked of up to 256 unknowns) is a solution, and ``solution.message`` says what it is.
+    positive real part; asked of up to 256 unknowns, of more by :func:`stability`) is a solution, and
+    ``solution.message`` says what it is.
 
     Source: Krantz & Parks (2002), theorem 3.3.1, for the derivative, as of a root.
 

@@ -111,7 +111,9 @@ class Perturbed(Configured):
         lead = (1,) * (theta.ndim - len(event))
         noise = drawn.reshape(self.samples, *lead, *event).expand(self.samples, *theta.shape)
         points = theta + self.sigma * noise
-        if self.batch == "loop":
+        if not points.numel():
+            choices = points  # nothing to choose from, or nobody who does
+        elif self.batch == "loop":
             shape = theta.shape[theta.ndim - self.dims :]
             events = [torch.as_tensor(self.choose(point), device=theta.device) for point in points.reshape(-1, *shape)]
             choices = torch.stack(events).reshape(points.shape) if all(e.shape == shape for e in events) else events[0]

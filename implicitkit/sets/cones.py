@@ -62,6 +62,8 @@ class Monotone(Projection):
     @staticmethod
     def _increasing(v: Tensor) -> Tensor:
         n = v.shape[-1]
+        if n == 0:
+            return v
         total = torch.cat([torch.zeros_like(v[..., :1]), v.cumsum(-1)], -1)
         with torch.no_grad():
             plain = total.detach()

@@ -42,6 +42,10 @@ _IN_A_KINK = (
     "The objective is lower at z0 than all around it, but has no derivative there: a minimum in a kink, as of sqrt(z^2) at "
     "zero, has a value and no gradient that vanishes"
 )
+_NOT_ASKED = (
+    f"Whether the flow stays at this state or leaves it is not asked of more than {_SPECTRUM} unknowns; "
+    "ik.stability(solution) tells"
+)
 _WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the way out: where a point may be lower
 
 
@@ -211,7 +215,7 @@ def _take(outcome: Outcome, again: Outcome, better: Tensor, open_: Tensor) -> No
 
 def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tensor]:
     r"""Say so where disturbances of a state at rest grow: an eigenvalue of ``s dF/dz`` has a positive real part, beyond
-    ``sqrt(eps) |dF/dz|``.  Not asked of more than 256 unknowns, or where there is no derivative.
+    ``sqrt(eps) |dF/dz|``.  Not asked of more than 256 unknowns, which is said, or where there is no derivative.
 
     Newton's steps solve ``g(z) = 0`` and do not care whether ``dz/dt = g(z)`` would come to ``z``, and long implicit steps
     damp what grows: logistic growth rests at zero, too, and a flow that circles for ever has a state in its midst.  Such a
@@ -222,6 +226,8 @@ def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tens
     z, which = outcome.z, outcome.status == int(Status.CONVERGED)
     nowhere, J = torch.zeros_like(which), z
     if z.shape[1] > _SPECTRUM or not bool(which.any()):
+        if bool(which.any()):
+            outcome.message = outcome.message or _NOT_ASKED
         return nowhere, J
     probe = f.beside("root")
     try:

@@ -119,6 +119,7 @@ class Polyalgorithm(Solver):
         while len(stages) > 1 and not stages[0].serves(f, z0):
             stages = stages[1:]
         solver = stages[0].make()
+        start = f.residual(z0) if len(stages) > 1 else z0  # remembered by f: the first stage begins there
         total = solver.run(f, z0, _limited(options, stages[0].max_steps))
         first = total.solver or solver.name
         total.solver = _title(self.name, [first])
@@ -147,7 +148,7 @@ class Polyalgorithm(Solver):
             falls = falls_forever_within(f, total.z, failed)
             total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
-        rows = f.residual(z0).abs()
+        rows = start.abs()
         start_norm = torch.linalg.vector_norm(rows, dim=1)
         options = replace(options, start_size=start_size(z0) if f.kind.of_residuals else None, start_rows=rows)
         total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)

@@ -4,7 +4,7 @@ r"""Fitting a model to data: ``scipy.optimize.curve_fit``, in batches, different
 
 The covariance of the parameters is ``(J^T J)^{-1}``, ``J`` the Jacobian of the weighted residuals at the fit, times
 ``|r|^2 / (m - n)`` unless the errors of the data are absolute (Bates & Watts 1988, *Nonlinear Regression Analysis*, section
-2.3).
+2.3).  Under a robust loss, its Hessian and its value at the fit stand for ``J^T J`` and ``|r|^2``, as in SciPy.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.errors import ConvergenceWarning, warn
-from implicitkit.foundation.options import at_least, check_arguments, check_call, flag
+from implicitkit.foundation.options import at_least, check_arguments, check_call, flag, one_of, optional
 from implicitkit.foundation.tracers import opaque_to_compile
-from implicitkit.foundation.trees import from_arrays, from_numbers
+from implicitkit.foundation.trees import from_arrays, from_numbers, tree_map
 from implicitkit.foundation.wording import kind_of
 from implicitkit.lifting.inference import despite_inference_mode
+from implicitkit.problem.robust import Robust
 from implicitkit.reporting import raise_in_words
 from implicitkit.solution import Solution
 from implicitkit.solving.verbs import least_squares
@@ -59,6 +60,7 @@ def curve_fit(
     sigma: Any = None,
     *,
     absolute_sigma: bool = False,
+    nan_policy: str | None = None,
     batch_dims: int = 0,
     has_aux: bool = False,
     **options: Any,
@@ -81,6 +83,8 @@ def curve_fit(
         sigma: standard deviations of the data, ``(m,)`` or ``(*batch, m)``, one number for all, or their covariance
             ``(m, m)``.
         absolute_sigma: ``sigma`` (one, if absent) is in the units of the data; else only its ratios count, as in SciPy.
+        nan_policy: ``"omit"`` leaves out the data with NaN in ``ydata`` or in a leaf of ``xdata`` whose last dimension is
+            ``m``, sample by sample; ``"raise"`` refuses them before the solve; ``None``: they fail it.
         batch_dims: leading dimensions of independent fits. has_aux: ``f`` returns ``(value, aux)``; ``fit.solution.aux``.
         options: ``bounds=``, ``loss=``, ``f_scale=``, ``x_scale=`` of :class:`~implicitkit.LeastSquares`, and those of
             :func:`~implicitkit.solve`.
@@ -89,7 +93,8 @@ def curve_fit(
         A :class:`CurveFit`.
 
     Raises:
-        ValueError: shapes that do not fit together. ConvergenceError: as in :func:`~implicitkit.solve`.
+        ValueError: shapes that do not fit together, or NaN under ``nan_policy="raise"``.
+        ConvergenceError: as in :func:`~implicitkit.solve`.
 
     Warns:
         ConvergenceWarning: no more data than parameters, or data that do not tell parameters apart (a Jacobian of lower
@@ -100,7 +105,8 @@ def curve_fit(
             f"curve_fit takes the model first, f(xdata, *p), then xdata and ydata; its first argument is {kind_of(f)}"
         )
     given = {"absolute_sigma": (flag(), absolute_sigma), "has_aux": (flag(), has_aux)}
-    check_arguments("curve_fit", batch_dims=(at_least(0), batch_dims), **given)
+    policy = (optional(one_of("omit", "raise")), nan_policy)
+    check_arguments("curve_fit", batch_dims=(at_least(0), batch_dims), nan_policy=policy, **given)
     ydata = _tensor(ydata)
     xdata = from_numbers(from_arrays(xdata), ydata)
     sigma = None if sigma is None else _tensor(sigma, ydata)
@@ -111,13 +117,18 @@ def curve_fit(
     m, n = ydata.shape[-1], p0.shape[-1]
     check_call(f"f(xdata{''.join(f', p{i}' for i in range(n))})", f)
     whole = sigma is not None and sigma.ndim == 2 and sigma.shape == (m, m) and batch_dims == 0
+    use = None
+    if nan_policy is not None:
+        xdata, ydata, sigma, use = _filled(xdata, ydata, sigma, batch_dims, whole)
+        if nan_policy == "raise" and not compat.is_wrapped(use) and not bool(use.all()):
+            raise ValueError("xdata or ydata contain NaN: nan_policy='omit' leaves such data out")
 
     def residuals(p: Tensor, x: Any, y: Tensor, s: Tensor | None = None) -> Any:
         parameters = p.unbind(-1) if not batch_dims else [q.unsqueeze(-1) for q in p.unbind(-1)]
         value = f(x, *parameters)
         value, *aux = value if has_aux else (value,)
         _check_values(value, y)
-        r = value - y
+        r = value - y if use is None else torch.where(use, value - y, 0)
         if whole and s is not None:
             r = torch.linalg.solve_triangular(torch.linalg.cholesky(s), r.unsqueeze(-1), upper=False).squeeze(-1)
         elif s is not None:
@@ -132,24 +143,82 @@ def curve_fit(
         r, J = _linearised(alone, p, args, batch_dims)
     except Exception as error:
         raise_in_words(error, p, args)
-    return CurveFit(p, _covariance(r, J, absolute_sigma), solution)
+    if options.get("loss", "linear") != "linear":
+        r, J = _robust(r, J, Robust(lambda r: r, options["loss"], options.get("f_scale", 1.0)))
+    return CurveFit(p, _covariance(r, J, absolute_sigma, m if use is None else use.sum(-1)), solution)
 
 
-def _covariance(r: Tensor, J: Tensor, absolute_sigma: bool) -> Tensor:
+def _missing(x: Any, y: Tensor, batch_dims: int) -> Tensor | None:
+    """Which data have a NaN in ``x``, of the shape of ``ydata`` or, where all samples share them, ``(m,)``; ``None``: ``x``
+    is no tensor of data."""
+    if not isinstance(x, Tensor) or not x.ndim or x.shape[-1] != y.shape[-1]:
+        return None
+    nan, shared = x.detach().isnan(), x.ndim <= batch_dims or x.shape[:batch_dims] != y.shape[:batch_dims]
+    kept = 0 if shared else batch_dims
+    return nan.flatten(kept, -2).any(kept) if nan.ndim > kept + 1 else nan
+
+
+def _filled(
+    xdata: Any, y: Tensor, sigma: Tensor | None, batch_dims: int, whole: bool
+) -> tuple[Any, Tensor, Tensor | None, Tensor]:
+    """The data with numbers in the place of NaN, and which data have none, of the shape of ``y``.
+
+    In ``ydata`` the number is zero; in ``xdata`` that of the first datum without, at which the model has a value; in the
+    covariance of the data, a datum stands by itself.
+    """
+    use = ~y.detach().isnan()
+
+    def leaf(x: Any) -> Any:
+        nonlocal use
+        missing = _missing(x, y, batch_dims)
+        if missing is None:
+            return x
+        use = use & ~missing
+        missing = missing.reshape(missing.shape[:-1] + (1,) * (x.ndim - missing.ndim) + missing.shape[-1:])
+        first = missing.long().argmin(-1, keepdim=True)
+        return torch.where(missing, x.gather(-1, first.expand(*x.shape[:-1], 1)), x)
+
+    xdata = tree_map(leaf, xdata)
+    if sigma is not None and whole:
+        both = use.unsqueeze(-1) & use.unsqueeze(-2)
+        sigma = torch.where(both, sigma, torch.eye(len(sigma), dtype=sigma.dtype, device=sigma.device))
+    elif sigma is not None:
+        sigma = torch.where(use, sigma, 1)
+    return xdata, torch.where(use, y, 0), sigma, use
+
+
+@despite_inference_mode
+def _robust(r: Tensor, J: Tensor, loss: Robust) -> tuple[Tensor, Tensor]:
+    r"""What stands for ``r`` and ``J`` under a robust loss ``h(r) = f_s^2 \rho((r / f_s)^2) / 2``: residuals whose squares
+    add up to it, and ``\sqrt{h''} J``, so that an outlier counts in neither as a datum does."""
+
+    def slope(q: Tensor) -> Tensor:
+        g: Tensor = autodiff.vjp(lambda q: loss(q).square() / 2, q)[1](torch.ones_like(q))[0]
+        return g
+
+    curvature = autodiff.vjp(slope, r)[1](torch.ones_like(r))[0].clamp_min(torch.finfo(r.dtype).eps)
+    curvature = curvature if r.requires_grad or compat.transforms_active() else curvature.detach()
+    return loss(r), curvature.sqrt().unsqueeze(-1) * J
+
+
+def _covariance(r: Tensor, J: Tensor, absolute_sigma: bool, m: Any) -> Tensor:
     """``(J' J)^{-1}`` ``(*batch, n, n)``, times ``|r|^2 / (m - n)`` unless sigma is absolute; infinite, and said, where the
-    data do not tell.  ``r``: ``(*batch, m)``; ``J``: ``(*batch, m, n)``."""
-    m, n = J.shape[-2:]
-    inverse = torch.linalg.pinv(J)
+    data do not tell.  ``r``: ``(*batch, m)``; ``J``: ``(*batch, m, n)``.  Columns are taken in units of their length: which
+    parameters the data determine does not depend on the units of these."""
+    n = J.shape[-1]
+    units = torch.linalg.vector_norm(J.detach(), dim=-2, keepdim=True)
+    units = torch.where(units > 0, units, 1)
+    inverse = torch.linalg.pinv(J / units) / units.mT
     covariance = inverse @ inverse.mT
+    m = torch.as_tensor(m, device=J.device)
     if not absolute_sigma:
-        if m <= n:
-            warn(
-                f"{m} data are too few to estimate the covariance of {n} parameters: it is infinite", ConvergenceWarning
-            )
-            covariance = torch.full_like(covariance, torch.inf)
-        else:
-            covariance = covariance * (r.square().sum(-1) / (m - n))[..., None, None]
-    blind = torch.linalg.matrix_rank(J.detach()) < n
+        few = m <= n
+        if not compat.is_wrapped(few) and bool(few.any()):
+            data = f"{int(m.min())} data are"
+            warn(f"{data} too few to estimate the covariance of {n} parameters: it is infinite", ConvergenceWarning)
+        covariance = covariance * (r.square().sum(-1) / (m - n).clamp_min(1))[..., None, None]
+        covariance = torch.where(few[..., None, None], torch.inf, covariance)
+    blind = torch.linalg.matrix_rank((J / units).detach()) < n
     if not compat.is_wrapped(blind) and bool(blind.any()):
         warn("the data do not determine all parameters: their covariance is infinite", ConvergenceWarning)
     return torch.where(blind[..., None, None], torch.inf, covariance)

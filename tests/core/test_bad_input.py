@@ -712,6 +712,20 @@ ADVICE: dict[str, tuple[Callable[[], Any], str, str]] = {  # what is said, and w
     "no root": (
         lambda: ik.root(lambda z: z * z + 1, torch.ones(2, dtype=D), solver="newton"),
         r"Perhaps there is no solution near: \|F\| may have a minimum there", "max_steps="),
+    "a function that ignores its unknown": (
+        lambda: ik.root(lambda z, a: a, zeros(3), torch.ones(3, dtype=D)),
+        r"does not depend on its unknown z there", "max_steps=|no solution near"),
+    "the same, in each of several samples": (
+        lambda: torch.vmap(lambda a: ik.root(lambda z, a: a, zeros(3), a).value)(torch.ones(2, 3, dtype=D)),
+        r"does not depend on its unknown z there", "max_steps=|no solution near"),
+    "a function that ignores one of its unknowns": (
+        lambda: ik.root(lambda z: {"a": z["a"] - 1, "b": z["a"] + 1 + 0 * z["b"]}, {"a": zeros(2), "b": zeros(2)}),
+        r"does not depend on z\['b'\] there", "max_steps=|no solution near"),
+    "an equation without an unknown": (
+        lambda: ik.root(lambda z, a: torch.stack([z.sum() - a, a]), zeros(2), torch.ones((), dtype=D)),
+        r"Nothing moves F\[1\] there", "max_steps=|no solution near|does not depend"),
+    "a minimum of what should vanish": (
+        lambda: ik.root(lambda z: z * z + 1, zeros(2) - 1), r"no solution near", "depend|moves"),
     "NaN in the data": (
         lambda: ik.root(lambda z, x: z - x, zeros(2, 2), NAN_ROW, batch_dims=1),
         r"args\[0\] \(first at \[1, 1\]\)\. Clean the data", "max_steps=|certify|no solution near"),

@@ -107,11 +107,11 @@ def test_evaluations_are_counted() -> None:
     assert solution.evaluations == int(solution.steps) + 1
 
 
-# the last: calls before a solver begins, and that at z0 between two
+# the last: calls before a solver begins
 LOOKED_AT: dict[str, tuple[Any, Any, dict[str, Any], int]] = {
-    "equations": (ik.root, lambda z: z.square() + 1, {}, 1),
-    "no minimum beside a term": (ik.argmin, lambda z: -2 * z.sum(), {"prox": ik.prox.l1(1.0)}, 2),
-    "no minimum within a set": (ik.argmin, lambda z: -z.sum(), {"project": ik.project.nonnegative()}, 3),
+    "equations": (ik.root, lambda z: z.square() + 1, {}, 0),
+    "no minimum beside a term": (ik.argmin, lambda z: -2 * z.sum(), {"prox": ik.prox.l1(1.0)}, 1),
+    "no minimum within a set": (ik.argmin, lambda z: -z.sum(), {"project": ik.project.nonnegative()}, 2),
 }
 
 

@@ -82,6 +82,7 @@ ROWS: dict[str, Row] = {
     "compose": Row(ik.compose, lambda: {"nodes": {"a": (ik.FixedPoint(contraction), "x")}, "output": "a"}, said="node"),
     "tie": Row(ik.tie, lambda: {"layers": torch.nn.Sequential(torch.nn.Linear(2, 2))}),
     "certify": Row(ik.certify, lambda: {"solution": ik.root(cube, VECTOR)}),
+    "stability": Row(ik.stability, lambda: {"subject": ik.SteadyState(cube), "z": VECTOR}, free="z args"),
     "register_solver": Row(ik.register_solver, lambda: {"name": "nobody", "solves": "root"}),
     "register_rule": Row(ik.register_rule, lambda: {"name": "nobody"}),
     "register_linear_solver": Row(ik.register_linear_solver, lambda: {"name": "nobody"}),

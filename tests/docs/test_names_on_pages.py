@@ -74,3 +74,25 @@ def test_what_is_named_is_there() -> None:
         if name not in _MEANT and not (ROOT / name).exists()
     ]
     assert missing == []
+
+
+_OURS = re.compile(r"\bik\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+
+
+def _is_there(name: str) -> bool:
+    found: object = ik
+    for part in name.split("."):
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
+
+
+def test_what_sources_and_their_messages_call_ours_is_there() -> None:
+    """A message that says what to call names what can be called."""
+    sources = [
+        p for p in _sources() if p.suffix == ".py" and p.relative_to(ROOT).parts[0] in ("implicitkit", "plugins")
+    ]
+    named = {(p.name, name) for p in sources for name in _OURS.findall(p.read_text())}
+    assert len(named) > 100
+    assert {(page, name) for page, name in named if not _is_there(name)} == set()

@@ -895,8 +895,8 @@ MUTANTS = [
         "implicitkit/solver/polyalgorithm.py",
         "tests/core/test_solution.py -k looks_between",
         (
-            "total.sample_evaluations = f.evaluations, f.sample_evaluations\n        rows = f.residual(z0)",
-            "total.sample_evaluations = total.evaluations, total.sample_evaluations\n        rows = f.residual(z0)",
+            "total.sample_evaluations = f.evaluations, f.sample_evaluations\n        rows = start.abs()",
+            "total.sample_evaluations = total.evaluations, total.sample_evaluations\n        rows = start.abs()",
         ),
     ),
     *mutants("implicitkit/solver/finding.py", f"{REFUSED} -k 'noise'", ("if refuse_noise(f, outcome):", "if False:")),

@@ -260,7 +260,12 @@ MUTANTS = [
     *mutants(
         "implicitkit/solving/fitting.py",
         "tests/problem/test_fitting.py",
-        ("/ (m - n))", "/ m)"),
+        ("/ (m - n).clamp_min(1))", "/ m)"),
+        ("torch.linalg.pinv(J / units) / units.mT", "torch.linalg.pinv(J)"),
+        ("J / units).detach()) < n", "J).detach()) < n"),
+        ("use.sum(-1))", "m)"),
+        ("use = use & ~missing", "use = use | missing"),
+        ("curvature.sqrt().unsqueeze(-1) * J", "J"),
         ("upper=False).squeeze", "upper=True).squeeze"),
         (
             "covariance = inverse @ inverse.mT",
@@ -268,7 +273,7 @@ MUTANTS = [
         ),
         ("            r = r / s\n", "            r = r / s.square()\n"),
         ("if not absolute_sigma:", "if absolute_sigma:"),
-        ("@despite_inference_mode\n", "", "tests/problem/test_fitting.py -k inference"),
+        ("@despite_inference_mode\ndef _linearised", "def _linearised", "tests/problem/test_fitting.py -k inference"),
     ),
     *mutants(
         "implicitkit/relax/envelope.py",

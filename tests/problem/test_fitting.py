@@ -139,6 +139,67 @@ def test_fit_is_that_of_scipy(name: str, absolute: bool) -> None:
     np.testing.assert_allclose(fit.covariance, covariance, rtol=1e-6)
 
 
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "callable"])
+def test_covariance_of_a_robust_fit_is_that_of_scipy(name: str, absolute: bool) -> None:
+    y, sigma = data(), 0.02 + 0.01 * X
+    fit = ik.curve_fit(
+        model, X, y, START, sigma, absolute_sigma=absolute, loss=name, f_scale=2.0, rtol=1e-12, atol=1e-12
+    )
+    options: dict[str, Any] = {"method": "trf", "loss": name, "f_scale": 2.0} | TIGHT
+    p, covariance = scipy.optimize.curve_fit(model, X.numpy(), y.numpy(), [1, 1], sigma.numpy(), absolute, **options)
+    np.testing.assert_allclose(fit.parameters, p, rtol=1e-7)
+    np.testing.assert_allclose(fit.covariance, covariance, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", SIGMAS)
+def test_data_without_a_number_are_left_out_as_in_scipy(name: str) -> None:
+    x, y, sigma = X.clone(), data(), SIGMAS[name]
+    x[9], y[3], y[17] = (torch.nan,) * 3
+    fit = ik.curve_fit(model, x, y, START, sigma, nan_policy="omit", rtol=1e-12, atol=1e-12)
+    weights = None if sigma is None else sigma.numpy()
+    options: dict[str, Any] = {"check_finite": False, "nan_policy": "omit"} | TIGHT
+    p, covariance = scipy.optimize.curve_fit(model, x.numpy(), y.numpy(), [1, 1], weights, **options)
+    np.testing.assert_allclose(fit.parameters, p, rtol=1e-7)
+    np.testing.assert_allclose(fit.covariance, covariance, rtol=1e-6)
+    if sigma is None or sigma.ndim == 1:
+        both = torch.stack([y, data(1)])
+        fits = ik.curve_fit(model, x, both, torch.ones(2, 2, dtype=F64), sigma, nan_policy="omit", batch_dims=1)
+        np.testing.assert_allclose(fits.parameters[0], p, rtol=1e-7)
+        np.testing.assert_allclose(fits.covariance[0], covariance, rtol=1e-6)
+
+
+def test_derivatives_where_data_are_left_out() -> None:
+    x, y = torch.stack([X, X.flip(0)]), data()
+    x[1, 9], y[3] = torch.nan, torch.nan
+
+    def figure(y: Tensor) -> Tensor:
+        fit = ik.curve_fit(
+            lambda x, a, b: a * x[0] + b / (1 + x[1]), x, y, START, nan_policy="omit", rtol=1e-12, atol=1e-12
+        )
+        return fit.parameters.sum() + fit.covariance.sum()
+
+    backward = jacrev(figure)(y)
+    torch.testing.assert_close(backward, jacfwd(figure)(y))
+    torch.testing.assert_close(backward[4], central(figure, y, 4), rtol=1e-6, atol=1e-9)
+    assert backward[3] == backward[9] == 0
+    torch.testing.assert_close(vmap(figure)(torch.stack([y, y.flip(0)]))[0], figure(y))
+
+
+def test_data_without_a_number_may_be_refused() -> None:
+    y = data()
+    y[3] = torch.nan
+    with pytest.raises(ValueError, match="contain NaN"):
+        ik.curve_fit(model, X, y, START, nan_policy="raise")
+
+
+@pytest.mark.parametrize("unit", [1e-20, 1e-10, 1e12])
+def test_covariance_in_any_unit(unit: float) -> None:
+    fit, same = (ik.curve_fit(model, X, u * data(), torch.tensor([u, 1.0], dtype=F64)) for u in (unit, 1.0))
+    units = torch.tensor([unit, 1.0], dtype=F64)
+    torch.testing.assert_close(fit.covariance / units / units.unsqueeze(1), same.covariance, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("of", [torch.tensor, np.array, list], ids=["tensors", "arrays", "lists"])
 def test_data_and_starts_may_be_integers(of: Any) -> None:
     fit = ik.curve_fit(lambda x, a, b: a * x + b, of([0, 1, 2, 3]), of([1, 3, 5, 7]), of([1, 1]), of([1, 1, 2, 2]))
@@ -154,10 +215,11 @@ def test_fits_in_a_batch_are_the_fits_one_by_one() -> None:
         torch.testing.assert_close(fit.covariance[i], one.covariance, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("loss", ["linear", "soft_l1"])
 @pytest.mark.parametrize("what", ["parameters", "covariance"])
-def test_fits_are_differentiable_in_every_mode(what: str) -> None:
+def test_fits_are_differentiable_in_every_mode(what: str, loss: str) -> None:
     def figure(y: Tensor) -> Tensor:
-        return getattr(ik.curve_fit(model, X, y, START, rtol=1e-12, atol=1e-12), what).sum()
+        return getattr(ik.curve_fit(model, X, y, START, loss=loss, f_scale=0.1, rtol=1e-12, atol=1e-12), what).sum()
 
     y = data()
     backward, forward = jacrev(figure)(y), jacfwd(figure)(y)

@@ -211,6 +211,24 @@ def test_seeds_batches_and_loops() -> None:
     assert not torch.equal(same[0], same[1]), "samples of a batch share their noise"
 
 
+EMPTY = {
+    "soft_sort": ik.relax.soft_sort,
+    "soft_rank": ik.relax.soft_rank,
+    "a choice": ik.relax.Perturbed(_best, 10),
+    "choices one by one": ik.relax.Perturbed(_best, 10, batch="loop"),
+}
+
+
+@pytest.mark.parametrize("shape", [(0, N), (3, 0), (0,)], ids=str)
+@pytest.mark.parametrize("name", EMPTY)
+def test_of_nothing_comes_nothing(name: str, shape: tuple[int, ...]) -> None:
+    v = torch.zeros(shape, dtype=F64, requires_grad=True)
+    found = EMPTY[name](v)
+    found.sum().backward()
+    assert found.shape == shape
+    assert v.grad is not None and v.grad.shape == shape
+
+
 def test_it_learns_through_a_choice() -> None:
     """Descent on the loss of a perturbed choice of the two largest finds scores that make it."""
 

@@ -413,6 +413,13 @@ def test_a_start_at_rest_in_a_state_that_the_flow_leaves(n: int) -> None:
     assert "flow leaves" in ik.steady_state(lambda z: rates * z - z**3, z0).message
 
 
+def test_of_how_many_unknowns_it_is_asked_is_said() -> None:
+    rates = torch.linspace(-3, 1, 300, dtype=torch.float64)
+    found = ik.steady_state(lambda z: rates * z - z**3, torch.zeros_like(rates))
+    assert "not asked of more than 256 unknowns; ik.stability(solution)" in found.message
+    assert bool(ik.stability(found).unstable)
+
+
 def test_a_spiral_that_turns_outwards() -> None:
     """No real eigenvalue: ``0.1 +- i``."""
     turn = torch.tensor([[0.1, 1.0], [-1.0, 0.1]], dtype=torch.float64)

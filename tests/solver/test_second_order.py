@@ -137,6 +137,14 @@ def test_a_term_without_a_value_is_looked_at_by_its_curvature() -> None:
     assert ik.Status(int(refused.status)) is ik.Status.SADDLE
 
 
+@pytest.mark.parametrize("curved", [1e-4, 1e-6, 1e-8])
+def test_a_term_that_is_hardly_curved_has_its_minimum_far_out(curved: float) -> None:
+    c = tensor(1.5, -3.0).requires_grad_()
+    found = ik.argmin(lambda z, c: (c * z).sum(), torch.ones(2, dtype=F64), (c,), prox=ik.prox.elastic_net(1.0, curved))
+    torch.testing.assert_close(found.value, tensor(-0.5, 2.0) / curved)
+    torch.testing.assert_close(torch.autograd.grad(found.value.sum(), c)[0], tensor(-1.0, -1.0) / curved)
+
+
 ENDLESS: dict[str, dict[str, Any]] = {
     "bounds": {"bounds": (None, 5.0)},
     "halfspace": {"project": ik.project.halfspace(torch.ones(3, dtype=F64), 1.0)},

@@ -41,6 +41,8 @@ _KERNEL = torch.tensor([[0.0, 1, 0], [1, -4, 1], [0, 1, 0]], dtype=torch.float64
 _EDGES = torch.tensor([[0, 0, 1, 2, 5, 7, 9], [3, 4, 4, 11, 6, 8, 10]])
 _PERMUTED = torch.randperm(12, generator=_g)
 _FIVE, _RANGE = torch.tensor([[0, 5]]), torch.arange(6.0, dtype=torch.float64)[None]
+_STATISTICS = tuple(torch.rand(4, 4, generator=_g, dtype=torch.float64) + 0.1)
+_POINTS = torch.randn(5, 3, generator=_g, dtype=torch.float64)
 _MASK = torch.arange(12) % 3 == 0
 
 
@@ -185,6 +187,28 @@ PATTERNS = [
     Case("norms", lambda z: z.view(-1, 4, 3).norm(dim=2)),
     Case("logsumexp", lambda z: z.view(-1, 4, 3).logsumexp(2)),
     Case("softmax", lambda z: z.view(-1, 4, 3).softmax(2).flatten(1)),
+    Case("batch norm, given statistics", lambda z: F.batch_norm(z.view(-1, 4, 3), *_STATISTICS).flatten(1)),
+    Case("its gradient", _gradient(lambda z: F.batch_norm(z.view(-1, 4, 3), *_STATISTICS).pow(3).sum((1, 2)))),
+    Case("instance norm", lambda z: F.instance_norm(z.view(-1, 4, 3)).flatten(1)),
+    Case("gradient of instance norm", _gradient(lambda z: F.instance_norm(z.view(-1, 4, 3)).pow(3).sum((1, 2)))),
+    Case("group norm", lambda z: F.group_norm(z.view(-1, 4, 3), 2, *_STATISTICS[2:]).flatten(1)),
+    Case("gradient of group norm", _gradient(lambda z: F.group_norm(z.view(-1, 4, 3), 2).pow(3).sum((1, 2)))),
+    Case("masked scatter", lambda z: z.masked_scatter(_MASK, (z[:, 1:] ** 2).T.contiguous().T[:, :4])),
+    Case(
+        "gradient of a masked scatter",
+        _gradient(lambda z: z.masked_scatter(_MASK, z.sin()[:, :4]).pow(3).sum(1)),
+        extra=5,
+    ),
+    Case("distances", lambda z: torch.cdist(z.view(-1, 4, 3), _POINTS.expand(len(z), 5, 3)).flatten(1)),
+    Case(
+        "distances of itself",
+        lambda z: torch.cdist(z.view(-1, 4, 3), z.view(-1, 4, 3).flip(1), p=3.0).flatten(1),
+        extra=12,
+    ),
+    Case(
+        "views in place",
+        lambda z: (z.view(-1, 3, 4) ** 2).transpose_(1, 2).unsqueeze_(1).squeeze_(1).sum(2).flatten(1),
+    ),
     Case("layer norm", lambda z: F.layer_norm(z.view(-1, 4, 3), (3,)).flatten(1)),
     Case("cumsum, whole", lambda z: z.view(-1, 4, 3).cumsum(2).flatten(1), extra=12),
     Case("amax", lambda z: z.view(-1, 4, 3).amax(2), extra=12),

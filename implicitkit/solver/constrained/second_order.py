@@ -53,6 +53,7 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
     steps = min(z.shape[1], products(which, descended))
     lowest, u, largest = lanczos(look.curvature, z, steps)
     suspect = which & (lowest < -(_CURVED if look.curved else eps**0.5) * largest)
+    suspect = suspect & (lowest < -look.rounding()) if look.curved else suspect
     if not look.curved and bool((which & ~suspect).any()):
         h = difference_step(z, eps**0.5)
         flat, along = inflected(
@@ -203,12 +204,23 @@ class _Look:
         """``D u``, ``(batch, n)``."""
         if not self.curved:
             return u if self.free is None else u * self.free
-        y, step = self.z - self.s * self.slope, self.s.squeeze(1)
-        h = difference_step(y, torch.finfo(y.dtype).eps ** (1 / 3))
+        step = self.s.squeeze(1)
+        y, h = self._differenced()
         length = torch.linalg.vector_norm(u, dim=1, keepdim=True)
         unit = torch.where(length > 0, u / length, 0)
         change = self.model.proximal(y + h * unit, step) - self.model.proximal(y - h * unit, step)
         return torch.nan_to_num(length * change / (2 * h))
+
+    def _differenced(self) -> tuple[Tensor, Tensor]:
+        """Where the proximal map is differenced, ``(batch, n)``, and by what step, ``(batch, 1)``."""
+        y = self.z - self.s * self.slope
+        return y, difference_step(y, torch.finfo(y.dtype).eps ** (1 / 3))
+
+    def rounding(self) -> Tensor:
+        """What rounding of the proximal map may leave in :meth:`curvature`, where that is ``v / s - D v / s``, ``(batch,)``:
+        far out it is more than the curvature of a term that is hardly curved."""
+        y, h = self._differenced()
+        return (ROUNDING * torch.finfo(y.dtype).eps * largest_moduli(y).unsqueeze(1) / (h * self.s)).squeeze(1)
 
     def _along(self, u: Tensor) -> Tensor:
         """``u`` without what ``D`` takes out of the active constraints."""

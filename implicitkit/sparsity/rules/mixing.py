@@ -91,6 +91,45 @@ def layer_backward(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[st
     mix(trace, [grad, x], range(-len(shape), 0), [out[0]])
 
 
+def of_channels(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """``native_batch_norm(x, weight, bias, mean, var, training, ...)``: entry by entry with statistics that are given; with
+    its own, a channel as a whole."""
+    x, training = args[0], args[5]
+    if any(trace.tracked(t) for t in args[1:5]) or (training and args[3] is not None):
+        trace.guess("native_batch_norm", [t for t in args if isinstance(t, Tensor)], out)
+    elif training:
+        mix(trace, [x], [d for d in range(x.dim()) if d != 1], out)
+    else:
+        trace.write(out[0], trace.read(x))
+
+
+def of_channels_backward(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """``native_batch_norm_backward(grad, x, weight, mean, var, own mean, own rstd, training, ...)``, weights constant."""
+    (grad, x), written = args[:2], [t for t in out if isinstance(t, Tensor)]
+    if any(trace.tracked(t) for t in args[2:5]):
+        trace.guess("native_batch_norm_backward", [t for t in args if isinstance(t, Tensor)], written)
+        return
+    mix(trace, [grad, x], [d for d in range(x.dim()) if d != 1], written)
+    if not args[7] and out[0] is not None:
+        trace.write(out[0], trace.read(grad))
+
+
+def of_groups(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """``native_group_norm(x, weight, bias, N, C, size, groups, eps)`` and ``native_group_norm_backward(grad, x, mean, rstd,
+    weight, N, C, size, groups, mask)``, weights constant: a group as a whole."""
+    back = tracers.operation(func)[0].endswith("backward")
+    samples, channels, size, groups = args[5:9] if back else args[3:7]
+    tensors, written = args[: 2 if back else 1], [t for t in out if isinstance(t, Tensor)]
+    if any(trace.tracked(t) for t in (args[4:5] if back else args[1:3])) or (back and len(written) > 1):
+        trace.guess("native_group_norm", [t for t in args if isinstance(t, Tensor)], written)
+        return
+    count = samples * groups
+    where = np.repeat(np.arange(count), channels // groups * size)
+    merged = index_sets.merge(index_sets.union([trace.read(t) for t in tensors]), where, count)
+    for o in written:
+        trace.write(o, merged if o.numel() == count else index_sets.take(merged, where))
+
+
 def _none(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return None
 
@@ -138,6 +177,10 @@ RULES: dict[str, Rule] = {
     "linalg_cross": along(lambda a, k: k.get("dim", -1)),
     "native_layer_norm": along(_layer),
     "native_layer_norm_backward": layer_backward,
+    "native_batch_norm": of_channels,
+    "native_batch_norm_backward": of_channels_backward,
+    "native_group_norm": of_groups,
+    "native_group_norm_backward": of_groups,
     **dict.fromkeys(("dot", "vdot", "trace", "dist", "_pdist_forward"), along(_none)),
     **dict.fromkeys(_MATRICES, matrices),
 }

@@ -28,7 +28,8 @@ _MOVES = names(
     "pixel_unshuffle channel_shuffle native_channel_shuffle im2col embedding rot90 repeat_interleave slice_backward "
     "select_backward diagonal_backward upsample_nearest1d upsample_nearest2d upsample_nearest3d _unsafe_index "
     "split_with_sizes_copy narrow_copy "
-    "tril triu"
+    "tril triu masked_scatter "
+    "masked_scatter_backward block_diag"
 )
 
 

@@ -54,6 +54,10 @@ def nothing(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
             trace.write(o, index_sets.empty(o.numel(), trace.unknowns))
 
 
+def in_place_view(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """``unsqueeze_`` and its like: the numbers stay where they are, and sets are those of places in memory."""
+
+
 def copied(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """``copy_(self, src)``, ``fill_(self, value)``: only what is written counts."""
     source = args[1]
@@ -67,6 +71,7 @@ RULES: dict[str, Rule] = {
     "pointwise": pointwise,
     **dict.fromkeys(_UNTAGGED, pointwise),
     **dict.fromkeys(_NOTHING, nothing),
+    **dict.fromkeys(("squeeze", "unsqueeze", "transpose", "t"), in_place_view),
     "copy": copied,
     "fill": copied,
 }

@@ -84,7 +84,21 @@ def _rule(with_bias: bool) -> Rule:
     return rule
 
 
+def distances(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """``_cdist_forward(A, B, p, mode)`` of ``(*batch, m, k)`` and ``(*batch, q, k)``: a row of each."""
+    m, q = out.shape[-2:]
+    first, last = (
+        index_sets.merge(trace.read(t), np.repeat(np.arange(t.shape[:-1].numel()), t.shape[-1]), t.shape[:-1].numel())
+        for t in args[:2]
+    )
+    batch = np.arange(out.numel() // max(1, m * q))
+    rows = np.repeat(np.arange(len(batch) * m), q)
+    columns = np.repeat(batch, m * q) * q + np.tile(np.arange(q), len(batch) * m)
+    trace.write(out, index_sets.union([index_sets.take(first, rows), index_sets.take(last, columns)]))
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("mm", "bmm", "mv"), _rule(False)),
     **dict.fromkeys(("addmm", "baddbmm", "addmv", "_sparse_addmm"), _rule(True)),
+    "_cdist_forward": distances,
 }
