@@ -407,6 +407,7 @@ REFUSED: dict[str, Row] = {
     "SciPy's result": (found_by(lambda z0, a: type("Result", (), {"x": a})()), TypeError, r"returned a Result.*its \.x"),
     "a solution of ours": (
         found_by(lambda z0, a: ik.root(less, z0, (a,))), TypeError, r"returned a Solution: .*the point itself, its \.value"),
+    "numbers left elsewhere": (found_by(lambda z0, a: z0.to("meta")), TypeError, r"returned a tensor on the meta device"),
     "text from a solver": (found_by(lambda z0, a: "x"), TypeError, r"returned a str: a solver returns tensors, arrays"),
     # ------------------------------------------------------------------------------------ what the function was called with
     "NumPy in the function": (
