@@ -170,7 +170,10 @@ def options_of(cls: type) -> str | None:
     except (TypeError, ValueError):
         return None
     plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-    return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+    text = str(signature.replace(parameters=plain, return_annotation=signature.empty))
+    return re.sub(
+        r"<(?:built-in method|built-in function|function) ([\w.<>]+?)(?: of [^>]*)?(?: at 0x\w+)?>", r"\1", text
+    )
 
 
 def _sign(app: Any, what: str, name: str, thing: Any, options: Any, signature: str, returned: str) -> Any:
