@@ -20,7 +20,7 @@ from implicitkit.foundation.autocast import cast_as_now
 from implicitkit.foundation.failing_matrices import attempted, failing_as_nan
 from implicitkit.foundation.faithful import faithful, mapped
 from implicitkit.foundation.trees import Layout, hint_of_no_tensor, hint_of_pair, tree_flatten
-from implicitkit.foundation.wording import kind_of, of_the_objective
+from implicitkit.foundation.wording import check_returned, kind_of, of_the_objective
 from implicitkit.lifting.fewer_rows import Larger, watched
 from implicitkit.lifting.lifted import Lifted, lift
 from implicitkit.lifting.reach import captured_rows
@@ -338,11 +338,9 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
             if not isinstance(leaf, Tensor):
                 hint = hint_of_pair(out) or hint_of_no_tensor(leaf)
                 raise TypeError(f"{name} returned {kind_of(leaf)}, not a tensor{hint}")
+            check_returned(leaf, layout.device, name, real=True)
         if not leaves:
             raise TypeError(f"{name} returned {kind_of(out)} without a tensor in it")
-        if any(leaf.is_complex() for leaf in leaves):
-            real = "return the real view (torch.view_as_real) or a squared modulus"
-            raise TypeError(f"{name} returned complex numbers; what is minimised must be real: {real}")
         others = {leaf.dtype for leaf in leaves} - {layout.dtype}
         if others and not cast:
             start = "start from a z0 of the dtype that the function returns"

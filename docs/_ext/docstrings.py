@@ -8,6 +8,7 @@ and references to modules, which may move, become references to public names.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -159,7 +160,30 @@ def _process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list
         lines[:] = restructured(list(lines))
 
 
+def options_of(cls: type) -> str | None:
+    """What a class is made with, ``(memory=8, ...)``; ``None`` where Python cannot tell.  Sphinx would show the ``__new__``
+    that all parts share, which takes anything to say what was misspelt."""
+    if cls.__init__ is object.__init__:  # a base class, which has none
+        return "()"
+    try:
+        signature = inspect.signature(cls)
+    except (TypeError, ValueError):
+        return None
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    text = str(signature.replace(parameters=plain, return_annotation=signature.empty))
+    return re.sub(
+        r"<(?:built-in method|built-in function|function) ([\w.<>]+?)(?: of [^>]*)?(?: at 0x\w+)?>", r"\1", text
+    )
+
+
+def _sign(app: Any, what: str, name: str, thing: Any, options: Any, signature: str, returned: str) -> Any:
+    if what == "class" and isinstance(thing, type) and issubclass(thing, ik.extend.Configured):
+        return options_of(thing) or signature, None
+    return None
+
+
 def setup(app: Any) -> dict[str, Any]:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", _process)
+    app.connect("autodoc-process-signature", _sign)
     return {"parallel_read_safe": True}

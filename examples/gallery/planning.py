@@ -145,5 +145,5 @@ axes[0].plot(*reversed(new[1][0].nonzero()[0].tolist()), "*", color="#0072B2", m
 axes[0].set(title="the learnt policy on a new map, to the star", xticks=[], yticks=[])
 for i, values in enumerate(vain.values()):
     axes[1].plot([i] * 3, [100 * v for v in values], "o", color="#0072B2", mfc="none")
-axes[1].set(title="24 x 24, 3 seeds", ylabel="paid in vain, %", yscale="symlog", xticks=range(4), xticklabels=vain)
+axes[1].set(title="24 x 24, 3 seeds", ylabel="extra cost, %", yscale="symlog", xticks=range(4), xticklabels=vain)
 plt.show()

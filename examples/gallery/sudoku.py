@@ -93,5 +93,5 @@ axes[0].plot(history)
 axes[0].set(xlabel="training step", ylabel="mean square error", title="learning the rules")
 spans = [torch.linalg.svd(M)[2][:40] for M in (basis, A.detach())]
 axes[1].plot(torch.linalg.svdvals(spans[0] @ spans[1].T), "o-")
-axes[1].set(xlabel="number", ylabel="cosine", title="angles between learnt and true rules", ylim=(0, 1.05))
+axes[1].set(xlabel="rule", ylabel="cosine", title="angles between learnt and true rules", ylim=(0, 1.05))
 plt.show()

@@ -4,7 +4,7 @@
     python -m implicitkit info [--json] [--strict]
     python -m implicitkit doctor [--json]
     python -m implicitkit --version
-    python -m implicitkit check NAME [--kind linear-solvers] [--import MODULE] [--checks NAME,...] [--accuracy RTOL] [--json]
+    python -m implicitkit check NAME [--kind KIND] [--import MODULE] [--checks NAME,...] [--accuracy RTOL] [--json]
 
 Exit codes: 0 in order; 1 the solver failed a check, the doctor found something, or a plugin failed to load and ``--strict``
 was given; 2 the command was not understood (no such solver, section or check).
@@ -32,6 +32,7 @@ from implicitkit.registry.table import describe
 
 __all__ = ["main"]
 
+_CHECKED = ("solvers", "linear-solvers", "rules")
 _SECTIONS = ("solvers", "problems", "rules", "linear-solvers", "plugins")
 
 
@@ -80,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="run the conformance suite on a solver, linear solver or rule")
     check.add_argument("solver", help="the name it is registered by")
     check.add_argument(
-        "--kind", choices=("solvers", "linear-solvers", "rules"), default="solvers", help="what the name is that of"
+        "--kind", choices=_CHECKED, help="what the name is that of (default: the first of these that has it)"
     )
     check.add_argument(
         "--import", dest="modules", action="append", default=[], metavar="MODULE", help="import this first (no plugin)"
@@ -95,11 +96,14 @@ def _check(options: argparse.Namespace) -> int:
     from implicitkit import testing  # only this command needs it
 
     suites: dict[str, Any] = {"solvers": testing.check_solver, "rules": testing.check_rule}
-    run = suites.get(options.kind, testing.check_linear_solver)
     keywords = {} if options.accuracy is None else {"accuracy": options.accuracy}
     try:
         for module in options.modules:
             importlib.import_module(module)
+        kind = options.kind or next(
+            (k for k in _CHECKED if any(e.name == options.solver for e in describe(k))), "solvers"
+        )
+        run = suites.get(kind, testing.check_linear_solver)
         checks = None if options.checks is None else options.checks.split(",")
         report = run(options.solver, checks=checks, raise_on_failure=False, **keywords)
     except (ImportError, UnknownNameError, ValueError) as error:

@@ -43,6 +43,7 @@ __all__ = [
     "flag",
     "function",
     "instance",
+    "is_integer",
     "not_negative",
     "number",
     "one_of",
@@ -328,6 +329,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def is_integer(value: Any) -> bool:
+    """Is it a whole number, NumPy's too, and no truth value?"""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 _WORDS = {"integer": "an integer", "number": "a number", "flag": "True or False", "choice": "a word"}
 _PLAIN: dict[str, tuple[type, ...]] = {
     "integer": (int,),
@@ -337,7 +343,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "tensor": (),
 }
 _TYPES: dict[str, Callable[[Any], bool]] = {
-    "integer": lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool),
+    "integer": is_integer,
     "number": _is_number,
     "flag": lambda value: type(value).__name__ in ("bool", "bool_"),  # NumPy's too
     "choice": lambda value: True,

@@ -19,7 +19,7 @@ from torch import Tensor
 from implicitkit.foundation import compat, tracers
 from implicitkit.foundation.compat import tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.foundation.wording import kind_of
+from implicitkit.foundation.wording import check_returned, kind_of
 
 __all__ = [
     "Layout",
@@ -229,12 +229,7 @@ class Layout:
                 )
             if leaf.layout != torch.strided:
                 raise TypeError(f"{what} returned a sparse tensor{_at(tree, i)}: return a dense one (.to_dense())")
-            if leaf.device != self.device:
-                raise ValueError(f"{what} returned a tensor on {leaf.device}, but z is on {self.device}")
-            if not (leaf.is_floating_point() or leaf.is_complex()):
-                raise TypeError(
-                    f"{what} returned dtype {leaf.dtype}{_at(tree, i)}: return real numbers, not a comparison or a count"
-                )
+            check_returned(leaf, self.device, what, _at(tree, i))
             if leaf.is_complex() != is_complex or (_real(leaf) != self.dtype and not cast):
                 raise TypeError(
                     f"{what} returned dtype {leaf.dtype}{_at(tree, i)}, but z has {'complex ' if is_complex else ''}"

@@ -6,9 +6,12 @@ import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 __all__ = [
-    "COMPILED_ONCE", "DRAWN", "ELSEWHERE", "KEPT", "NOT_DIFFERENTIABLE", "UNSEEN", "UNSTEADY", "called", "kind_of",
-    "nearest", "of_operations", "of_the_objective", "option_error",
+    "COMPILED_ONCE", "DRAWN", "ELSEWHERE", "KEPT", "NOT_DIFFERENTIABLE", "UNSEEN", "UNSTEADY", "called", "check_returned",
+    "kind_of", "nearest", "of_operations", "of_the_objective", "option_error",
 ]  # fmt: skip
 
 _IN_NUMPY = ("Can't call numpy()", "data pointer of Tensor that doesn't have storage", "to numpy array")
@@ -63,6 +66,17 @@ def of_the_objective(name: str, batch: tuple[int, ...], got: str) -> str:
         return f"{name} must return one number, shape (); it returned {got}. {advice}"
     advice = f"Sum over what belongs to one sample, not over the batch (the first {len(batch)} of z's dimensions)"
     return f"{name} must return one number per sample, shape {batch}; it returned {got}. {advice}"
+
+
+def check_returned(leaf: Tensor, device: torch.device, what: str, at: str = "", real: bool = False) -> None:
+    """Raise unless this tensor, which ``what`` returned, has numbers on this device, real or complex or only ``real``."""
+    if leaf.device != device:
+        raise ValueError(f"{what} returned a tensor on {leaf.device}, but z is on {device}")
+    if not (leaf.is_floating_point() or leaf.is_complex()):
+        raise TypeError(f"{what} returned dtype {leaf.dtype}{at}: return real numbers, not a comparison or a count")
+    if real and leaf.is_complex():
+        way = "return the real view (torch.view_as_real) or a squared modulus"
+        raise TypeError(f"{what} returned complex numbers; what is minimised must be real: {way}")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

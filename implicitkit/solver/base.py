@@ -142,13 +142,14 @@ class Found(NamedTuple):
 
     Success is never taken from the solver: the residual at ``z`` is evaluated again and judged.
 
+    ``steps``: one whole number, or a tensor with one for each sample, ``(batch,)``.
     ``factorisation``: of ``dF/dz`` (of the problem's residual ``F``) at ``z`` or near it, for the derivative's linear
     systems: an object with ``solve(b, trans)``, as ``scipy.sparse.linalg.splu`` returns, or a pair of functions
     ``(b -> A^-1 b, b -> A^-T b)``; one for each sample, in a list, where there is a batch.
     """
 
     z: Any
-    steps: int = 0
+    steps: Any = 0
     evaluations: int = 0
     message: str = ""
     factorisation: Any = None

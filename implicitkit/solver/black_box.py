@@ -279,7 +279,10 @@ def _ask(
     def limits(sample: slice) -> dict[str, Any]:
         max_steps = max(1, int(left[sample].min()))
         if absolute:
-            return {"rtol": 0.0, "atol": float(target[sample].min()), "max_steps": max_steps}
+            known = target[sample]
+            known = known[known.isfinite()]  # a sample of NaN has no target, and takes none from the others
+            atol = float(known.min()) if len(known) else options.atol
+            return {"rtol": 0.0, "atol": atol, "max_steps": max_steps}
         return {"rtol": options.rtol, "atol": options.atol, "max_steps": max_steps}
 
     batch = z0.shape[0]

@@ -27,6 +27,8 @@ def point(found: Any, like: Tensor, name: str) -> Tensor:
     inside = next((a for a in _INSIDE if hasattr(found, a)), "")
     if not isinstance(found, Tensor) and inside:  # what another library's solver returns
         raise TypeError(f"{name} returned {kind_of(found)}: a solver returns the point itself, its .{inside}")
+    if isinstance(found, Tensor) and found.is_meta:
+        raise TypeError(f"{name} returned a tensor on the meta device, which has no numbers in it")
     wrong = f"{name} returned {kind_of(found)}: a solver returns tensors, arrays or numbers, like z0"
     if not isinstance(found, (Tensor, int, float, complex, list, tuple)) and not hasattr(found, "__array__"):
         raise TypeError(wrong)
@@ -59,6 +61,9 @@ def outcome(found: Any, z0: Tensor, name: str) -> Outcome:
             raise TypeError(
                 f"{name}.run must return an Outcome whose {part} is a tensor {tuple(shape)}; it is of {got}"
             )
+        if part in ("steps", "status") and (value.dtype == torch.bool or value.is_floating_point()):
+            said = "ik.Status numbers, 0 for CONVERGED" if part == "status" else "whole numbers"
+            raise TypeError(f"{name}.run must return an Outcome whose {part} are {said}; they are {value.dtype}")
     lost = (found.status == int(Status.CONVERGED)) & ~(found.residual_norm.isfinite() & found.z.isfinite().all(1))
     found.z, found.status = found.z.to(z0), torch.where(lost, int(Status.NONFINITE), found.status)
     return found

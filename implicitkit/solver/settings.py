@@ -11,7 +11,7 @@ from torch import Tensor
 
 from implicitkit.foundation.autocast import default_tolerance
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.foundation.options import check_call
+from implicitkit.foundation.options import check_call, is_integer
 from implicitkit.foundation.trees import Layout
 from implicitkit.foundation.wording import kind_of
 from implicitkit.problem.base import Problem, Restated
@@ -44,10 +44,12 @@ def options_of(
     # in a chart z has no units, and ends at zero, and each begins where the last has ended
     fixed = atol is not None or in_chart
     atol = default if atol is None else _number("atol", atol)
-    if not (rtol >= 0 and atol >= 0 and math.isfinite(rtol + atol)):
-        raise ValueError(f"tolerances must be finite and not negative: rtol={rtol}, atol={atol}")
-    if max_steps is not None and (not isinstance(max_steps, int) or isinstance(max_steps, bool) or max_steps < 0):
+    for name, tolerance in (("rtol", rtol), ("atol", atol)):
+        if not 0 <= tolerance < math.inf:
+            raise ValueError(f"{name} must be finite and not negative, got {tolerance}")
+    if max_steps is not None and not (is_integer(max_steps) and max_steps >= 0):
         raise ValueError(f"max_steps must be an integer >= 0 (or None for the solver's default), got {max_steps!r}")
+    max_steps = max_steps if max_steps is None else int(max_steps)
     if not isinstance(trace, bool):
         raise TypeError(f"trace must be True or False, got {trace!r}")
     if callback is not None and not callable(callback):

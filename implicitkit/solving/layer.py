@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.options import at_least, check_arguments, flag, not_negative, optional
+from implicitkit.foundation.options import function as callable_as
 from implicitkit.foundation.trees import Layout, as_state, tree_flatten
 from implicitkit.problem.base import Problem
 from implicitkit.reporting import check_policy
@@ -83,6 +84,7 @@ def implicit(
     _check(problem, rule, on_failure, has_aux)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        check_arguments("ik.implicit", solver=(callable_as("solver(z0, *args)"), function))
         name = getattr(function, "__name__", type(function).__name__)
         order = functools.cache(lambda: _Order(function, problem.function, name))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from implicitkit.foundation import recording
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.options import is_integer
 from implicitkit.foundation.tracers import opaque_to_compile, refuse_tracing
 from implicitkit.foundation.trees import Layout, as_args, as_state, from_arrays, tree_flatten, tree_map
 from implicitkit.lifting.despite_failures import lift_despite_failures
@@ -348,9 +349,9 @@ def _lifted(problem: Problem, layout: Layout, z0: Any, args: tuple[Any, ...], gi
 
 
 def _batch_dims(batch_dims: Any) -> int:
-    if not isinstance(batch_dims, int) or isinstance(batch_dims, bool) or batch_dims < 0:
+    if not (is_integer(batch_dims) and batch_dims >= 0):
         raise ValueError(f"batch_dims must be an integer >= 0, got {batch_dims!r}")
-    return batch_dims
+    return int(batch_dims)
 
 
 def _of_nobody(problem: Problem, layout: Layout, z0: Any, args: Any, restated: Restated | None) -> Solution:

@@ -24,8 +24,9 @@ _MANY = 200  # evaluations: fewer may be what any tolerance takes
 
 # ------------------------------------------------------------------------------------------------------ right and honest
 @check(
-    "The step does not lead to the solution of well-conditioned problems: check signs (a root method sees the residual, a "
-    "fixed-point method the map itself, a minimiser the gradient), and that the last point is the one returned."
+    "The step does not lead to the solution of well-conditioned problems: check signs and what f is (a root method sees the "
+    "residual, a fixed-point method the map itself, a minimiser the gradient, a least-squares method the gradient of half "
+    "the squared norm of f.residuals(z), a steady-state method dz/dt), and that the last point is the one returned."
 )
 def finds_known_solutions(subject: Subject) -> None:
     """The solutions of one linear and one nonlinear problem, planted, are found to the tolerance."""
@@ -78,7 +79,10 @@ def honours_tolerance(subject: Subject) -> None:
         )
 
 
-@check("Count one step for every iteration, and stop after max_steps of them.")
+@check(
+    "Count one step for every iteration, and stop after max_steps of them; what is not within the tolerance by then has not "
+    "converged (status MAX_STEPS)."
+)
 def honours_max_steps(subject: Subject) -> None:
     """With ``max_steps`` 1 and 2, no more steps are reported, and no success that the residual does not bear out."""
     for known in subject.known():
@@ -166,7 +170,7 @@ def solves_one_unknown_and_many(subject: Subject) -> None:
                 solution.value,
                 known.solution,
                 subject.tolerance(known),
-                f"{known.name} in {size} unknowns: the solution",
+                f"{known.name}, number of unknowns {size}: the solution",
             )
 
 

@@ -24,7 +24,9 @@ __all__: list[str] = []
 
 # ------------------------------------------------------------------------------------------------- tensors as they came
 @check(
-    "Create tensors with z.new_* / *_like, convert what comes back from NumPy with torch.as_tensor(..., dtype=z.dtype)."
+    "Create tensors with z.new_* / *_like, convert what comes back from NumPy with torch.as_tensor(..., dtype=z.dtype). "
+    "Not solved in float32? Take steps of differences and tolerances from torch.finfo(z.dtype).eps, or take derivatives "
+    "from f: f.jacobian(z), f.jvp(z, v)."
 )
 def keeps_dtype_and_device(subject: Subject) -> None:
     """float32 and float64 come back as they came, on every device there is, whatever torch's default is."""
@@ -223,7 +225,7 @@ def step_is_per_sample(subject: Subject) -> None:
             part = subject.solver.select(copy.deepcopy(state), keep)
             whole, _ = subject.solver.step(f, z, copy.deepcopy(state))
             selected, _ = subject.solver.step(small, z[keep], part)
-            close(selected, whole[keep], 1e-8, f"{name}: the step of the samples 1 and 2")
+            close(selected, whole[keep], 1e-8, f"{name}: the step of sample 1 or 2")
 
 
 @check(
@@ -237,4 +239,4 @@ def a_far_sample_changes_no_other(subject: Subject) -> None:
         far = known.z0 + torch.tensor([[_FAR], [0.0], [0.0]], dtype=known.z0.dtype, device=known.z0.device)
         beside_near, beside_far = ([z for _, z, _ in _steps_from(subject, known, start)] for start in (known.z0, far))
         for number, (near, away) in enumerate(zip(beside_near, beside_far, strict=True)):
-            close(away[1:], near[1:], 1e-8, f"{known.name}: after {number} steps, the samples 1 and 2")
+            close(away[1:], near[1:], 1e-8, f"{known.name}: after {number} steps, sample 1 or 2")

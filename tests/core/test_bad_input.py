@@ -259,8 +259,8 @@ REFUSED: dict[str, Row] = {
     "in_dims that do not fit": (
         lambda: ik.fixed_point(half, zeros(3, 1), (zeros(2, 1),), in_dims=(0,), batch_dims=1),
         ValueError, r"argument 0 carries the batch in dimension 0, but its shape is \(2, 1\) and the batch has 3 rows"),
-    "negative rtol": (lambda: ik.fixed_point(half, zeros(3), rtol=-1e-3), ValueError, r"not negative: rtol=-0\.001"),
-    "negative atol": (lambda: ik.fixed_point(half, zeros(3), atol=-1.0), ValueError, r"not negative: .*atol=-1\.0"),
+    "negative rtol": (lambda: ik.fixed_point(half, zeros(3), rtol=-1e-3), ValueError, r"^rtol must.*negative, got -0\.001"),
+    "negative atol": (lambda: ik.fixed_point(half, zeros(3), atol=-1.0), ValueError, r"^atol must.*not negative, got -1\.0"),
     "infinite rtol": (lambda: ik.fixed_point(half, zeros(3), rtol=float("inf")), ValueError, r"finite and not negative"),
     "in_dims of names": (
         lambda: ik.fixed_point(lambda z, x: 0.5 * z + x, zeros(3), zeros(3), batch_dims=1, in_dims="0"), TypeError,
@@ -407,6 +407,17 @@ REFUSED: dict[str, Row] = {
     "SciPy's result": (found_by(lambda z0, a: type("Result", (), {"x": a})()), TypeError, r"returned a Result.*its \.x"),
     "a solution of ours": (
         found_by(lambda z0, a: ik.root(less, z0, (a,))), TypeError, r"returned a Solution: .*the point itself, its \.value"),
+    "residuals left elsewhere": (
+        lambda: ik.least_squares(lambda z: z.to("meta"), zeros(3)), ValueError, r"a tensor on meta, but z is on cpu"),
+    "an objective left elsewhere": (
+        lambda: ik.argmin(lambda z: z.sum().to("meta"), zeros(3)), ValueError, r"a tensor on meta, but z is on cpu"),
+    "a count is minimised": (
+        lambda: ik.argmin(lambda z: (z > 0).sum(), zeros(3)), TypeError, r"torch\.int64: return real numbers, not a compar"),
+    "comparisons are fitted": (
+        lambda: ik.least_squares(lambda z: z > 0, zeros(3)), TypeError, r"torch\.bool: return real numbers, not a compar"),
+    "a number as a solver": (
+        lambda: ik.implicit(ik.Root(less))(3), TypeError, r"ik\.implicit: solver must be callable as solver\(z0, \*args\)"),  # type: ignore[arg-type]
+    "numbers left elsewhere": (found_by(lambda z0, a: z0.to("meta")), TypeError, r"returned a tensor on the meta device"),
     "text from a solver": (found_by(lambda z0, a: "x"), TypeError, r"returned a str: a solver returns tensors, arrays"),
     # ------------------------------------------------------------------------------------ what the function was called with
     "NumPy in the function": (
@@ -1119,6 +1130,9 @@ TAKEN: dict[str, tuple[Callable[[], Any], Any]] = {
     "arrays in a program": (lambda: ik.solve(ik.QuadraticProgram(np.eye(2), np.ones(2))), [-1.0, -1.0]),  # type: ignore[arg-type]
     "arrays in a set": (lambda: ik.project.box(np.zeros(2), 1.0)(torch.tensor([-1.0, 3.0])), [0.0, 1.0]),
     "a list from a solver": (found_by(lambda z0, a: a.tolist()), [1.0] * 3),
+    "integers of NumPy's": (
+        lambda: ik.root(less, zeros(2), (torch.ones(2, dtype=D),), max_steps=np.int64(9), batch_dims=np.int64(1)),
+        [1.0, 1.0]),
 }  # fmt: skip
 
 

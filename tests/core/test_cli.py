@@ -140,6 +140,9 @@ def test_as_a_process() -> None:
     [
         (["picard"], 0, "all of"),
         (["picard", "--checks", "is_deterministic", "--accuracy", "1e-6"], 0, "is_deterministic"),
+        (["cg", "--checks", "is_deterministic"], 0, "linear solver 'cg': all of"),
+        (["phantom", "--checks", "is_deterministic"], 0, "rule 'phantom': all of"),
+        (["cg", "--kind", "solvers"], 2, "There is a linear solver of that name"),
         (["picart"], 2, "Did you mean 'picard'?"),
         (["picard", "--checks", "speed"], 2, "no check 'speed'"),
         (["picard", "--import", "no_such_module"], 2, "no_such_module"),

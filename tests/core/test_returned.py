@@ -222,6 +222,8 @@ _OUTCOMES: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
     "a number": (lambda z, n: ik.extend.Outcome(z, n[0], n.long(), n.long()), r"residual_norm is a tensor \(2,\)"),
     "fewer samples": (lambda z, n: ik.extend.Outcome(z[:1], n, n.long(), n.long()), r"whose z is a tensor \(2, 3\)"),
     "a list": (lambda z, n: ik.extend.Outcome(z, n, n.long(), [0, 0]), r"whose status is .*; it is of a list"),  # type: ignore[arg-type]
+    "yes or no": (lambda z, n: ik.extend.Outcome(z, n, n.long(), n < 1), r"status are ik\.Status numbers.*bool"),
+    "half steps": (lambda z, n: ik.extend.Outcome(z, n, n, n.long()), r"whose steps are whole numbers; .*torch\.float"),
 }
 
 

@@ -21,7 +21,7 @@ from presumed import COMMON, PRESUMED
 import implicitkit as ik
 
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
-from docstrings import is_code, restructured
+from docstrings import is_code, options_of, restructured
 
 SOURCES = sorted([*(ROOT / "implicitkit").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")])
 INDENTED = re.compile(r"(?:^ {4}.*\n|^ *\n)+", re.M)
@@ -121,3 +121,10 @@ def test_comments_of_the_readme_are_compared() -> None:
 def test_titles_of_books_are_slanted_and_products_are_not() -> None:
     (line,) = filter(None, restructured(["Seber (1989), *Nonlinear Regression*; a * b, *args."]))
     assert line == r"Seber (1989), *Nonlinear Regression*; a \* b, \*args."
+
+
+def test_parts_are_shown_with_the_options_that_they_have() -> None:
+    assert str(options_of(ik.Anderson)).startswith("(memory=8, damping=1.0, ")
+    parts = [getattr(ik, name) for name in ik.__all__]
+    shown = [options_of(part) for part in parts if isinstance(part, type) and issubclass(part, ik.extend.Configured)]
+    assert len(shown) > 40 and all(text is not None and "*args" not in text for text in shown)

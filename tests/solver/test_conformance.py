@@ -385,9 +385,21 @@ def _newton_as_one_system(f: Any, z0: Tensor, *, rtol: float, atol: float, max_s
     return ik.Found(z, steps=max_steps)
 
 
-def test_a_joint_solver_is_spared_samples_of_nan() -> None:
-    joint = ik.extend.BlackBox(_newton_as_one_system, "one_system", "root", "joint")
-    assert check_solver(joint).passed
+def _picard_on_rows(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+    z, steps = z0, torch.zeros(len(z0), dtype=torch.int64)
+    for _ in range(max_steps):
+        at_work = (f(z) - z).norm(dim=1) > atol + rtol * z.norm(dim=1)  # false for NaN
+        if not bool(at_work.any()):
+            break
+        z, steps = torch.where(at_work[:, None], f(z), z), steps + at_work
+    return ik.Found(z, steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("find", "solves", "batch"), [(_newton_as_one_system, "root", "joint"), (_picard_on_rows, "fixed_point", "native")]
+)
+def test_samples_of_nan_change_no_tolerance_and_spoil_no_system(find: Any, solves: str, batch: str) -> None:
+    assert check_solver(ik.extend.BlackBox(find, find.__name__, solves, batch)).passed
 
 
 class ComparesValues(Good):

@@ -160,6 +160,20 @@ def test_newton_krylov_is_superlinear(forcing: float) -> None:
     assert norms[-1] / norms[-2] < 1e-2 and int(solution.steps.max()) <= 15
 
 
+def test_newton_krylov_ends_soon_where_only_rounding_is_left() -> None:
+    """Started at a solution of ``-Laplace u = 3 exp(u)``: full steps change nothing, and 50 of them were waited for."""
+    side = 128
+
+    def bratu(u: Tensor) -> Tensor:
+        v = torch.nn.functional.pad(u.reshape(side, side), (1, 1, 1, 1))
+        laplace = 4 * v[1:-1, 1:-1] - v[:-2, 1:-1] - v[2:, 1:-1] - v[1:-1, :-2] - v[1:-1, 2:]
+        return ((side + 1) ** 2 * laplace - 3 * v[1:-1, 1:-1].exp()).reshape(-1)
+
+    start = ik.root(bratu, torch.zeros(side**2, dtype=torch.float64)).value
+    solution = ik.root(bratu, start, solver=ik.NewtonKrylov(preconditioner="ilu"))
+    assert bool(solution.converged) and int(solution.steps) <= 15
+
+
 # ---------------------------------------------------------------------------------------------------- polyalgorithm
 def freudenstein_roth(z: Tensor) -> Tensor:
     x, y = z.unbind(-1)

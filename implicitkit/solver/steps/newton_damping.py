@@ -41,8 +41,9 @@ def damped_step(
     Monotone descent on ``|F|`` gets caught where ``|F|`` is stationary and the Jacobian singular, while undamped Newton
     steps jump off; on most other problems damping is what makes Newton's method work.  The driver keeps the best
     iterate whichever it is.  Full steps are cut only where ``F`` is not finite; a sample that 50 of them have not brought
-    home is given up (``f.stuck``), and so is one whose ``exact`` steps change no unknown by more than a tenth of
-    ``sqrt(eps)``: there the next one squares what is left, unless that is rounding; or which has no direction at all.
+    home is given up (``f.stuck``), and so is one whose steps change no unknown by more than a tenth of ``sqrt(eps)``, if
+    they are ``exact`` or full: there the next one squares what is left, unless that is rounding; or which has no direction
+    at all.
 
     Args:
         f, z, d, norm, halvings: as for :func:`halve`. weak: from the step before. patience: at least 0.
@@ -58,8 +59,8 @@ def damped_step(
         return Damped(z_next, t, slow.long())
     weak = torch.where(slow | (weak > patience), weak + 1, 0)
     f.stuck = (weak > patience + _FULL_STEPS) | (d == 0).all(1)
-    waiting = f.active & (weak >= _AGAIN)
-    if exact and bool(waiting.any()):
+    waiting = f.active & (weak >= (_AGAIN if exact else patience + 2))
+    if bool(waiting.any()):
         f.stuck = f.stuck | (waiting & _is_short(d, z))
     return Damped(z_next, t, weak)
 
