@@ -251,6 +251,13 @@ def test_linear_kkt_takes_small_singular_values_for_what_they_are() -> None:
     assert bool(found.converged.all())
 
 
+def test_linear_kkt_takes_rows_of_rounding_errors_for_none() -> None:
+    """In units of its own, such a row asked for another solution than the others."""
+    M = torch.tensor([[[2.0, 1.0, 0.0], [1.0, 2.0, 0.0], [1e-17, 2e-17, 0.0]]], dtype=D)
+    b = torch.tensor([[1.0, 1.0, 0.0]], dtype=D)
+    close(KKT().solve(operator(M), b, **LIMITS).x, torch.tensor([[1 / 3, 1 / 3, 0.0]], dtype=D))
+
+
 def test_linear_kkt_without_a_matrix() -> None:
     """Above ``dense_size``: GMRES for regular samples, LSMR for singular ones."""
     n = 10

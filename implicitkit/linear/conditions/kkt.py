@@ -34,6 +34,7 @@ _UNITS = 1e-6  # of the largest row or column: smaller ones may have units of th
 _RCOND = 1e-11  # pivots relative to the largest
 _NOISE = 1e-4  # of a right-hand side that rounding may leave of a singular system
 _LEFT = 1e-3  # of a right-hand side that the least-squares solution leaves: more is no rounding
+_ROUNDING = 1e-9  # of a right-hand side that rounding leaves of one in the range
 _NOT_DETERMINED = (
     "the conditions of optimality do not determine the derivative that is asked for: the solution is not unique there (a "
     "whole edge of a linear program), or moves to one side only. What comes out is of least norm in the sense of least "
@@ -173,7 +174,8 @@ def _by_factors(A: Operator, b: Tensor, rtol: float, atol: float) -> LinearSolut
 
 def _in_like_units(M: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:
     """``M^+ b``.  Where rows and columns differ by :data:`_UNITS` and more, the rank is judged with both made of like size
-    (:func:`sizes`), and least is the norm in these units; ``(batch, n)``, who has it, and why others have not."""
+    (:func:`sizes`), and least is the norm in these units, unless that leaves more of ``b`` (a row of rounding errors is no
+    equation in units of its own); ``(batch, n)``, who has it, and why others have not."""
     rows, columns = sizes(M)
     uneven = [(s.flatten(1).amin(1) < _UNITS * s.flatten(1).amax(1)).view(-1, 1, 1) for s in (rows, columns)]
     rows, columns = (torch.where(uneven[0] | uneven[1], s, 1) for s in (rows, columns))
@@ -184,7 +186,14 @@ def _in_like_units(M: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:
     if not bool(regular.all()):
         least, ok, reason = lstsq_batched(scaled, rhs, rcond=1e-10)
         x = torch.where(regular.unsqueeze(1), x, least)
-    return x / columns.squeeze(1), regular | ok, reason
+    x = x / columns.squeeze(1)
+    left = norms(b - (M @ x.unsqueeze(2)).squeeze(2))
+    lost = ok & (left > _ROUNDING * norms(b))
+    if bool(lost.any()):
+        plain = lstsq_batched(M[lost], b[lost], rcond=1e-10)[0]
+        better = norms(b[lost] - (M[lost] @ plain.unsqueeze(2)).squeeze(2)) < _LEFT * left[lost]
+        x = x.index_put((lost,), torch.where(better.unsqueeze(1), plain, x[lost]))
+    return x, regular | ok, reason
 
 
 def _lu(M: Tensor, b: Tensor) -> Tensor:

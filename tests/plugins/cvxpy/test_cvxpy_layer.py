@@ -329,6 +329,25 @@ def test_semidefinite_projection_gives_symmetric_gradients() -> None:
     assert v.grad[1, 0].abs() > 1e-3
 
 
+def clamp(C: Tensor) -> Tensor:
+    values, U = torch.linalg.eigh((C + C.mT) / 2)
+    return U @ torch.diag_embed(values.clamp(0.3, 2.0)) @ U.mT
+
+
+@pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd])
+def test_an_unknown_of_the_reduction_that_is_free(transform: Any) -> None:
+    """The bound on the least eigenvalue is not active, and cvxpy's unknown for it any number: the derivative was zero, or a
+    tenth off, since rounding errors in the projection's derivative were rows in units of their own."""
+    C, X = cp.Parameter((3, 3), symmetric=True), cp.Variable((3, 3), symmetric=True)
+    bounds = [cp.lambda_max(X) <= 2, cp.lambda_min(X) >= 0.3]
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(X - C)), bounds), [C], [X])
+    for seed in range(3):
+        L = seeded(3, 3, seed=seed)
+        given = L @ L.mT + 0.5 * torch.eye(3, dtype=F64)
+        close(layer(given)[0], clamp(given), 1e-8)
+        close(transform(layer)(given)[0], transform(clamp)(given), 1e-7)
+
+
 def test_planted_solutions_of_quadratic_programs() -> None:
     """Random QPs built around a KKT point: the gradient is that of the active-set system, to 1e-8 and better."""
     n, m, active = 20, 20, 5
