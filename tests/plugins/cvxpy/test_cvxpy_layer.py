@@ -348,6 +348,25 @@ def test_an_unknown_of_the_reduction_that_is_free(transform: Any) -> None:
         close(transform(layer)(given)[0], transform(clamp)(given), 1e-7)
 
 
+#: constraints that are not active near ``(7, 8, 9)``, whose unknowns in the reduction are any numbers, and large
+IDLE: dict[str, Callable[[Any], Any]] = {
+    "norm": lambda x: cp.norm(x) <= 100,
+    "exponentials": lambda x: cp.sum(cp.exp(x / 10)) <= 100,
+    "geometric mean": lambda x: cp.geo_mean(x) >= 0.1,
+    "log_sum_exp": lambda x: cp.log_sum_exp(x) <= 50,
+    "powers": lambda x: cp.sum(cp.power(x, 4)) <= 1e6,
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_idle_constraints_leave_derivatives_as_they_are(name: str) -> None:
+    """Under transforms they were zero: the solution was taken for one at infinity, by another judge than the layer."""
+    point = torch.tensor([7.0, 8.0, 9.0], dtype=F64)
+    layer = projection(lambda x: [IDLE[name](x)], 3)
+    for transform in (torch.func.jacrev, torch.func.jacfwd):
+        close(transform(layer)(point)[0], torch.eye(3, dtype=F64), 1e-9)
+
+
 def test_planted_solutions_of_quadratic_programs() -> None:
     """Random QPs built around a KKT point: the gradient is that of the active-set system, to 1e-8 and better."""
     n, m, active = 20, 20, 5
