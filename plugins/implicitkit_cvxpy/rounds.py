@@ -134,7 +134,8 @@ class Rounds:
             inside = Units.of_tensors(self.problem.dual, *measures) if measures else None
             programs, first = _with(data, matrices), start if inside is None else z0
             z, *figures, uneven = known or finish(self.problem, self.backend, programs, wrong, first, inside)
-            return z, (z if inside is None else inside.back(z)), *figures, tuple(matrices), wrong, uneven
+            rest: list[Any] = [*figures, tuple(matrices), wrong, uneven]
+            return z, (z if inside is None else inside.back(z)), *rest
 
         solver = _Finish(find, 5 + len(given), [])
         solution = ik.solve(
