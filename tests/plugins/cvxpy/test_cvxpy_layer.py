@@ -367,6 +367,17 @@ def test_idle_constraints_leave_derivatives_as_they_are(name: str) -> None:
         close(transform(layer)(point)[0], torch.eye(3, dtype=F64), 1e-9)
 
 
+@pytest.mark.parametrize("h", [1e-5, 1e-6, -1e-6])
+def test_a_point_near_a_kink_is_solved_with_more_digits(h: float) -> None:
+    """Slacks of 6e-7 beside multipliers of 3e-5: which of them are zero was not told, and the program refused."""
+    c, x = cp.Parameter(3), cp.Variable(3)
+    distance = cp.sum(cp.kl_div(x, [0.3, 0.3, 0.6])) + cp.norm_inf(x - c)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(distance), [cp.sum(x) == 1]), [c], [x])
+    point = torch.tensor([0.2 + h, 0.3 + 0.2 * h, 0.5 - 0.3 * h], dtype=F64)
+    close(layer(point)[0], point - (point.sum() - 1) / 3, 1e-12)
+    close(torch.func.jacrev(layer)(point)[0], torch.eye(3, dtype=F64) - 1 / 3, 1e-9)
+
+
 def test_planted_solutions_of_quadratic_programs() -> None:
     """Random QPs built around a KKT point: the gradient is that of the active-set system, to 1e-8 and better."""
     n, m, active = 20, 20, 5
