@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from implicitkit import extend
-from implicitkit_cvxpy.backends import Data, Status, active_rows
+from implicitkit_cvxpy.backends import Data, Found, Status, active_rows
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.measured import UNEVEN, WRONG, roughness
 from implicitkit_cvxpy.program import ConeProgram
@@ -108,7 +108,8 @@ def _checked(
 
 def _solve(problem: ConeProgram, backend: Any, data: Data, scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same for valid samples, from the solver's own start."""
-    w, status, steps = backend(data)
+    found: Found = backend(data)
+    w, status, steps = found
     failed = (status == int(Status.INFEASIBLE)) | (status == int(Status.UNBOUNDED))
     w, norm = _newton(problem, data, w, scale, ~failed, 60 if problem.dual.smoothing else 4)
     if data.sparse and problem.dual.cones.polyhedral and not problem.dual.smoothing:
