@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from implicitkit import extend
-from implicitkit_cvxpy.backends import Data, Found, Status, active_rows
+from implicitkit_cvxpy.backends import Data, Status, active_rows
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.measured import UNEVEN, WRONG, roughness
 from implicitkit_cvxpy.program import ConeProgram
@@ -108,8 +108,7 @@ def _checked(
 
 def _solve(problem: ConeProgram, backend: Any, data: Data, scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same for valid samples, from the solver's own start."""
-    found: Found = backend(data)
-    w, status, steps = found
+    w, status, steps = backend(data)
     failed = (status == int(Status.INFEASIBLE)) | (status == int(Status.UNBOUNDED))
     w, norm = _newton(problem, data, w, scale, ~failed, 60 if problem.dual.smoothing else 4)
     if data.sparse and problem.dual.cones.polyhedral and not problem.dual.smoothing:
@@ -126,10 +125,10 @@ def _solve(problem: ConeProgram, backend: Any, data: Data, scale: Tensor) -> tup
     rough = (~failed & ~solved).nonzero().squeeze(1)
     if len(rough) and closer is not backend:
         # near a kink the active piece is told by a point of more digits
-        again = _solve(problem, closer, data.rows(rough), scale[rough])
-        better = again[1] == int(Status.CONVERGED)
-        pairs = zip((w, status, norm, steps), again, strict=True)
-        w, status, norm, steps = (old.index_copy(0, rough[better], new[better]) for old, new in pairs)
+        found = _solve(problem, closer, data.rows(rough), scale[rough])
+        better = found[1] == int(Status.CONVERGED)
+        pairs = zip((w, status, norm, steps), found, strict=True)
+        w, status, norm, steps = [old.index_copy(0, rough[better], new[better]) for old, new in pairs]
         solved = ~failed & (norm <= _SOLVED * scale)
     verdict = torch.where(status == int(Status.CONVERGED), int(Status.INACCURATE), status)
     return w, torch.where(solved, int(Status.CONVERGED), verdict), norm, steps

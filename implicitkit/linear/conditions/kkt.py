@@ -34,7 +34,7 @@ _UNITS = 1e-6  # of the largest row or column: smaller ones may have units of th
 _RCOND = 1e-11  # pivots relative to the largest
 _NOISE = 1e-4  # of a right-hand side that rounding may leave of a singular system
 _LEFT = 1e-3  # of a right-hand side that the least-squares solution leaves: more is no rounding
-_ROUNDING = 1e-9  # of a right-hand side that rounding leaves of one in the range
+_ROUNDING = 1e-9  # of what is added up in equations, which rounding leaves of some that have a solution
 _NOT_DETERMINED = (
     "the conditions of optimality do not determine the derivative that is asked for: the solution is not unique there (a "
     "whole edge of a linear program), or moves to one side only. What comes out is of least norm in the sense of least "
@@ -187,13 +187,21 @@ def _in_like_units(M: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:
         least, ok, reason = lstsq_batched(scaled, rhs, rcond=1e-10)
         x = torch.where(regular.unsqueeze(1), x, least)
     x = x / columns.squeeze(1)
-    left = norms(b - (M @ x.unsqueeze(2)).squeeze(2))
-    lost = ok & (left > _ROUNDING * norms(b))
+    left = _left(M, x, b)
+    lost = ok & (left > _ROUNDING)
     if bool(lost.any()):
         plain = lstsq_batched(M[lost], b[lost], rcond=1e-10)[0]
-        better = norms(b[lost] - (M[lost] @ plain.unsqueeze(2)).squeeze(2)) < _LEFT * left[lost]
+        better = _left(M[lost], plain, b[lost]) < _LEFT * left[lost]
         x = x.index_put((lost,), torch.where(better.unsqueeze(1), plain, x[lost]))
     return x, regular | ok, reason
+
+
+def _left(M: Tensor, x: Tensor, b: Tensor) -> Tensor:
+    """What is left of the equations beside what is added up in them, or in the largest times :data:`_UNITS`, ``(batch,)``."""
+    size = b.abs() + (M.abs() @ x.abs().unsqueeze(2)).squeeze(2)
+    size = torch.maximum(size, _UNITS * size.amax(1, keepdim=True))
+    rest = (b - (M @ x.unsqueeze(2)).squeeze(2)).abs()
+    return torch.where(rest > 0, rest / size, 0).amax(1)
 
 
 def _lu(M: Tensor, b: Tensor) -> Tensor:
