@@ -26,6 +26,7 @@ _ORDINARY = 2.0**10  # numbers from its inverse to this do not ask for units
 _FAR = 20.0  # powers of two that units may be from those of the point
 _SMALL = 1e-3  # of the largest slack: below, errors are measured beside this
 _ROUNDING = 1e-14
+_BLUR = 1e3  # units of rounding
 
 
 def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None = None) -> Tensor:
@@ -36,7 +37,7 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None =
     none = torch.zeros_like(w[:, 0])
     if data.sparse or problem.dual.smoothing:
         return none
-    given = torch.cat([data.q, data.b], 1).abs()
+    given = torch.cat([data.q, data.b, data.A.detach().abs().amax(2) if problem.n else data.b], 1).abs()
     least = torch.where(given > 0, given, torch.inf).amin(1)
     largest = torch.stack([t.detach().flatten(1).abs().amax(1) for t in (w, *data[:4]) if t.numel()]).amax(0)
     limit = _ORDINARY**2 if problem.dual.cones.polyhedral else _ORDINARY  # the active rows are solved for, to rounding
@@ -50,11 +51,19 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None =
     if bool((found > UNEVEN).any()):
         F, size = _errors(problem, balanced(problem.dual, data), data, w)
         found = torch.where(F.amax(1) <= _ROUNDING * size.amax(1), 0, found)
-    if units is not None:
-        found = torch.where(nearer.spread > _FAR, found.clamp_min(2 * UNEVEN), found)
-    again = units is None and not problem.dual.cones.polyhedral  # certificates of linear rows are good in any units
-    nowhere = torch.full_like(none, torch.inf if again else 0.0)
+    ask = _is_blurred(problem, data, w) if units is None else nearer.spread > _FAR
+    found = torch.where(ask, found.clamp_min(2 * UNEVEN), found)
+    nowhere = torch.full_like(none, torch.inf if units is None else 0.0)  # a certificate is asked for again
     return torch.where(ordinary, none, torch.where((w != 0).any(1), found, nowhere)).nan_to_num(torch.inf)
+
+
+def _is_blurred(problem: ConeProgram, data: Data, w: Tensor) -> Tensor:
+    """Which samples have a cone whose ``y - s`` may be rounding, which does not tell the active piece, ``(batch,)``."""
+    x, y = w.tensor_split((problem.n,), 1)
+    v = y - data.b + (data.A @ x.unsqueeze(2)).squeeze(2)
+    rounding = _BLUR * torch.finfo(w.dtype).eps * terms(data.A, data.b, x)
+    told = by_cone(problem.dual, v.abs()) >= by_cone(problem.dual, rounding)
+    return ~told[:, problem.dual.cones.zero :].all(1)
 
 
 def _errors(problem: ConeProgram, units: Units, data: Data, w: Tensor) -> tuple[Tensor, Tensor]:

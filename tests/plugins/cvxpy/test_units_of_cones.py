@@ -98,6 +98,34 @@ PRICES: dict[str, Case] = {
 }
 
 
+#: quadratic programs with one row ``d'x``, large or small, beside a Hessian of one
+ROWS: dict[str, Callable[[Any, Any], list[Any]]] = {
+    "equality": lambda x, d: [d @ x == 1],
+    "inequality": lambda x, d: [d @ x <= 1],
+    "from below": lambda x, d: [d @ x >= 1],
+}
+
+
+@pytest.mark.parametrize("p", [1e-12, 1e-6, 1e6, 1e9, 1e12])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_any_size(name: str, p: float) -> None:
+    """A slack that was made of rounding said which row is active, and a row of 1e12 that the KKT matrix is singular: values
+    were right, and derivatives wrong; a small row was said to be infeasible."""
+    x, row, given = cp.Variable(3), cp.Parameter(3), cp.Parameter(3)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - given)), ROWS[name](x, row)), [row, given], [x])
+    sign = -1.0 if name == "from below" else 1.0
+    centre = sign * torch.tensor([1.0, 2.0, 3.0], dtype=F64)
+    leaf = (p * torch.tensor([1.0, 2.0, 0.5], dtype=F64)).requires_grad_()
+    gap = sign * (leaf @ centre - 1) / (leaf @ leaf)
+    exact = centre - leaf * sign * (gap if name == "equality" else gap.clamp_min(0))
+    for solve in (layer, torch.func.vmap(layer, in_dims=(0, None))):
+        value = solve(leaf.unsqueeze(0), centre)[0][0]
+        found, slope = (torch.autograd.grad(v[1], leaf, retain_graph=True)[0] for v in (value, exact))
+        for got, want in ((value, exact), (found, slope)):
+            size = want.abs().max() if bool(want.any()) else 1
+            assert_close(got / size, want / size, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("p", [1e-8, 1e6, 1e8])
 @pytest.mark.parametrize("name", PRICES)
 def test_prices_of_any_size(name: str, p: float) -> None:
