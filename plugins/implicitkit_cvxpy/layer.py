@@ -60,7 +60,8 @@ class ConvexLayer(extend.Configured, nn.Module):
         custom_method: ``(forward, backward)`` of cvxpylayers 0.1, which then do all the work
             (:class:`~implicitkit_cvxpy.custom.CustomMethod`).
         degenerate: the derivative where the solution has none, because constraints are redundant, weakly active, or the
-            solution is not unique: ``"lstsq"``, minimum norm; ``"raise"``, an error where the KKT matrix is singular;
+            solution is not unique: ``"lstsq"``, minimum norm, with a warning where that solves the equations in the sense of
+            least squares only; ``"raise"``, an error where the KKT matrix is singular;
             ``"smooth"``, that of the point of the central path at ``smoothing`` (which is then also the value).  At a kink
             whose matrix is regular (one weakly active constraint) the first two give the derivative of one side:
             ``solution.weakly_active`` tells of it.

@@ -588,7 +588,13 @@ def test_policies_at_a_linear_program_with_a_face_of_solutions() -> None:
     p, x = cp.Parameter(), cp.Variable(2)
     problem = cp.Problem(cp.Minimize(cp.sum(x)), [cp.sum(x) >= p])
     value = torch.tensor(1.0, dtype=F64)
-    close(torch.func.jacrev(ConvexLayer(problem, [p], [x]))(value)[0], torch.tensor([0.5, 0.5], dtype=F64), 1e-8)
+    layer, leaf = ConvexLayer(problem, [p], [x]), value.clone().requires_grad_()
+    (sum_,) = torch.autograd.grad(layer(leaf)[0].sum(), leaf)  # determined
+    close(sum_, torch.ones_like(sum_), 1e-8)
+    for derivative in (torch.func.jacrev(layer), lambda p: torch.autograd.grad(layer(p)[0][0], p)):
+        with pytest.warns(ik.extend.DegenerateWarning, match="do not determine the derivative.*smooth"):
+            found = derivative(leaf)[0]
+        close(found, torch.full_like(found, 0.5), 1e-8)
     strict = ConvexLayer(problem, [p], [x], degenerate="raise")
     with pytest.raises(DegenerateError, match=r"sample\(s\) 0, 1 is not differentiable.*lstsq.*smooth"):
         torch.func.jacrev(strict)(value)
