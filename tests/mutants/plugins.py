@@ -131,8 +131,10 @@ MUTANTS = [
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/balance.py",
-        "tests/plugins/cvxpy/test_units_of_cones.py -k 'any_size'",
+        "tests/plugins/cvxpy/test_units_of_cones.py -k 'any_size or undo_units'",
         ("steps[:, bent == _SHIFT]", "-steps[:, bent == _SHIFT]"),
+        ("(l_q + l_p).sum(1, keepdim=True)", "(l_q - l_p).sum(1, keepdim=True)"),
+        ("(l_q + l_p).sum(1, keepdim=True)", "l_p.sum(1, keepdim=True)"),
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/program.py",

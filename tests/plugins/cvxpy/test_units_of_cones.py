@@ -14,6 +14,8 @@ from torch.testing import assert_close
 cp = pytest.importorskip("cvxpy")
 import implicitkit as ik  # noqa: E402
 from implicitkit_cvxpy import ConvexLayer  # noqa: E402
+from implicitkit_cvxpy.backends import Data  # noqa: E402
+from implicitkit_cvxpy.balance import balanced  # noqa: E402
 from implicitkit_cvxpy.cones import Cones, DualCone  # noqa: E402
 from implicitkit_cvxpy.cones.automorphism import Automorphism  # noqa: E402
 from implicitkit_cvxpy.cones.semidefinite import _positions  # noqa: E402
@@ -258,3 +260,17 @@ def test_slacks_and_multipliers_turn_against_each_other() -> None:
     assert_close(dot(turn.times(s), turn.contragredient(y)), dot(s, y))
     form = lambda t: t[:, 1].square() - t[:, 2:4].square().sum(1)  # noqa: E731
     assert_close(form(turn._replace(rows=torch.ones_like(s)).times(s)), form(s))
+
+
+@pytest.mark.parametrize("number", ["P", "q"])
+def test_units_told_by_the_data_undo_units(number: str) -> None:
+    """A program of ones, in units of its rows, its unknowns and its objective, the last told by ``P`` or by ``q``."""
+    cones, generator = Cones(nonneg=3), torch.Generator().manual_seed(0)
+    rows, columns = (torch.randint(-9, 9, (1, 3), generator=generator).to(F64).exp2() for _ in range(2))
+    A, objective = 1 / (rows.unsqueeze(2) * columns.unsqueeze(1)), 2.0**11
+    P, q = torch.diag_embed(columns**-2) / objective, 1 / columns / objective
+    P, q = (P, torch.zeros_like(q)) if number == "P" else (torch.zeros_like(P), q)
+    data = Data(P, q, A, 1 / rows, cones)
+    inner = balanced(DualCone(cones), data).apply(data)
+    for part in (inner.A, inner.b, inner.q if number == "q" else inner.P.diagonal(dim1=1, dim2=2)):
+        assert_close(part, torch.ones_like(part), rtol=0, atol=0)
