@@ -65,9 +65,9 @@ class ConvexLayer(extend.Configured, nn.Module):
             ``"smooth"``, that of the point of the central path at ``smoothing`` (which is then also the value).  At a kink
             whose matrix is regular (one weakly active constraint) the first two give the derivative of one side:
             ``solution.weakly_active`` tells of it.
-        on_failure: programs without a solution ``"raise"``, become ``"nan"``, or are let pass with a ``"warn"``-ing or
-            silently (``"ignore"``): then as the point that the solver had reached, and NaN where there is none.  Except
-            with the first, the other samples, and their gradients, are unharmed.
+        on_failure: programs without a solution ``"raise"``, become ``"nan"`` (with a derivative of zero), or are let pass
+            with a ``"warn"``-ing or silently (``"ignore"``): then as the point that the solver had reached, and NaN where
+            there is none.  Except with the first, the other samples, and their gradients, are unharmed.
         smoothing: ``mu`` of ``degenerate="smooth"``: products of multipliers and slacks.
 
     Attributes:

@@ -717,6 +717,11 @@ def non_dpp() -> Any:
     return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - 1)), [(a * b) * x[0] <= 1]), [a, b], [x])
 
 
+def non_dpp_kron() -> Any:
+    a, x = cp.Parameter((2, 2), name="a"), cp.Variable((2, 1))
+    return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(cp.kron(a, x)))), [a], [x])
+
+
 def non_dpp_square() -> Any:
     a, x = cp.Parameter(name="a", nonneg=True), _x()
     return ConvexLayer(cp.Problem(cp.Minimize(cp.square(a) * cp.sum_squares(x))), [a], [x])
@@ -794,6 +799,12 @@ BAD = [
         non_dpp,
         ValueError,
         r"must be DPP.*constraint 0: .*a \* b.*product of parameters a and b.*new Parameter",
+    ),
+    (
+        "kron of a parameter",
+        non_dpp_kron,
+        ValueError,
+        r"must be DPP.*objective: kron.*no rule for the parameter a there.*a product, A @ x",
     ),
     (
         "square of a parameter",
