@@ -108,6 +108,8 @@ class Rounds:
             lead = parts[1].shape[:-1]
             *matrices, z, nowhere = (t.flatten(0, len(lead) - 1) for t in parts)
             given = _with(data, matrices)
+            if given.sparse:
+                return tuple(t.unflatten(0, lead) for t in Units.of_rows(dual, given).tensors)
             units = Units.users(dual, given).nearer(given, z)
             nowhere = nowhere | (z == 0).all(1)
             if bool(nowhere.any()):
