@@ -146,6 +146,7 @@ def test_samples_have_units_of_their_own() -> None:
     layer = _layer("log", on_failure="nan")
     budgets = torch.tensor([1.0, 1e6, 1e-6], dtype=F64)
     assert_close(layer(WEIGHTS, budgets)[0], budgets.unsqueeze(1) * _shares(WEIGHTS), rtol=1e-7, atol=0.0)
+    assert_close(layer.solution.x[1].max(), 1e6 * _shares(WEIGHTS).max(), rtol=1e-7, atol=0.0)  # the user's units
     nowhere = torch.tensor([1.0, torch.nan, 1e6], dtype=F64)
     value = layer(WEIGHTS, nowhere)[0]
     assert_close(value, nowhere.unsqueeze(1) * _shares(WEIGHTS), rtol=1e-7, atol=0.0, equal_nan=True)
