@@ -150,6 +150,11 @@ def _rewrite(expression: Any, gp: bool) -> str:
             " (parameters on both sides of a product: introduce a Variable equal to one of the factors, "
             "z == factor, or one Parameter for the product)"
         )
+    if parametric and isinstance(parametric[0], cp.Parameter) and expression.variables():
+        return (
+            f" (cvxpy has no rule for the parameter {names[0]} there: write a product, A @ x, with a Parameter A whose "
+            "entries are computed in torch)"
+        )
     if parametric and not parametric[0].variables():
         return f" (nonlinear in the parameter {names[0]}: make its value a new Parameter and compute that in torch)"
     return (

@@ -121,6 +121,15 @@ def _solve(problem: ConeProgram, backend: Any, data: Data, scale: Tensor) -> tup
     solved = ~failed & (norm <= _SOLVED * scale)
     if bool(solved.all()):
         return w, torch.zeros_like(status), norm, steps
+    closer = backend.closely()
+    rough = (~failed & ~solved).nonzero().squeeze(1)
+    if len(rough) and closer is not backend:
+        # near a kink the active piece is told by a point of more digits
+        found = _solve(problem, closer, data.rows(rough), scale[rough])
+        better = found[1] == int(Status.CONVERGED)
+        pairs = zip((w, status, norm, steps), found, strict=True)
+        w, status, norm, steps = [old.index_copy(0, rough[better], new[better]) for old, new in pairs]
+        solved = ~failed & (norm <= _SOLVED * scale)
     verdict = torch.where(status == int(Status.CONVERGED), int(Status.INACCURATE), status)
     return w, torch.where(solved, int(Status.CONVERGED), verdict), norm, steps
 

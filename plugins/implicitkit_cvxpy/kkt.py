@@ -62,6 +62,19 @@ class ConeKKT(ik.LinearSolver):
     def solve(
         self, A: ik.extend.Operator, b: Tensor, *, rtol: float = _RTOL, atol: float = 0.0, max_steps: int | None = None
     ) -> ik.extend.LinearSolution:
+        """As every linear solver; warns where a derivative is determined in the sense of least squares only."""
+        found = self._found(A, b, rtol, atol, max_steps)
+        if found.doubt:
+            extend.warn(found.doubt, extend.DegenerateWarning)
+        return found._replace(doubt="")
+
+    def answer(self, A: ik.extend.Operator, b: Tensor) -> Tensor:
+        """The solution alone, ``(batch, n)``, of a system that is nobody's derivative."""
+        return self._found(A, b, _RTOL, 0.0, None).x
+
+    def _found(
+        self, A: ik.extend.Operator, b: Tensor, rtol: float, atol: float, max_steps: int | None
+    ) -> ik.extend.LinearSolution:
         solver = self._solver if A.sparse() is None else self._of_sparse
         found = solver.solve(A, b, rtol=max(rtol, _RTOL), atol=atol, max_steps=max_steps)
         if self.degenerate == "raise" and not bool(found.converged.all()):
@@ -71,10 +84,6 @@ class ConeKKT(ik.LinearSolver):
                 f"the solution of sample(s) {listed} is not differentiable: {extend.SINGULAR}", None, tuple(names)
             )
         return found
-
-    def answer(self, A: ik.extend.Operator, b: Tensor) -> Tensor:
-        """The solution alone, ``(batch, n)``."""
-        return self.solve(A, b).x
 
 
 def sparse_operator(

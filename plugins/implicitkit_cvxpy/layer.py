@@ -15,7 +15,6 @@ import implicitkit as ik
 from implicitkit import extend
 from implicitkit_cvxpy.assembly import Assembly, SparseAssembly, Variables, is_sparse
 from implicitkit_cvxpy.backends import Backend, Data, Status, resolve, takes_dense
-from implicitkit_cvxpy.balance import balanced
 from implicitkit_cvxpy.checks import check_problem
 from implicitkit_cvxpy.compat import CanonicalProgram, canonicalise
 from implicitkit_cvxpy.cones import DualCone
@@ -23,12 +22,11 @@ from implicitkit_cvxpy.custom import CustomMethod
 from implicitkit_cvxpy.failures import explain, program_error
 from implicitkit_cvxpy.finish import finish
 from implicitkit_cvxpy.kkt import ConeKKT
-from implicitkit_cvxpy.measured import LOST, UNEVEN, roughness
 from implicitkit_cvxpy.parameters import Parameters
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.report import ConeSolution
+from implicitkit_cvxpy.rounds import Rounds
 from implicitkit_cvxpy.shortcut import Call, shortcut
-from implicitkit_cvxpy.units import Units
 
 __all__ = ["ConvexLayer"]
 
@@ -62,13 +60,14 @@ class ConvexLayer(extend.Configured, nn.Module):
         custom_method: ``(forward, backward)`` of cvxpylayers 0.1, which then do all the work
             (:class:`~implicitkit_cvxpy.custom.CustomMethod`).
         degenerate: the derivative where the solution has none, because constraints are redundant, weakly active, or the
-            solution is not unique: ``"lstsq"``, minimum norm; ``"raise"``, an error where the KKT matrix is singular;
+            solution is not unique: ``"lstsq"``, minimum norm, with a warning where that solves the equations in the sense of
+            least squares only; ``"raise"``, an error where the KKT matrix is singular;
             ``"smooth"``, that of the point of the central path at ``smoothing`` (which is then also the value).  At a kink
             whose matrix is regular (one weakly active constraint) the first two give the derivative of one side:
             ``solution.weakly_active`` tells of it.
-        on_failure: programs without a solution ``"raise"``, become ``"nan"``, or are let pass with a ``"warn"``-ing or
-            silently (``"ignore"``): then as the point that the solver had reached, and NaN where there is none.  Except
-            with the first, the other samples, and their gradients, are unharmed.
+        on_failure: programs without a solution ``"raise"``, become ``"nan"`` (with a derivative of zero), or are let pass
+            with a ``"warn"``-ing or silently (``"ignore"``): then as the point that the solver had reached, and NaN where
+            there is none.  Except with the first, the other samples, and their gradients, are unharmed.
         smoothing: ``mu`` of ``degenerate="smooth"``: products of multipliers and slacks.
 
     Attributes:
@@ -203,7 +202,7 @@ class ConvexLayer(extend.Configured, nn.Module):
             *found, uneven = finish(self._problem, backend, self._data(*data), flags, start)
             if bool(uneven.any()):
                 raise _UnevenError((*found, uneven))
-            if not self._judge([(*found, tuple(data), flags)], backend, lead):
+            if not self._judge((*found, tuple(data), flags), backend, lead):
                 good.append(self._passes(found[1] == int(Status.CONVERGED), found[0], flags))
             return found[0]
 
@@ -224,104 +223,21 @@ class ConvexLayer(extend.Configured, nn.Module):
         """Solve and differentiate by the generic rule of implicitkit: any order, any mode, any transform; ``known`` is what
         has been found in the user's units."""
         p, flags = self._parameters_in.vector(values, lead)
-        data = self._data(*self._assembly(p))
-        origin = torch.zeros(len(flags), data.q.shape[1] + data.b.shape[1], dtype=torch.float64, device=flags.device)
-        w, converged, kept = self._solved(data, flags, None, backend, origin, start, known)
-        told, units, solved = kept, None, (data, w)
-        before = torch.full_like(data.q[:, 0].detach(), LOST)
-        for _ in range(_PASSES):
-            if not any(bool(uneven.any()) for *_, uneven in told):
-                break
-            rough = self._rough(*solved, units)
-            units = self._nearer(data, w, rough >= before).only(rough > UNEVEN, units or Units.users(self._dual, data))
-            # units of the data are tried once, then those near the solution that they lead to
-            before = torch.where(rough >= before, torch.inf, rough)
-            inner, usable = units.apply(data), (rough <= LOST).unsqueeze(1)
-            near = torch.where(usable, units.of(w.detach()), 0)
-            z, converged, told = self._solved(inner, flags, units, backend, near)
-            w, solved = units.back(z), (inner, z)
-            kept = [(*new[:4], *old[4:]) for new, old in zip(told, kept, strict=True)]
-        if not self._judge(kept, backend, lead):
+        rounds = Rounds(self._problem, ConeKKT(self.degenerate), backend)
+        w, converged, figures = rounds(self._data(*self._assembly(p)), flags, start, known)
+        if not self._judge(figures, backend, lead):
             good = self._passes(converged, w, flags)
             w = torch.where(good.unsqueeze(1), w, torch.nan)
         return self._variables_out(w, lead)
-
-    def _rough(self, data: Data, w: Tensor, units: Units | None) -> Tensor:
-        """The roughness of each sample, ``(batch,)``, whatever transforms surround the call."""
-
-        def ask(*parts: Tensor) -> Tensor:
-            lead = parts[1].shape[:-1]
-            P, q, A, b, z, *measures = (t.flatten(0, len(lead) - 1) for t in parts)
-            given = Units.of_tensors(self._dual, *measures) if measures else None
-            return roughness(self._problem, self._data(P, q, A, b), z, given).reshape(lead)
-
-        found: Tensor = extend.constants(ask, *data[:4], w, *(units.tensors if units else ()))
-        return found
-
-    def _nearer(self, data: Data, w: Tensor, lost: Tensor) -> Units:
-        """Units near the solution, or where ``w`` is ``lost`` ``(batch,)``, those of the data."""
-
-        def ask(*parts: Tensor) -> tuple[Tensor, ...]:
-            lead = parts[1].shape[:-1]
-            P, q, A, b, z, nowhere = (t.flatten(0, len(lead) - 1) for t in parts)
-            given = self._data(P, q, A, b)
-            units = Units.users(self._dual, given).nearer(given, z)
-            nowhere = nowhere | (z == 0).all(1)
-            if bool(nowhere.any()):
-                units = balanced(self._dual, given).only(nowhere, units)
-            return tuple(t.unflatten(0, lead) for t in units.tensors)
-
-        return Units.of_tensors(self._dual, *extend.constants(ask, *data[:4], w, lost))
-
-    def _solved(
-        self,
-        data: Data,
-        flags: Tensor,
-        units: Units | None,
-        backend: Backend,
-        near: Tensor,
-        start: Tensor | None = None,
-        known: tuple[Tensor, ...] | None = None,
-    ) -> tuple[Tensor, Tensor, list[Any]]:
-        """``w``, differentiable, in the ``units`` of the data; which samples converged; and the figures of every call of the
-        solver (several under ``vmap``) with a plain ``w`` in the user's units.  Tried first is ``start``, in units what is
-        not zero of ``near``."""
-        kept: list[Any] = []
-        broken: list[Exception] = []
-        given = () if units is None else units.tensors
-
-        def find(z0: Tensor, P: Tensor, q: Tensor, A: Tensor, b: Tensor, wrong: Tensor, *measures: Tensor) -> Tensor:
-            inside = Units.of_tensors(self._dual, *measures) if measures else None
-            try:
-                first = z0 if measures else start
-                w, *figures, uneven = known or finish(
-                    self._problem, backend, self._data(P, q, A, b), wrong, first, inside
-                )
-            except Exception as error:  # of the solver: raised when the levels of torch.func are closed
-                broken.append(error)
-                return z0
-            plain = w if inside is None else inside.back(w)
-            kept.append((plain, *figures, (P, q, A, b), wrong, uneven))
-            return w
-
-        rule = ik.Implicit(linear_solver=ConeKKT(self.degenerate))
-        as_layer = ik.implicit(self._problem, rule=rule, batch_dims=1, rtol=1e-7, atol=1e-9, on_failure="ignore")
-        solve = as_layer(find).solve  # type: ignore[attr-defined]
-        found = solve(near, *data[:4], flags, *given)
-        if broken:
-            raise broken[0]
-        return found.value, found.converged, kept
 
     def _passes(self, converged: Tensor, w: Tensor, flags: Tensor) -> Tensor:
         """Which samples to let through: by the failure policy also those with a point that is not good enough."""
         reached = (w.detach() != 0).any(1) if self.on_failure in ("warn", "ignore") else torch.zeros_like(converged)
         return (converged | reached) & ~(flags > 0).any(1)
 
-    def _judge(self, kept: list[Any], backend: Backend, lead: tuple[int, ...]) -> bool:
-        """Gather the figures of every call of the solver (several under ``vmap``), obey the failure policy; all solved?"""
-        w, status, norm, steps = (torch.cat(parts) for parts in list(zip(*kept, strict=True))[:4])
-        data = tuple(torch.cat(parts) for parts in zip(*(k[4] for k in kept), strict=True))
-        wrong = torch.cat([k[5] for k in kept])
+    def _judge(self, figures: tuple[Any, ...], backend: Backend, lead: tuple[int, ...]) -> bool:
+        """Keep the figures of a call, obey the failure policy; all solved?"""
+        w, status, norm, steps, data, wrong = figures
         self.solution = report = ConeSolution(status, norm, steps, backend.name, w, self._problem, data)
         self._warm = w.detach()
         if self.verbose or backend.verbose:
@@ -357,9 +273,6 @@ class ConvexLayer(extend.Configured, nn.Module):
     def extra_repr(self) -> str:
         cones = self._assembly.cones
         return f"n={self._assembly.n}, {cones}, solver={self._backend.name!r}, degenerate={self.degenerate!r}"
-
-
-_PASSES = 4  # in units near the last solution
 
 
 class _UnevenError(Exception):

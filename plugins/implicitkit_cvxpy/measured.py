@@ -14,7 +14,7 @@ from implicitkit_cvxpy.backends import Data
 from implicitkit_cvxpy.balance import balanced
 from implicitkit_cvxpy.cones.automorphism import terms
 from implicitkit_cvxpy.program import ConeProgram
-from implicitkit_cvxpy.units import Units, by_cone
+from implicitkit_cvxpy.units import Units, by_cone, row_sizes
 
 __all__ = ["LOST", "UNEVEN", "WRONG", "roughness"]
 
@@ -26,17 +26,20 @@ _ORDINARY = 2.0**10  # numbers from its inverse to this do not ask for units
 _FAR = 20.0  # powers of two that units may be from those of the point
 _SMALL = 1e-3  # of the largest slack: below, errors are measured beside this
 _ROUNDING = 1e-14
+_BLUR = 1e3  # units of rounding
 
 
 def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None = None) -> Tensor:
     """Of the points ``w`` ``(batch, n + m)`` of programs in some ``units``, the user's where that is ``None``, ``(batch,)``.
 
-    Zero where ``|F|`` has said all: where numbers are of ordinary size or matrices sparse.
+    Zero where ``|F|`` has said all: where numbers are of ordinary size, and of sparse programs rows.
     """
     none = torch.zeros_like(w[:, 0])
-    if data.sparse or problem.dual.smoothing:
+    if problem.dual.smoothing:
         return none
-    given = torch.cat([data.q, data.b], 1).abs()
+    if data.sparse:
+        return _of_sparse(problem, data, w) if units is None else none
+    given = torch.cat([data.q, data.b, row_sizes(data)], 1).abs()
     least = torch.where(given > 0, given, torch.inf).amin(1)
     largest = torch.stack([t.detach().flatten(1).abs().amax(1) for t in (w, *data[:4]) if t.numel()]).amax(0)
     limit = _ORDINARY**2 if problem.dual.cones.polyhedral else _ORDINARY  # the active rows are solved for, to rounding
@@ -50,11 +53,31 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None =
     if bool((found > UNEVEN).any()):
         F, size = _errors(problem, balanced(problem.dual, data), data, w)
         found = torch.where(F.amax(1) <= _ROUNDING * size.amax(1), 0, found)
-    if units is not None:
-        found = torch.where(nearer.spread > _FAR, found.clamp_min(2 * UNEVEN), found)
-    again = units is None and not problem.dual.cones.polyhedral  # certificates of linear rows are good in any units
-    nowhere = torch.full_like(none, torch.inf if again else 0.0)
+    ask = _is_blurred(problem, data, w) if units is None else nearer.spread > _FAR
+    found = torch.where(ask, found.clamp_min(2 * UNEVEN), found)
+    nowhere = torch.full_like(none, torch.inf if units is None else 0.0)  # a certificate is asked for again
     return torch.where(ordinary, none, torch.where((w != 0).any(1), found, nowhere)).nan_to_num(torch.inf)
+
+
+def _of_sparse(problem: ConeProgram, data: Data, w: Tensor) -> Tensor:
+    """Of a sparse program, of which nothing is measured: do linear rows of very different size hide which are active, or
+    make it seem infeasible?"""
+    size = row_sizes(data)[:, : problem.dual.cones.linear]
+    uneven = ((size > _ORDINARY) | ((size > 0) & (size < 1 / _ORDINARY))).any(1)
+    none = torch.zeros_like(w[:, 0])
+    if not bool(uneven.any()):
+        return none
+    found = torch.where(_is_blurred(problem, data, w), 2 * UNEVEN, none)
+    return torch.where(uneven, torch.where((w == 0).all(1), torch.inf, found), none)
+
+
+def _is_blurred(problem: ConeProgram, data: Data, w: Tensor) -> Tensor:
+    """Which samples have a cone whose ``y - s`` may be rounding, which does not tell the active piece, ``(batch,)``."""
+    x, y = w.tensor_split((problem.n,), 1)
+    v = y - data.b + data.A_held.times(data.A, x)
+    rounding = _BLUR * torch.finfo(w.dtype).eps * (data.b.abs() + data.A_held.times(data.A.abs(), x.abs()))
+    told = by_cone(problem.dual, v.abs()) >= by_cone(problem.dual, rounding)
+    return ~told[:, problem.dual.cones.zero :].all(1)
 
 
 def _errors(problem: ConeProgram, units: Units, data: Data, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ from implicitkit_cvxpy.cones import DualCone
 from implicitkit_cvxpy.held import DENSE, Entries, Held
 from implicitkit_cvxpy.kkt import sparse_operator
 
-__all__ = ["ConeProgram", "KKTOperator"]
+__all__ = ["ConeProgram", "KKTOperator", "one_batch"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,14 +73,14 @@ class ConeProgram(ik.Problem):
     def linearise(self, system: Any, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, ik.extend.Operator]:
         with torch.enable_grad():
             out = system.residual(z.detach().requires_grad_(), *theta)  # tracked, so that nobody thinks it cut off
-        P, _, A, b = (t.detach() for t in _one_batch(system, theta[:4]))
+        P, _, A, b = (t.detach() for t in one_batch(system, theta[:4]))
         return out, self.jacobian(z.detach(), P, A, b)[0]
 
 
 ik.register_problem(ConeProgram, linear_solver="cone_kkt")
 
 
-def _one_batch(system: Any, theta: Sequence[Tensor]) -> list[Tensor]:
+def one_batch(system: Any, theta: Sequence[Tensor]) -> list[Tensor]:
     """The arguments with the batch dimensions that ``torch.vmap`` added merged into their own."""
     flat, level = list(theta), 0
     while system.parent is not None:

@@ -20,15 +20,16 @@ from torch import Tensor
 from implicitkit_cvxpy.backends import Data
 from implicitkit_cvxpy.cones import Automorphism, DualCone
 from implicitkit_cvxpy.cones.automorphism import power_of_two, terms
+from implicitkit_cvxpy.held import Entries
 
-__all__ = ["Units", "by_cone"]
+__all__ = ["Units", "by_cone", "row_sizes"]
 
 _LEAST = 1e-8  # of the largest slack in units, at which one is measured whose multiplier is zero
 _NOTHING = 1e-12  # of the least number given, or of one: what is smaller is zero
 
 
 class Units(NamedTuple):
-    """Of a batch of dense programs: ``D`` ``(batch, n)``, ``t`` ``(batch, 1)``, and ``T``; what is less than ``least``
+    """Of a batch of programs: ``D`` ``(batch, n)``, ``t`` ``(batch, 1)``, and ``T``; what is less than ``least``
     ``(batch, 1)`` in the user's units is nothing."""
 
     columns: Tensor
@@ -64,6 +65,15 @@ class Units(NamedTuple):
         return Units(columns, t, self.least, turn._replace(rows=rows * turn.rows))
 
     @classmethod
+    def of_rows(cls, dual: DualCone, data: Data) -> Units:
+        """Those in which the linear rows of sparse programs are of the size one; all else stays as it is."""
+        users, linear = cls.users(dual, data), dual.cones.linear
+        size = row_sizes(data)
+        rows = power_of_two(torch.where(size > 0, 1 / size, 1))
+        rows = torch.cat([rows[:, :linear], users.turn.rows[:, linear:]], 1)
+        return users._replace(turn=users.turn._replace(rows=rows))
+
+    @classmethod
     def of_tensors(cls, dual: DualCone, columns: Tensor, objective: Tensor, least: Tensor, *turn: Tensor) -> Units:
         """Those of which these are the :attr:`tensors`."""
         return cls(columns, objective, least, Automorphism(dual, *turn))
@@ -88,6 +98,8 @@ class Units(NamedTuple):
         """The programs in these units; differentiable, units being constants."""
         P, q, A, b = data[:4]
         D, t = self.columns, self.objective
+        if isinstance(data.A_held, Entries):  # of which only linear rows have units
+            return data._replace(A=self.turn.rows.index_select(1, data.A_held.on(A).at_row) * A, b=self.turn.times(b))
         P = t.unsqueeze(2) * D.unsqueeze(2) * P * D.unsqueeze(1)
         return data._replace(P=P, q=t * D * q, A=self.turn.times(A) * D.unsqueeze(1), b=self.turn.times(b))
 
@@ -109,3 +121,12 @@ def by_cone(dual: DualCone, sizes: Tensor) -> Tensor:
         part = dual.part(sizes, group)
         parts.append(part.amax(2, keepdim=True).expand_as(part).flatten(1))
     return torch.cat(parts, 1)
+
+
+def row_sizes(data: Data) -> Tensor:
+    """The largest entry of each row of ``A``, ``(batch, m)``."""
+    size, none = data.A.detach().abs(), torch.zeros_like(data.b)
+    if isinstance(data.A_held, Entries):
+        row = data.A_held.on(size).at_row.expand_as(size)
+        return none.scatter_reduce(1, row, size, "amax")
+    return size.amax(2) if size.shape[2] else none

@@ -105,7 +105,22 @@ MUTANTS = [
         "plugins/implicitkit_cvxpy/kkt.py",
         LAYER + " -k 'vertex or policies'",
         ('policy = "raise" if self.degenerate == "raise" else "lstsq"', 'policy = "lstsq"'),
-        ("return self.solve(A, b).x", "return -self.solve(A, b).x", LAYER + " -k 'convex or scs'"),
+        (
+            "return self._found(A, b, _RTOL, 0.0, None).x",
+            "return -self._found(A, b, _RTOL, 0.0, None).x",
+            LAYER + " -k 'convex or scs'",
+        ),
+        ("extend.warn(found.doubt, extend.DegenerateWarning)", "pass"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/cones/product.py",
+        LAYER + " -k free",
+        ("rows = torch.where(rows.abs() > group.size * torch.finfo(v.dtype).eps, rows, 0)", "pass"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/rounds.py",
+        "tests/plugins/cvxpy/test_units_of_cones.py -k 'units_of_their_own'",
+        ("z if inside is None else inside.back(z)", "z"),
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/finish.py",
@@ -122,6 +137,9 @@ MUTANTS = [
         ("limit = _ORDINARY**2 if", "limit = _ORDINARY**9 if"),
         ("for t in (w, *data[:4]) if t.numel()", "for t in (w, data.q, data.b) if t.numel()"),
         ("UNEVEN = 1e-9", "UNEVEN = 1e9"),
+        ("_is_blurred(problem, data, w) if units is None else", "none > 0 if units is None else"),
+        ("torch.inf if units is None else 0.0", "0.0"),
+        ("return _of_sparse(problem, data, w) if", "return none if", SPARSE + " -k 'units_of_their_own'"),
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/cones/automorphism.py",
@@ -131,8 +149,10 @@ MUTANTS = [
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/balance.py",
-        "tests/plugins/cvxpy/test_units_of_cones.py -k 'any_size'",
+        "tests/plugins/cvxpy/test_units_of_cones.py -k 'any_size or undo_units'",
         ("steps[:, bent == _SHIFT]", "-steps[:, bent == _SHIFT]"),
+        ("(l_q + l_p).sum(1, keepdim=True)", "(l_q - l_p).sum(1, keepdim=True)"),
+        ("(l_q + l_p).sum(1, keepdim=True)", "l_p.sum(1, keepdim=True)"),
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/program.py",

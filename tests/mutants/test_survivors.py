@@ -251,6 +251,22 @@ def test_linear_kkt_takes_small_singular_values_for_what_they_are() -> None:
     assert bool(found.converged.all())
 
 
+def test_linear_kkt_takes_rows_of_rounding_errors_for_none() -> None:
+    """In units of its own, such a row asked for another solution than the others."""
+    M = torch.tensor([[[2.0, 1.0, 0.0], [1.0, 2.0, 0.0], [1e-17, 2e-17, 0.0]]], dtype=D)
+    b = torch.tensor([[1.0, 1.0, 0.0]], dtype=D)
+    close(KKT().solve(operator(M), b, **LIMITS).x, torch.tensor([[1 / 3, 1 / 3, 0.0]], dtype=D))
+
+
+def test_linear_kkt_of_a_large_row_beside_a_hessian_of_one() -> None:
+    """All rows and columns are of like size, and half of the singular values counted as zero."""
+    d = 1e12 * torch.tensor([1.0, 2.0, 0.5], dtype=D)
+    M, b = torch.block_diag(2 * torch.eye(3, dtype=D), torch.zeros(1, 1, dtype=D)), torch.eye(4, dtype=D)[1:2]
+    M[3, :3] = M[:3, 3] = d
+    across = torch.eye(3, dtype=D) - torch.outer(d, d) / (d @ d)
+    close(KKT().solve(operator(M.unsqueeze(0)), b, **LIMITS).x[:, :3], across[1:2] / 2)
+
+
 def test_linear_kkt_without_a_matrix() -> None:
     """Above ``dense_size``: GMRES for regular samples, LSMR for singular ones."""
     n = 10

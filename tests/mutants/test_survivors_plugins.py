@@ -113,15 +113,19 @@ def _linear_program(answer: tuple[float, float], says: Status, start: Tensor | N
     """``min -x`` with ``x <= 1``, ``(x, y) = (1, 1)``, from a solver that gives ``answer``; and how often it was asked."""
     asked: list[int] = []
 
-    def backend(data: Data) -> Found:
-        asked.append(len(data.q))
-        one = torch.ones(1, dtype=torch.int64)
-        return Found(torch.tensor([answer], dtype=D), one * int(says), one)
+    class Solver:
+        def __call__(self, data: Data) -> Found:
+            asked.append(len(data.q))
+            one = torch.ones(1, dtype=torch.int64)
+            return Found(torch.tensor([answer], dtype=D), one * int(says), one)
+
+        def closely(self) -> Solver:
+            return self
 
     unit = torch.ones(1, 1, dtype=D)
     cones = Cones(nonneg=1)
     data = Data(torch.zeros(1, 1, 1, dtype=D), -unit, unit.unsqueeze(0), unit, cones)
-    found = finish(ConeProgram(DualCone(cones), 1), backend, data, torch.zeros(1, 0, dtype=D), start)
+    found = finish(ConeProgram(DualCone(cones), 1), Solver(), data, torch.zeros(1, 0, dtype=D), start)
     return found, asked
 
 

@@ -34,6 +34,8 @@ _UNITS = 1e-6  # of the largest row or column: smaller ones may have units of th
 _RCOND = 1e-11  # pivots relative to the largest
 _NOISE = 1e-4  # of a right-hand side that rounding may leave of a singular system
 _LEFT = 1e-3  # of a right-hand side that the least-squares solution leaves: more is no rounding
+_ROUNDING = 1e-9  # of what is added up in equations, which rounding leaves of some that have a solution
+_SWEEPS = 5  # over rows and columns
 _NOT_DETERMINED = (
     "the conditions of optimality do not determine the derivative that is asked for: the solution is not unique there (a "
     "whole edge of a linear program), or moves to one side only. What comes out is of least norm in the sense of least "
@@ -173,10 +175,30 @@ def _by_factors(A: Operator, b: Tensor, rtol: float, atol: float) -> LinearSolut
 
 def _in_like_units(M: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:
     """``M^+ b``.  Where rows and columns differ by :data:`_UNITS` and more, the rank is judged with both made of like size
-    (:func:`sizes`), and least is the norm in these units; ``(batch, n)``, who has it, and why others have not."""
+    (:func:`sizes`), and least is the norm in these units; ``(batch, n)``, who has it, and why others have not.
+
+    Where that leaves something of ``b``, other units may leave less: those of the matrix as it is (a row of rounding
+    errors is no equation in units of its own), and those in which all entries are near one (``[[1, d'], [d, 0]]``).
+    """
     rows, columns = sizes(M)
     uneven = [(s.flatten(1).amin(1) < _UNITS * s.flatten(1).amax(1)).view(-1, 1, 1) for s in (rows, columns)]
     rows, columns = (torch.where(uneven[0] | uneven[1], s, 1) for s in (rows, columns))
+    x, ok, reason = _in_units(M, b, rows, columns)
+    left = _left(M, x, b)
+    for units in (_unchanged, _geometric):
+        lost = ok & (left > _ROUNDING)
+        if not bool(lost.any()):
+            break
+        other = _in_units(M[lost], b[lost], *units(M[lost]))[0]
+        new = _left(M[lost], other, b[lost])
+        better = (new < _LEFT * left[lost]).unsqueeze(1)
+        x = x.index_put((lost,), torch.where(better, other, x[lost]))
+        left = left.index_put((lost,), torch.where(better.squeeze(1), new, left[lost]))
+    return x, ok, reason
+
+
+def _in_units(M: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, str]:
+    """``M^+ b`` in these units, ``(batch, n, 1)`` of the rows and ``(batch, 1, n)`` of the columns."""
     scaled, rhs = M / rows / columns, b / rows.squeeze(2)
     x = _lu(scaled, rhs)
     regular = x.isfinite().all(1)
@@ -185,6 +207,32 @@ def _in_like_units(M: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:
         least, ok, reason = lstsq_batched(scaled, rhs, rcond=1e-10)
         x = torch.where(regular.unsqueeze(1), x, least)
     return x / columns.squeeze(1), regular | ok, reason
+
+
+def _unchanged(M: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ones_like(M[:, :, :1]), torch.ones_like(M[:, :1])
+
+
+def _geometric(M: Tensor) -> tuple[Tensor, Tensor]:
+    """Units of rows and columns in which the largest entry of each times the least is one, nearly."""
+    size = M.abs()
+    size = torch.where(size > torch.finfo(M.dtype).eps * torch.minimum(size.amax(2, True), size.amax(1, True)), size, 0)
+    rows, columns = _unchanged(M)
+    for _ in range(_SWEEPS):
+        for dim in (2, 1):
+            rest = size / rows / columns
+            least = torch.where(rest > 0, rest, torch.inf).amin(dim, True)
+            middle = torch.where(least.isfinite(), (least * rest.amax(dim, True)).sqrt(), 1)
+            rows, columns = (rows * middle, columns) if dim == 2 else (rows, columns * middle)
+    return rows, columns
+
+
+def _left(M: Tensor, x: Tensor, b: Tensor) -> Tensor:
+    """What is left of equations beside what is added up in them, or :data:`_UNITS` of the largest, ``(batch,)``."""
+    size = b.abs() + (M.abs() @ x.abs().unsqueeze(2)).squeeze(2)
+    size = torch.maximum(size, _UNITS * size.amax(1, keepdim=True))
+    rest = (b - (M @ x.unsqueeze(2)).squeeze(2)).abs()
+    return torch.where(rest > 0, rest / size, 0).amax(1)
 
 
 def _lu(M: Tensor, b: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ _CVXPY = (
     "CLARABEL", "CUCLARABEL", "CUOPT", "CVXOPT", "ECOS", "GLOP", "GLPK", "GUROBI", "HIGHS", "MOREAU", "MOSEK", "MPAX",
     "OSQP", "PDLP", "PIQP", "PROXQP", "QOCO", "SCIPY", "SCS", "XPRESS",
 )  # fmt: skip
-_CLOSE = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), 1e-14)
+_CLOSE = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas", "tol_infeas_abs", "tol_infeas_rel"), 1e-14)
 _POLYHEDRAL = ("daqp", "interior_point")
 _INSTALL = {
     "clarabel": "pip install 'implicitkit[cvxpy]'",

@@ -110,5 +110,7 @@ class DualCone:
             rows = torch.func.vmap(
                 lambda e, out=out, part=part: torch.autograd.grad(out, part, e, retain_graph=True)[0]
             )(units)
+            if not self.smoothing:  # D is of norm one, or zero: what is that small is rounding, and has no size
+                rows = torch.where(rows.abs() > group.size * torch.finfo(v.dtype).eps, rows, 0)
             blocks.append((group, rows.movedim(0, -2)))
         return diagonal, blocks

@@ -329,6 +329,55 @@ def test_semidefinite_projection_gives_symmetric_gradients() -> None:
     assert v.grad[1, 0].abs() > 1e-3
 
 
+def clamp(C: Tensor) -> Tensor:
+    values, U = torch.linalg.eigh((C + C.mT) / 2)
+    return U @ torch.diag_embed(values.clamp(0.3, 2.0)) @ U.mT
+
+
+@pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd])
+def test_an_unknown_of_the_reduction_that_is_free(transform: Any) -> None:
+    """The bound on the least eigenvalue is not active, and cvxpy's unknown for it any number: the derivative was zero, or a
+    tenth off, since rounding errors in the projection's derivative were rows in units of their own."""
+    C, X = cp.Parameter((3, 3), symmetric=True), cp.Variable((3, 3), symmetric=True)
+    bounds = [cp.lambda_max(X) <= 2, cp.lambda_min(X) >= 0.3]
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(X - C)), bounds), [C], [X])
+    for seed in range(3):
+        L = seeded(3, 3, seed=seed)
+        given = L @ L.mT + 0.5 * torch.eye(3, dtype=F64)
+        close(layer(given)[0], clamp(given), 1e-8)
+        close(transform(layer)(given)[0], transform(clamp)(given), 1e-7)
+
+
+#: constraints that are not active near ``(7, 8, 9)``, whose unknowns in the reduction are any numbers, and large
+IDLE: dict[str, Callable[[Any], Any]] = {
+    "norm": lambda x: cp.norm(x) <= 100,
+    "exponentials": lambda x: cp.sum(cp.exp(x / 10)) <= 100,
+    "geometric mean": lambda x: cp.geo_mean(x) >= 0.1,
+    "log_sum_exp": lambda x: cp.log_sum_exp(x) <= 50,
+    "powers": lambda x: cp.sum(cp.power(x, 4)) <= 1e6,
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_idle_constraints_leave_derivatives_as_they_are(name: str) -> None:
+    """Under transforms they were zero: the solution was taken for one at infinity, by another judge than the layer."""
+    point = torch.tensor([7.0, 8.0, 9.0], dtype=F64)
+    layer = projection(lambda x: [IDLE[name](x)], 3)
+    for transform in (torch.func.jacrev, torch.func.jacfwd):
+        close(transform(layer)(point)[0], torch.eye(3, dtype=F64), 1e-9)
+
+
+@pytest.mark.parametrize("h", [1e-5, 1e-6, -1e-6])
+def test_a_point_near_a_kink_is_solved_with_more_digits(h: float) -> None:
+    """Slacks of 6e-7 beside multipliers of 3e-5: which of them are zero was not told, and the program refused."""
+    c, x = cp.Parameter(3), cp.Variable(3)
+    distance = cp.sum(cp.kl_div(x, [0.3, 0.3, 0.6])) + cp.norm_inf(x - c)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(distance), [cp.sum(x) == 1]), [c], [x])
+    point = torch.tensor([0.2 + h, 0.3 + 0.2 * h, 0.5 - 0.3 * h], dtype=F64)
+    close(layer(point)[0], point - (point.sum() - 1) / 3, 1e-12)
+    close(torch.func.jacrev(layer)(point)[0], torch.eye(3, dtype=F64) - 1 / 3, 1e-9)
+
+
 def test_planted_solutions_of_quadratic_programs() -> None:
     """Random QPs built around a KKT point: the gradient is that of the active-set system, to 1e-8 and better."""
     n, m, active = 20, 20, 5
@@ -539,7 +588,13 @@ def test_policies_at_a_linear_program_with_a_face_of_solutions() -> None:
     p, x = cp.Parameter(), cp.Variable(2)
     problem = cp.Problem(cp.Minimize(cp.sum(x)), [cp.sum(x) >= p])
     value = torch.tensor(1.0, dtype=F64)
-    close(torch.func.jacrev(ConvexLayer(problem, [p], [x]))(value)[0], torch.tensor([0.5, 0.5], dtype=F64), 1e-8)
+    layer, leaf = ConvexLayer(problem, [p], [x]), value.clone().requires_grad_()
+    (sum_,) = torch.autograd.grad(layer(leaf)[0].sum(), leaf)  # determined
+    close(sum_, torch.ones_like(sum_), 1e-8)
+    for derivative in (torch.func.jacrev(layer), lambda p: torch.autograd.grad(layer(p)[0][0], p)):
+        with pytest.warns(ik.extend.DegenerateWarning, match="do not determine the derivative.*smooth"):
+            found = derivative(leaf)[0]
+        close(found, torch.full_like(found, 0.5), 1e-8)
     strict = ConvexLayer(problem, [p], [x], degenerate="raise")
     with pytest.raises(DegenerateError, match=r"sample\(s\) 0, 1 is not differentiable.*lstsq.*smooth"):
         torch.func.jacrev(strict)(value)
@@ -662,6 +717,11 @@ def non_dpp() -> Any:
     return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - 1)), [(a * b) * x[0] <= 1]), [a, b], [x])
 
 
+def non_dpp_kron() -> Any:
+    a, x = cp.Parameter((2, 2), name="a"), cp.Variable((2, 1))
+    return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(cp.kron(a, x)))), [a], [x])
+
+
 def non_dpp_square() -> Any:
     a, x = cp.Parameter(name="a", nonneg=True), _x()
     return ConvexLayer(cp.Problem(cp.Minimize(cp.square(a) * cp.sum_squares(x))), [a], [x])
@@ -739,6 +799,12 @@ BAD = [
         non_dpp,
         ValueError,
         r"must be DPP.*constraint 0: .*a \* b.*product of parameters a and b.*new Parameter",
+    ),
+    (
+        "kron of a parameter",
+        non_dpp_kron,
+        ValueError,
+        r"must be DPP.*objective: kron.*no rule for the parameter a there.*a product, A @ x",
     ),
     (
         "square of a parameter",

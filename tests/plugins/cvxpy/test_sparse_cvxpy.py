@@ -11,6 +11,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+import implicitkit as ik
+
 cp = pytest.importorskip("cvxpy")
 from implicitkit_cvxpy import ConvexLayer, DegenerateError, layer  # noqa: E402
 from implicitkit_cvxpy.assembly import SparseAssembly  # noqa: E402
@@ -329,3 +331,26 @@ def weighed(n: int = 5) -> Program:
     x, c, weight = cp.Variable(n), cp.Parameter(n), cp.Parameter(nonneg=True)
     problem = cp.Problem(cp.Minimize(weight * cp.sum_squares(x) - c @ x), [x <= 0.4])
     return problem, [c, weight], [x], [seeded(n), torch.tensor(0.3, dtype=F64)]
+
+
+@pytest.mark.parametrize(("low", "high"), [(-3, 6), (0, 9), (0, 12), (-6, 0)])
+def test_rows_of_a_sparse_program_have_units_of_their_own(low: float, high: float) -> None:
+    """Slacks of rows of 1e9 were rounding errors, by which active rows were told: derivatives were wrong; and rows of 1e-6
+    were said to be infeasible."""
+    n = 600
+    x, p, s, most = cp.Variable(n), cp.Parameter(n), cp.Parameter(n // 2), cp.Parameter()
+    rows = [cp.multiply(s, x[::2] + 2 * x[1::2]) >= 1, x[0] <= most, x[0] >= -most]
+    solve = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - p)), rows), [p, s, most], [x], on_failure="nan")
+    generator = torch.Generator().manual_seed(0)
+    point = (2 * torch.rand(n, dtype=F64, generator=generator) - 1).requires_grad_()
+    sizes = (10 ** (low + (high - low) * torch.rand(n // 2, dtype=F64, generator=generator))).requires_grad_()
+    gap = (1 / sizes - point[::2] - 2 * point[1::2]).clamp_min(0) / 5
+    exact = point + torch.stack([gap, 2 * gap], 1).flatten()
+    value = solve(point, sizes, torch.tensor(1e8, dtype=F64))[0]
+    torch.testing.assert_close(value, exact, rtol=1e-9, atol=1e-9)
+    found, wanted = (torch.autograd.grad(v.sum(), [point, sizes]) for v in (value, exact))
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found[1] * sizes, wanted[1] * sizes, rtol=1e-9, atol=1e-9)
+    mixed = solve(point, sizes, torch.tensor([1e8, -1.0], dtype=F64))[0]
+    assert mixed.isfinite().all(1).tolist() == [True, False]
+    assert solve.solution.status.tolist() == [int(ik.Status.CONVERGED), int(ik.Status.INFEASIBLE)]

@@ -14,6 +14,8 @@ from torch.testing import assert_close
 cp = pytest.importorskip("cvxpy")
 import implicitkit as ik  # noqa: E402
 from implicitkit_cvxpy import ConvexLayer  # noqa: E402
+from implicitkit_cvxpy.backends import Data  # noqa: E402
+from implicitkit_cvxpy.balance import balanced  # noqa: E402
 from implicitkit_cvxpy.cones import Cones, DualCone  # noqa: E402
 from implicitkit_cvxpy.cones.automorphism import Automorphism  # noqa: E402
 from implicitkit_cvxpy.cones.semidefinite import _positions  # noqa: E402
@@ -98,6 +100,34 @@ PRICES: dict[str, Case] = {
 }
 
 
+#: quadratic programs with one row ``d'x``, large or small, beside a Hessian of one
+ROWS: dict[str, Callable[[Any, Any], list[Any]]] = {
+    "equality": lambda x, d: [d @ x == 1],
+    "inequality": lambda x, d: [d @ x <= 1],
+    "from below": lambda x, d: [d @ x >= 1],
+}
+
+
+@pytest.mark.parametrize("p", [1e-12, 1e-6, 1e6, 1e9, 1e12])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_any_size(name: str, p: float) -> None:
+    """A slack that was made of rounding said which row is active, and a row of 1e12 that the KKT matrix is singular: values
+    were right, and derivatives wrong; a small row was said to be infeasible."""
+    x, row, given = cp.Variable(3), cp.Parameter(3), cp.Parameter(3)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - given)), ROWS[name](x, row)), [row, given], [x])
+    sign = -1.0 if name == "from below" else 1.0
+    centre = sign * torch.tensor([1.0, 2.0, 3.0], dtype=F64)
+    leaf = (p * torch.tensor([1.0, 2.0, 0.5], dtype=F64)).requires_grad_()
+    gap = sign * (leaf @ centre - 1) / (leaf @ leaf)
+    exact = centre - leaf * sign * (gap if name == "equality" else gap.clamp_min(0))
+    for solve in (layer, torch.func.vmap(layer, in_dims=(0, None))):
+        value = solve(leaf.unsqueeze(0), centre)[0][0]
+        found, slope = (torch.autograd.grad(v[1], leaf, retain_graph=True)[0] for v in (value, exact))
+        for got, want in ((value, exact), (found, slope)):
+            size = want.abs().max() if bool(want.any()) else 1
+            assert_close(got / size, want / size, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("p", [1e-8, 1e6, 1e8])
 @pytest.mark.parametrize("name", PRICES)
 def test_prices_of_any_size(name: str, p: float) -> None:
@@ -116,6 +146,7 @@ def test_samples_have_units_of_their_own() -> None:
     layer = _layer("log", on_failure="nan")
     budgets = torch.tensor([1.0, 1e6, 1e-6], dtype=F64)
     assert_close(layer(WEIGHTS, budgets)[0], budgets.unsqueeze(1) * _shares(WEIGHTS), rtol=1e-7, atol=0.0)
+    assert_close(layer.solution.x[1].max(), 1e6 * _shares(WEIGHTS).max(), rtol=1e-7, atol=0.0)  # the user's units
     nowhere = torch.tensor([1.0, torch.nan, 1e6], dtype=F64)
     value = layer(WEIGHTS, nowhere)[0]
     assert_close(value, nowhere.unsqueeze(1) * _shares(WEIGHTS), rtol=1e-7, atol=0.0, equal_nan=True)
@@ -230,3 +261,17 @@ def test_slacks_and_multipliers_turn_against_each_other() -> None:
     assert_close(dot(turn.times(s), turn.contragredient(y)), dot(s, y))
     form = lambda t: t[:, 1].square() - t[:, 2:4].square().sum(1)  # noqa: E731
     assert_close(form(turn._replace(rows=torch.ones_like(s)).times(s)), form(s))
+
+
+@pytest.mark.parametrize("number", ["P", "q"])
+def test_units_told_by_the_data_undo_units(number: str) -> None:
+    """A program of ones, in units of its rows, its unknowns and its objective, the last told by ``P`` or by ``q``."""
+    cones, generator = Cones(nonneg=3), torch.Generator().manual_seed(0)
+    rows, columns = (torch.randint(-9, 9, (1, 3), generator=generator).to(F64).exp2() for _ in range(2))
+    A, objective = 1 / (rows.unsqueeze(2) * columns.unsqueeze(1)), 2.0**11
+    P, q = torch.diag_embed(columns**-2) / objective, 1 / columns / objective
+    P, q = (P, torch.zeros_like(q)) if number == "P" else (torch.zeros_like(P), q)
+    data = Data(P, q, A, 1 / rows, cones)
+    inner = balanced(DualCone(cones), data).apply(data)
+    for part in (inner.A, inner.b, inner.q if number == "q" else inner.P.diagonal(dim1=1, dim2=2)):
+        assert_close(part, torch.ones_like(part), rtol=0, atol=0)
