@@ -151,7 +151,7 @@ MUTANTS = [
             "return autodiff.jvp(residual, (y,), (x,))",
             TRANSFORMS,
         ),
-        ("        A = A.T if transposed else A\n        with torch.no_grad():", "        with torch.no_grad():"),
+        ("            A = A.T if transposed else A\n", ""),
         (
             "return graph.pulled(out, wanted, -u, retain_graph=False)",
             "return graph.pulled(out, wanted, u, retain_graph=False)",

@@ -50,7 +50,7 @@ MUTANTS = [
         "implicitkit/rule/lost_samples.py",
         "tests/derivatives/test_lost_samples.py",
         ("lost = failed & ~torch.isfinite(norm)", "lost = failed & False"),
-        ("    if bool(plain.all()):\n        return None\n", ""),
+        ("    if recording.holds(plain.all()):\n        return None\n", ""),
         ("keep = likely if stay(likely) else [k for k in likely if stay([k])]", "keep = likely"),
         ("self._placed(parent, k, t, lost.all(0), own)", "t"),
         ("if k in chosen and o is not None\n", "if False\n"),
