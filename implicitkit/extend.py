@@ -42,7 +42,7 @@ from implicitkit.lifting.reach import holds_compiled, modules_held
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.conditions.kkt import KKT, SINGULAR
 from implicitkit.linear.factors.entries import of_entries
-from implicitkit.linear.factors.sparse_elsewhere import FactorsElsewhere
+from implicitkit.linear.factors.external import FactorsElsewhere
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.problem.complementarity import DEGENERATE, check_degenerate, plus, plus_slope, warn_zero_gradient
 from implicitkit.problem.constrained import ConstrainedMinimisation
@@ -64,9 +64,9 @@ from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 from implicitkit.solver.qp.base import QPSolver
 from implicitkit.solver.qp.builtin import AutoQP, InteriorPoint
-from implicitkit.solver.qp.ends import CLARABEL_ENDS, DAQP_ENDS, SCS_ENDS
 from implicitkit.solver.qp.plain import solve_qp
 from implicitkit.solver.qp.polish import QPPoint
+from implicitkit.solver.qp.statuses import CLARABEL_ENDS, DAQP_ENDS, SCS_ENDS
 from implicitkit.solver.steps.refinement import damped_newton
 from implicitkit.solver.verdict.judging import Judge
 from implicitkit.system import LevelKernel, System

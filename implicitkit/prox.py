@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
-from implicitkit.foundation.held import held
+from implicitkit.foundation.clamping import held
 from implicitkit.foundation.options import Configured, check_options, not_negative, or_tensor, positive
 from implicitkit.sets.base import check_point, length
 from implicitkit.sets.groups import ByRow

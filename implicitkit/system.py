@@ -25,7 +25,7 @@ from implicitkit.lifting.fewer_rows import Larger, watched
 from implicitkit.lifting.lifted import Lifted, lift
 from implicitkit.lifting.reach import captured_rows
 from implicitkit.sparsity.identity import identity_of, settings_of
-from implicitkit.sparsity.known import Sparsity
+from implicitkit.sparsity.patterns import Sparsity
 
 __all__ = ["LevelKernel", "System", "check_output"]
 

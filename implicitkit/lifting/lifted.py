@@ -17,7 +17,7 @@ either: it is the solver's first.  A function that branches on values may use ot
 start: :func:`check_leaves` finds them when a derivative is taken, :func:`check_solution` where none would be.
 
 What nobody can see: a tensor turned into a number before (``float(w)``, ``w.numpy()``), or detached.  One that the function
-itself turns into a number is found, and the derivative says so (``rule/hidden.py``).
+itself turns into a number is found, and the derivative says so (``rule/hidden_dependence.py``).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.refill import refilled
 from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
+from implicitkit.foundation.unversioned_writes import FirstCalls
 from implicitkit.foundation.wording import DRAWN, ELSEWHERE, KEPT, UNSEEN
-from implicitkit.foundation.written import FirstCalls
 from implicitkit.lifting.entries import Entries, Rest, differentiated, explicit, has_lazy, to_lift
 from implicitkit.lifting.purity import moved, watched
 from implicitkit.lifting.reach import Scope, below, can_keep, holds_compiled, modules_in_use, reachable_modules

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
-from implicitkit.foundation.written import IN_PLACE, FirstCalls
+from implicitkit.foundation.unversioned_writes import IN_PLACE, FirstCalls
 from implicitkit.lifting.entries import present
 from implicitkit.lifting.reach import named_tensors, version
 from implicitkit.lifting.watch import Constants, swapped

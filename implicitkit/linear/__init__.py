@@ -8,9 +8,9 @@ from implicitkit.linear.auto import Auto
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.blocks import BlockSubstitution
 from implicitkit.linear.factors.dense import Factor, cholesky_batched, factor_batched, lstsq_batched, solve_batched
+from implicitkit.linear.factors.external import Cholmod, Pardiso
 from implicitkit.linear.factors.lu import LU
 from implicitkit.linear.factors.sparse import SparseLU
-from implicitkit.linear.factors.sparse_elsewhere import Cholmod, Pardiso
 from implicitkit.linear.factors.stale import Stale
 from implicitkit.linear.iterative.bicgstab import BiCGStab
 from implicitkit.linear.iterative.broyden import BroydenLinear

@@ -20,7 +20,7 @@ from implicitkit.linear.iterative.contraction import Contraction
 from implicitkit.linear.iterative.cycles import in_working_precision
 from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.linear.iterative.gmres import GMRES
-from implicitkit.linear.iterative.unsaid import Unsaid
+from implicitkit.linear.iterative.symmetry import Unsaid
 from implicitkit.linear.price import price_of_dense_like
 
 __all__ = ["Auto"]
@@ -56,7 +56,7 @@ class Auto(LinearSolver):
     5. ``sparse_lu`` where the matrix has a sparsity pattern.  (4 for many unknowns, and 5, of a fixed-point map only after 6
        has failed: there ``I - J`` is seldom ill-conditioned, and few products do.)
     6. ``cg`` for symmetric matrices and ``gmres``; ``cg`` goes on for that where its vectors show that a matrix is symmetric
-       and definite (:mod:`implicitkit.linear.iterative.unsaid`); of fewer products where a direct method can take over.
+       and definite (:mod:`implicitkit.linear.iterative.symmetry`); of fewer products where a direct method can take over.
     7. What these could not do: ``sparse_lu``, then ``lu`` while the blocks fit into memory (1 GB).
 
     Source: the order is this library's, measured (``benchmarks/bench_large.py``).

@@ -13,7 +13,7 @@ from implicitkit.foundation.numbers import numbers
 from implicitkit.foundation.operators import MatVec
 from implicitkit.linear.factors.sparse_form import confirmed
 from implicitkit.sparsity.identity import identity_of
-from implicitkit.sparsity.known import SMALLEST, Sparsity, detected
+from implicitkit.sparsity.patterns import SMALLEST, Sparsity, detected
 
 __all__ = ["JacobianMatrix"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, trees
-from implicitkit.foundation.held import held
+from implicitkit.foundation.clamping import held
 from implicitkit.foundation.options import check_call
 from implicitkit.foundation.trees import Layout
 from implicitkit.foundation.wording import kind_of
@@ -23,7 +23,7 @@ from implicitkit.problem.complementarity import check_degenerate
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.cost import cost_of, in_the_users_units
 from implicitkit.problem.kind import ARGMIN, Kind
-from implicitkit.problem.natural import natural_of
+from implicitkit.problem.natural_map import natural_of
 from implicitkit.problem.scaling import Rescaled, divided, units_of_start
 
 __all__ = ["Argmin"]

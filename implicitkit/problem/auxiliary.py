@@ -8,8 +8,8 @@ from typing import Any
 
 from implicitkit.foundation.failing_matrices import failing_as_nan
 from implicitkit.foundation.wording import kind_of
-from implicitkit.problem.around import Around
 from implicitkit.problem.robust import Robust
+from implicitkit.problem.wrapping import Around
 
 __all__ = ["ValueOnly", "auxiliary"]
 

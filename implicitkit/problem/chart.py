@@ -11,8 +11,8 @@ from torch import Tensor
 from implicitkit.foundation import trees
 from implicitkit.foundation.trees import Layout
 from implicitkit.manifold.product import Product, as_manifold
-from implicitkit.problem.around import Around
 from implicitkit.problem.base import Problem, Restated, deeper
+from implicitkit.problem.wrapping import Around
 
 __all__ = ["OnChart", "check_manifold", "on_chart"]
 

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, recording, trees
+from implicitkit.foundation.clamping import held
 from implicitkit.foundation.failing_matrices import attempted
-from implicitkit.foundation.held import held
 from implicitkit.foundation.trees import Layout
 from implicitkit.foundation.wording import kind_of, of_the_objective
 from implicitkit.linear.conditions.kkt import KKT
@@ -40,7 +40,7 @@ from implicitkit.problem.base import Kernel, Problem
 from implicitkit.problem.complementarity import KAPPA, lesser
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import CONSTRAINED, Kind
-from implicitkit.problem.natural import natural_of
+from implicitkit.problem.natural_map import natural_of
 from implicitkit.problem.qualification import NO_MULTIPLIERS, lacks_multipliers
 from implicitkit.system import System
 

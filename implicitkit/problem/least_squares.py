@@ -13,7 +13,6 @@ from implicitkit.foundation import autodiff, compat, trees
 from implicitkit.foundation.options import check_options, function, one_of, positive
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin, as_bounds, tree_gradient
-from implicitkit.problem.around import Around
 from implicitkit.problem.base import Kernel, Problem, Restated, deeper, half_squared_norm, require_callable
 from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.problem.chart import check_manifold, on_chart
@@ -21,6 +20,7 @@ from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.kind import LEAST_SQUARES, Kind
 from implicitkit.problem.robust import LOSSES, Robust
 from implicitkit.problem.scaling import Rescaled, check_scales, divided, scales
+from implicitkit.problem.wrapping import Around
 
 __all__ = ["LeastSquares"]
 

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat, trees
 from implicitkit.foundation.wording import kind_of
-from implicitkit.problem.around import Around
+from implicitkit.problem.wrapping import Around
 
 __all__ = ["LOSSES", "Robust"]
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.problem.around import Around
 from implicitkit.problem.base import Problem, Restated, deeper, require_callable
 from implicitkit.problem.kind import ROOT, Kind
+from implicitkit.problem.wrapping import Around
 
 __all__ = ["Root", "RootBetween"]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, trees
 from implicitkit.foundation.trees import Layout
-from implicitkit.problem.around import Around
+from implicitkit.problem.wrapping import Around
 
 __all__ = ["Rescaled", "check_scales", "divided", "scales", "units_of_start"]
 

@@ -22,12 +22,12 @@ from implicitkit.linear.equilibrated import equilibrated
 from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.iterative.preconditioners import preconditioner
 from implicitkit.reporting import linear_failure
-from implicitkit.rule.doubtful import warn_if_singular
+from implicitkit.rule.changed_function import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
+from implicitkit.rule.determinacy import warn_if_singular
 from implicitkit.rule.gauge import without_gauge
-from implicitkit.rule.hidden import warn_if_hidden
+from implicitkit.rule.hidden_dependence import warn_if_hidden
 from implicitkit.rule.lost_samples import is_lost, without_lost
 from implicitkit.rule.primitive import root
-from implicitkit.rule.unchanged import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
 from implicitkit.solution import LinearReport, Record, Status
 from implicitkit.solver.base import Options, Solver
 from implicitkit.solver.evaluations import Evaluations

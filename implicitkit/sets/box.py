@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
-from implicitkit.foundation.held import held
+from implicitkit.foundation.clamping import held
 from implicitkit.foundation.options import check_options, number, optional, or_tensor
 from implicitkit.sets.base import Projection, check_order
 

@@ -27,7 +27,7 @@ from implicitkit.solver.root.df_sane import DFSANE
 from implicitkit.solver.root.frugal import FrugalNewton
 from implicitkit.solver.root.idle_unknowns import Awakened
 from implicitkit.solver.root.trust_region import TrustRegion
-from implicitkit.sparsity.known import SMALLEST
+from implicitkit.sparsity.patterns import SMALLEST
 
 __all__ = ["choose", "stages"]
 

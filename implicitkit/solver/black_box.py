@@ -16,7 +16,7 @@ from implicitkit.linear.factors.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.returned import point, steps_of
+from implicitkit.solver.return_checks import point, steps_of
 from implicitkit.solver.subset import subset
 from implicitkit.solver.verdict.judging import Judge
 from implicitkit.solver.visible import plain

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.written import Values
+from implicitkit.foundation.unversioned_writes import Values
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
-from implicitkit.solver.constrained.inside import put_inside
+from implicitkit.solver.constrained.restoring import put_inside
 from implicitkit.solver.costs import dropping_pays
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.returned import kept, stepped
+from implicitkit.solver.return_checks import kept, stepped
 from implicitkit.solver.starts import has_a_value
 from implicitkit.solver.verdict.judging import Judge
 from implicitkit.solver.verdict.minima import Progress

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from implicitkit.problem.qualification import balances_by_rounding
 from implicitkit.solution import Status
-from implicitkit.solver import returned
+from implicitkit.solver import return_checks
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
@@ -83,7 +83,7 @@ def _run(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     """``solver.run``, looked at where it is somebody else's."""
     found = solver.run(f, z0, options)
     ours = type(solver).run.__module__.partition(".")[0] == "implicitkit"
-    return found if ours else returned.outcome(found, z0, solver.name or type(solver).__name__)
+    return found if ours else return_checks.outcome(found, z0, solver.name or type(solver).__name__)
 
 
 def _begin_beside(solver: Solver, f: Evaluations, z0: Tensor, options: Options, outcome: Outcome) -> None:

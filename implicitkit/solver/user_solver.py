@@ -35,7 +35,7 @@ from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.black_box import MISTAKES, verdict
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.returned import point
+from implicitkit.solver.return_checks import point
 from implicitkit.solver.verdict.judging import Judge
 
 __all__ = ["Start", "UserSolver", "with_multipliers"]

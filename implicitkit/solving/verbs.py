@@ -40,7 +40,7 @@ from implicitkit.reporting import (
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import get_rule
 from implicitkit.rule.request import Request
-from implicitkit.rule.said import said_beside
+from implicitkit.rule.solver_reports import said_beside
 from implicitkit.rule.unroll import Unroll
 from implicitkit.solution import Record, Solution
 from implicitkit.solver import auto

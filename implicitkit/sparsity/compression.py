@@ -17,7 +17,7 @@ from implicitkit.foundation import graph, seeded
 from implicitkit.foundation.numbers import numbers
 from implicitkit.sparsity.colouring import Colouring, colour, fewest, most
 from implicitkit.sparsity.index_sets import IndexSets
-from implicitkit.sparsity.places import Pattern, with_entries
+from implicitkit.sparsity.same_pattern import Pattern, with_entries
 
 __all__ = ["Coloured", "as_pattern", "below_each_other", "coloured", "known_entries", "product_of_one"]
 

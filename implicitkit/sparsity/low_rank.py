@@ -38,7 +38,7 @@ from implicitkit.foundation import graph, seeded
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.compression import product_of_one
 from implicitkit.sparsity.index_sets import IndexSets, take
-from implicitkit.sparsity.places import Pattern
+from implicitkit.sparsity.same_pattern import Pattern
 
 __all__ = ["Bordered", "Entries", "LowRank", "bordered"]
 

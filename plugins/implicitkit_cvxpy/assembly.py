@@ -26,7 +26,7 @@ from implicitkit import extend
 from implicitkit_cvxpy.affine import AffineMap, Vector
 from implicitkit_cvxpy.compat import CanonicalProgram
 from implicitkit_cvxpy.cones.form import Cones
-from implicitkit_cvxpy.held import DENSE, Entries
+from implicitkit_cvxpy.storage import DENSE, Entries
 
 __all__ = ["Assembly", "SparseAssembly", "Variables", "is_sparse"]
 

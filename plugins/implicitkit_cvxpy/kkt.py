@@ -22,7 +22,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit import extend
-from implicitkit_cvxpy.held import Entries
+from implicitkit_cvxpy.storage import Entries
 
 __all__ = ["ConeKKT", "DegenerateError", "sparse_operator"]
 

@@ -18,11 +18,11 @@ from implicitkit_cvxpy.backends import Backend, Data, Status, resolve, takes_den
 from implicitkit_cvxpy.checks import check_problem
 from implicitkit_cvxpy.compat import CanonicalProgram, canonicalise
 from implicitkit_cvxpy.cones import DualCone
-from implicitkit_cvxpy.custom import CustomMethod
+from implicitkit_cvxpy.custom_method import CustomMethod
 from implicitkit_cvxpy.failures import explain, program_error
-from implicitkit_cvxpy.finish import finish
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.parameters import Parameters
+from implicitkit_cvxpy.polish import finish
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.report import ConeSolution
 from implicitkit_cvxpy.rounds import Rounds
@@ -58,7 +58,7 @@ class ConvexLayer(extend.Configured, nn.Module):
         solver_args: options of the solver, by its names; for any of them ``eps`` (or ``tol``), ``max_iters`` (or
             ``max_iter``), ``verbose`` and cvxpylayers' ``solve_method``.  A name that the solver does not have is an error.
         custom_method: ``(forward, backward)`` of cvxpylayers 0.1, which then do all the work
-            (:class:`~implicitkit_cvxpy.custom.CustomMethod`).
+            (:class:`~implicitkit_cvxpy.custom_method.CustomMethod`).
         degenerate: the derivative where the solution has none, because constraints are redundant, weakly active, or the
             solution is not unique: ``"lstsq"``, minimum norm, with a warning where that solves the equations in the sense of
             least squares only; ``"raise"``, an error where the KKT matrix is singular;

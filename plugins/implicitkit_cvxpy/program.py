@@ -24,8 +24,8 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit import extend
 from implicitkit_cvxpy.cones import DualCone
-from implicitkit_cvxpy.held import DENSE, Entries, Held
 from implicitkit_cvxpy.kkt import sparse_operator
+from implicitkit_cvxpy.storage import DENSE, Entries, Held
 
 __all__ = ["ConeProgram", "KKTOperator", "one_batch"]
 

@@ -1,7 +1,7 @@
 """The generic way: solved and differentiated by implicitkit's rule, to any order, in any mode, under any transform; first in
 the user's units, then, where numbers ask for it, in units near the solution.
 
-:func:`~implicitkit_cvxpy.finish.finish` alone says what is solved: a second judge would now and then find nothing there,
+:func:`~implicitkit_cvxpy.polish.finish` alone says what is solved: a second judge would now and then find nothing there,
 and a sample that is called solved would have a derivative of zero.
 """
 
@@ -17,11 +17,11 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit import extend
 from implicitkit_cvxpy.backends import Backend, Data, Status
-from implicitkit_cvxpy.balance import balanced
-from implicitkit_cvxpy.finish import finish
+from implicitkit_cvxpy.equilibration import balanced
 from implicitkit_cvxpy.kkt import ConeKKT
-from implicitkit_cvxpy.measured import LOST, UNEVEN, roughness
+from implicitkit_cvxpy.polish import finish
 from implicitkit_cvxpy.program import ConeProgram, one_batch
+from implicitkit_cvxpy.scaled_residual import LOST, UNEVEN, roughness
 from implicitkit_cvxpy.units import Units
 
 __all__ = ["Rounds"]
@@ -65,7 +65,7 @@ class Rounds:
 
         Args:
             data, flags: the programs, at any level of transforms, and positive where a sample's are invalid.
-            known: what :func:`~implicitkit_cvxpy.finish.finish` has found in the user's units.
+            known: what :func:`~implicitkit_cvxpy.polish.finish` has found in the user's units.
 
         Returns:
             ``w (batch, n + m)``, differentiable; which samples converged, ``(batch,)``; and the figures of all samples of

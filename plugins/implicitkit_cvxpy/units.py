@@ -20,7 +20,7 @@ from torch import Tensor
 from implicitkit_cvxpy.backends import Data
 from implicitkit_cvxpy.cones import Automorphism, DualCone
 from implicitkit_cvxpy.cones.automorphism import power_of_two, terms
-from implicitkit_cvxpy.held import Entries
+from implicitkit_cvxpy.storage import Entries
 
 __all__ = ["Units", "by_cone", "row_sizes"]
 

@@ -14,7 +14,6 @@ from implicitkit_deq.causal.causality import CausalityWarning, InTurn, PerPositi
 from implicitkit_deq.cells import Cell
 from implicitkit_deq.checkpoints import load_torchdeq
 from implicitkit_deq.correction import fixed_point_correction
-from implicitkit_deq.forgive import Forgive, ForgivenWarning
 from implicitkit_deq.initialise import scale_to_radius
 from implicitkit_deq.inputs import IgnoredInputWarning
 from implicitkit_deq.jacobian import condition_number, jacobian_penalty, spectral_radius
@@ -24,6 +23,7 @@ from implicitkit_deq.monitor import Monitor, StabilityWarning, TensorBoard
 from implicitkit_deq.normalise import WeightBound, bound_weights, free_weights, weight_norm
 from implicitkit_deq.settings import Pretraining, Settings
 from implicitkit_deq.shine import Shine
+from implicitkit_deq.unsolved_samples import Forgive, ForgivenWarning
 
 __all__ = [
     "DEQ",

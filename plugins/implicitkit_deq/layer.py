@@ -16,20 +16,20 @@ from implicitkit_deq.causal.causality import per_position
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Composed
 from implicitkit_deq.compat import autocast_on
-from implicitkit_deq.forgive import Effort, Forgive, followed, gone_on, masked, near
 from implicitkit_deq.held import hoist
 from implicitkit_deq.held.frozen import Drawing, Frozen
 from implicitkit_deq.held.frozen_stack import FrozenStack
+from implicitkit_deq.held.hooks import Copied
 from implicitkit_deq.held.sharding import gathered
-from implicitkit_deq.held.shown import Copied
 from implicitkit_deq.inputs import by_position, check_use, describe, factors, refuse_unbatched
 from implicitkit_deq.merging import Composable, merged
 from implicitkit_deq.rows import Rows
 from implicitkit_deq.settings import Pretraining, Settings
 from implicitkit_deq.starting import start
-from implicitkit_deq.starting.last import Last
-from implicitkit_deq.starting.trend import Trend
-from implicitkit_deq.visit import Visit, check_steps, given_away, refuse_mapped
+from implicitkit_deq.starting.extrapolation import Trend
+from implicitkit_deq.starting.warm_start import Last
+from implicitkit_deq.trajectory import Visit, check_steps, given_away, refuse_mapped
+from implicitkit_deq.unsolved_samples import Effort, Forgive, followed, gone_on, masked, near
 
 __all__ = ["DEQ"]
 

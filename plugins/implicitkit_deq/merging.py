@@ -10,7 +10,7 @@ from torch import nn
 import implicitkit as ik
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Stacked, Wrapped
-from implicitkit_deq.starting.last import Last
+from implicitkit_deq.starting.warm_start import Last
 
 __all__ = ["Composable", "merged"]
 

@@ -11,7 +11,7 @@ import torch
 
 import implicitkit as ik
 from implicitkit.extend import POLICIES, get_rule, get_solver, options
-from implicitkit_deq.forgive import Forgive
+from implicitkit_deq.unsolved_samples import Forgive
 
 __all__ = ["Pretraining", "Settings"]
 

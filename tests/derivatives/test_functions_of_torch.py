@@ -17,7 +17,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import implicitkit as ik
 from implicitkit.foundation import autodiff, faithful
-from implicitkit.rule import hidden
+from implicitkit.rule import hidden_dependence
 from tests.tables.torch_functions import table
 
 AT = [0.2, -0.3, 0.5]
@@ -98,7 +98,7 @@ def _backward(f: Callable[[Tensor], Tensor], p: Tensor) -> Tensor:
 
 def _wrong(name: str) -> list[str]:
     """The modes in which the derivatives of this function are wrong, and nothing says so."""
-    hidden._asked.clear()  # all functions of the table have one code, and few of one code are looked into
+    hidden_dependence._asked.clear()  # all functions of the table have one code, and few of one code are looked into
     value, plain = _problem(name)
     p = torch.tensor(AT)
     pair = torch.stack([p, p + 0.003])

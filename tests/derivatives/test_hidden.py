@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import grad, jacfwd
 
 import implicitkit as ik
-from implicitkit.rule import hidden
+from implicitkit.rule import hidden_dependence
 
 D, N = torch.float64, 4
 W = 0.2 * torch.randn(N, N, generator=torch.Generator().manual_seed(0), dtype=D)
@@ -68,7 +68,7 @@ SEEN: dict[str, Callable[[], Map]] = {
 
 @pytest.fixture(autouse=True)
 def _nothing_was_asked_before() -> None:
-    hidden._asked.clear()
+    hidden_dependence._asked.clear()
 
 
 def _solved(function: Map, x: Tensor, **options: Any) -> Tensor:
@@ -132,7 +132,7 @@ def test_few_digits_are_no_hidden_part(cast: str, n: int) -> None:
     """Steps of a precision that the function rounds to are seen in some equations, and by chance twice in one; of three
     equations, in none (the map looks constant)."""
     for seed in range(24):
-        hidden._asked.clear()
+        hidden_dependence._asked.clear()
         torch.manual_seed(seed)
         linear, x = torch.nn.Linear(n, n, dtype=torch.float32), torch.randn(2 * n, n, dtype=torch.float32)
         linear.weight.data *= 0.4
@@ -391,7 +391,7 @@ def test_numbers_of_arguments_that_are_constants_are_not_said() -> None:
     solve = lambda a, k: ik.root(lambda z, a, k: z**2 - a * k.item(), one, (a, k)).value  # noqa: E731
     assert not _warned(lambda: solve(a.requires_grad_(), k).sum().backward())
     assert len(_warned(lambda: solve(a, k.requires_grad_()).sum().backward())) == 0  # the function was asked about
-    hidden._asked.clear()
+    hidden_dependence._asked.clear()
     assert len(_warned(lambda: solve(a, k).sum().backward())) == 1
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import grad, hessian, jacrev, jvp, vmap
 
 import implicitkit as ik
-from implicitkit.linear.factors.sparse_elsewhere import FactorsElsewhere
+from implicitkit.linear.factors.external import FactorsElsewhere
 
 D = torch.float64
 N = 300

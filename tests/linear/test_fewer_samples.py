@@ -1,4 +1,4 @@
-"""Samples that are solved are left out of later products, and no number changes by it (``linear/iterative/fewer.py``)."""
+"""Samples that are solved are left out of later products, and no number changes by it (``linear/iterative/dropping.py``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import implicitkit as ik
 from implicitkit.foundation.operators import Operator, minus, repeated, shifted, single
 from implicitkit.linear.equilibrated import _scaled
-from implicitkit.linear.iterative import contraction, fewer
+from implicitkit.linear.iterative import contraction, dropping
 from implicitkit.linear.iterative.contraction import Contraction
 from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.linear.iterative.gmres import _Space
@@ -26,7 +26,7 @@ BATCH, SIZE = 16, 24
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are left out however few numbers that spares."""
-    monkeypatch.setattr(fewer, "_SPARED", 0)
+    monkeypatch.setattr(dropping, "_SPARED", 0)
 
 
 class Counted:
@@ -352,7 +352,7 @@ def test_a_selection_is_asked_for_where_it_spares_more_than_a_product(
 ) -> None:
     """It is compared with one of the whole: with half of the samples left two products are the price, with a quarter 4/3."""
     one = Counted(_maps(4))
-    some = fewer.Fewer(one.A)
+    some = dropping.Fewer(one.A)
     known = None if ahead is None else (lambda: ahead)
     index = some.drop(torch.arange(BATCH) < left, left, lambda: (torch.zeros(BATCH),), known)
     assert (index is not None) is drops

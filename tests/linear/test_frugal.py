@@ -17,8 +17,8 @@ from implicitkit.lifting.lifted import lift
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.sparse_factors import SparseFactor
 from implicitkit.linear.iterative import frugal
-from implicitkit.linear.iterative.conjugate import left_by_minimal_residuals, seems_definite
 from implicitkit.linear.iterative.frugal import Frugal
+from implicitkit.linear.iterative.inner_cg import left_by_minimal_residuals, seems_definite
 from implicitkit.linear.price import price_of, price_of_dense, price_of_dense_like
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.minimise.newton_cg import steihaug

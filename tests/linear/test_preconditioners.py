@@ -19,7 +19,7 @@ import implicitkit as ik
 from implicitkit.foundation import autodiff
 from implicitkit.linear.factors.sparse_form import sparse_blocks
 from implicitkit.linear.iterative.preconditioners import preconditioner
-from implicitkit.sparsity.known import Sparsity
+from implicitkit.sparsity.patterns import Sparsity
 
 D = torch.float64
 M = 12

@@ -19,7 +19,7 @@ from implicitkit.linear.factors.sparse_form import sparse_blocks
 from implicitkit.linear.price import price_of, price_of_dense, price_of_dense_like, touched_beside
 from implicitkit.solver.auto import stages
 from implicitkit.solver.minimise.convex_newton import ConvexNewton
-from implicitkit.sparsity.known import Sparsity
+from implicitkit.sparsity.patterns import Sparsity
 
 D = torch.float64
 BATCH, N = 6, 20

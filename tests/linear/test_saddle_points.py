@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.linear.factors import definite, sparse_factors
+from implicitkit.linear.factors import cholmod, sparse_factors
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.linear.factors.sparse_factors import SparseFactor
@@ -160,7 +160,7 @@ def test_a_fluid_by_defaults() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # Symmetric definite blocks that are large are factored by CHOLMOD where it is installed, and others are not.
 SIDE = 30
-_INSTALLED = definite.is_installed()
+_INSTALLED = cholmod.is_installed()
 
 
 def _grid(skew: float = 0.0, shift: float = 0.0) -> sp.csr_matrix:
@@ -188,7 +188,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         eigenvalues = np.linalg.eigvalsh(A.toarray())
         return sla.splu(A) if eigenvalues[0] * eigenvalues[-1] > 0 else None
 
-    make = definite.definite_factors if _INSTALLED else stand_in
+    make = cholmod.definite_factors if _INSTALLED else stand_in
 
     def recorded(A: sp.csc_matrix) -> Any:
         factors = make(A)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit import extend
-from implicitkit.linear.factors import squares as module
+from implicitkit.linear.factors import gram_entries as module
 from implicitkit.linear.factors.gram import of_sparse, product_of_all
 from implicitkit.sparsity.compression import Coloured, as_pattern
 

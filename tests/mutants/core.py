@@ -51,7 +51,7 @@ MUTANTS = [
         ("if any(isinstance(t, Tensor) and t.requires_grad and not t.is_leaf for t in leaves):", "if not leaves:"),
     ),
     *mutants(
-        "implicitkit/rule/hidden.py",
+        "implicitkit/rule/hidden_dependence.py",
         "tests/derivatives/test_hidden.py",
         ("_TIMES_K = 10.0", "_TIMES_K = 0.0"),
         ("_PART, _SAME = 0.03, 0.1", "_PART, _SAME = 0.3, 0.1"),
@@ -73,7 +73,7 @@ MUTANTS = [
         ("if system.lifted.numbers and not told:", "if False:"),
     ),
     *mutants(
-        "implicitkit/rule/numbers.py",
+        "implicitkit/rule/detached_numbers.py",
         "tests/derivatives/test_hidden.py -k 'number or step_size'",
         ("return _copied(self.known[len(self.made) - 1])", "return out"),
         ("_LOOSE = 10.0", "_LOOSE = 0.0"),

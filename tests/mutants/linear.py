@@ -69,7 +69,7 @@ MUTANTS = [
         ("return torch.stack([product(v) for v in vectors])", "raise"),
     ),
     *mutants(
-        "implicitkit/linear/iterative/fewer.py",
+        "implicitkit/linear/iterative/dropping.py",
         "tests/linear/test_fewer_samples.py -k 'answers or series or failed'",
         ("if not 0 < left <=", "if True or not 0 < left <="),
         (
@@ -160,7 +160,7 @@ MUTANTS = [
         ("out += gram.W.T @ (gram.signs * (gram.W @ x))", "pass", "tests/linear/test_squares.py"),
     ),
     *mutants(
-        "implicitkit/linear/factors/squares.py",
+        "implicitkit/linear/factors/gram_entries.py",
         "tests/linear/test_squares.py",
         ("counts[long_rows(pattern)] = 0", "pass"),
         ("range(0, len(values) if len(self._left) else 0, some)", "range(0, min(len(values), some), some)"),
@@ -266,7 +266,7 @@ MUTANTS = [
             "tests/linear/test_linear.py -k dear_matrix",
         ),
         ("answer._replace(x=x + inverse(answer.x), ", "answer._replace(", "tests/derivatives/test_sparse_path.py"),
-        ("is not None else Unsaid()", "is not None else GMRES()", "tests/linear/test_unsaid.py -k default"),
+        ("is not None else Unsaid()", "is not None else GMRES()", "tests/linear/test_symmetry_noticed.py -k default"),
     ),
     *mutants(
         "implicitkit/linear/factors/ordering.py",
@@ -309,11 +309,11 @@ MUTANTS = [
         ("        if definite is not None:\n            return definite\n", ""),
     ),
     *mutants(
-        "implicitkit/linear/iterative/conjugate.py",
+        "implicitkit/linear/iterative/inner_cg.py",
         "tests/linear/test_frugal.py",
         ("sound = curvature * side > 0", "sound = curvature < torch.inf"),
-        ("if k % _OFTEN == 0:", "if False:", "tests/linear/test_unsaid.py -k askew"),
-        ("_ASKEW = 0.1", "_ASKEW = 1e-13", "tests/linear/test_unsaid.py -k rounding"),
+        ("if k % _OFTEN == 0:", "if False:", "tests/linear/test_symmetry_noticed.py -k askew"),
+        ("_ASKEW = 0.1", "_ASKEW = 1e-13", "tests/linear/test_symmetry_noticed.py -k rounding"),
         ("side = curvature.sign() if k == 1 else side", "side = torch.ones_like(curvature)"),
         ("(1 / torch.stack(squares, 1)).cumsum(1).rsqrt()", "torch.stack(squares, 1)"),
         ("if k in at and ask(", "if False and ask("),
@@ -433,8 +433,8 @@ MUTANTS = [
         ("numbers) + _WEIGHT * touched + _TOUCHED * wide", "numbers) + _WEIGHT * touched"),
     ),
     *mutants(
-        "implicitkit/linear/iterative/unsaid.py",
-        "tests/linear/test_unsaid.py",
+        "implicitkit/linear/iterative/symmetry.py",
+        "tests/linear/test_symmetry_noticed.py",
         ("definite = bool((seems_definite(Ht) | ~open_).all())", "definite = False"),
         ("definite = bool((seems_definite(Ht) | ~open_).all())", "definite = True"),
         ("r = whole - A.mv(x)", "r = whole"),
@@ -777,7 +777,7 @@ MUTANTS = [
         ("rows if self.colouring.by_rows else columns, np.abs", "columns if self.colouring.by_rows else rows, np.abs"),
     ),
     *mutants(
-        "implicitkit/sparsity/known.py",
+        "implicitkit/sparsity/patterns.py",
         "tests/solver/test_low_rank_parts.py -k numbers",
         ("min(_MORE_SCALARS, int((_NUMBERS / z.shape[1]) ** 0.5))", "0"),
         ("min(_MORE_SCALARS, int((_NUMBERS / z.shape[1]) ** 0.5))", "_MORE_SCALARS"),

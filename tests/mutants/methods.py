@@ -683,7 +683,7 @@ MUTANTS = [
         ("V = np.sqrt(np.abs(m))[:, :, None]", "V = np.abs(m)[:, :, None]"),
     ),
     *mutants(
-        "implicitkit/solver/returned.py",
+        "implicitkit/solver/return_checks.py",
         "tests/core/test_returned.py -k what_a_method_keeps",
         ("if not isinstance(found, dict):", "if False:"),
         ("or value.shape[:1] != (rows,)", ""),
@@ -776,7 +776,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/fits.py",
+        "implicitkit/solver/bounded_fits.py",
         "tests/solver/test_bounded_least_squares.py",
         ("known.z is z or (known.z.shape == z.shape and torch.equal(known.z, z))", "known.z is z"),
         ("            known.let_go()\n", "            pass\n"),
@@ -1001,7 +1001,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/qp/inside.py",
+        "implicitkit/solver/qp/sparse_interior_point.py",
         "tests/solver/test_programs_from_inside.py",
         ("unit = _largest(p.q) + _largest(at.z)", "unit = 1.0 + 0 * _largest(at.z)"),
         ("if hardly and (changes or not tried):", "if False:"),
@@ -1088,7 +1088,7 @@ MUTANTS = [
         ("self.problem.proximal(self.f.uncounted, z, step)", "self.problem.proximal(self.f.kernel, z, step)"),
     ),
     *mutants(
-        "implicitkit/solver/constrained/inside.py",
+        "implicitkit/solver/constrained/restoring.py",
         "tests/solver/test_proximal_newton.py -k 'inside or moves'",
         ("moved = model.proximal(z - t.unsqueeze(1) * slope, t)", "moved = z"),
         ("<= _ROUNDING * eps * size", "<= size"),
@@ -1210,7 +1210,7 @@ MUTANTS = [
         ("rest = solve(data.rows(left))", "return point"),
     ),
     *mutants(
-        "implicitkit/solver/outside.py",
+        "implicitkit/solver/failing_trials.py",
         "tests/solver/test_failing_trials.py -k mean_no_value",
         ("ConvergenceError, ArithmeticError, ValueError)", "ConvergenceError, ValueError)"),
         ("return said in _OF_MATH or (isinstance(error, ArithmeticError) and", "return True or (True and"),

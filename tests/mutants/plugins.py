@@ -12,7 +12,7 @@ TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugin
 
 MUTANTS = [
     *mutants(
-        "plugins/implicitkit_deq/forgive.py",
+        "plugins/implicitkit_deq/unsolved_samples.py",
         "tests/plugins/deq/test_training.py -k goes_on",
         ("found = find(granted, found)", "found = find(granted)"),
         ("masked(before.converged, extend", "masked(~before.converged, extend"),
@@ -123,7 +123,7 @@ MUTANTS = [
         ("z if inside is None else inside.back(z)", "z"),
     ),
     *mutants(
-        "plugins/implicitkit_cvxpy/finish.py",
+        "plugins/implicitkit_cvxpy/polish.py",
         "tests/mutants/test_survivors_plugins.py -k 'stands_still'",
         (
             "status = torch.where(tried & (norm <= _SOLVED * scale), int(Status.CONVERGED), status)",
@@ -132,7 +132,7 @@ MUTANTS = [
         ("verdict = torch.where(status == int(Status.CONVERGED), int(Status.INACCURATE), status)", "verdict = status"),
     ),
     *mutants(
-        "plugins/implicitkit_cvxpy/measured.py",
+        "plugins/implicitkit_cvxpy/scaled_residual.py",
         "tests/plugins/cvxpy/test_units_of_cones.py -k 'any_size'",
         ("limit = _ORDINARY**2 if", "limit = _ORDINARY**9 if"),
         ("for t in (w, *data[:4]) if t.numel()", "for t in (w, data.q, data.b) if t.numel()"),
@@ -148,7 +148,7 @@ MUTANTS = [
         ("y = self._boosted(self.rows * y, 1)", "y = self._boosted(self.rows * y, -1)"),
     ),
     *mutants(
-        "plugins/implicitkit_cvxpy/balance.py",
+        "plugins/implicitkit_cvxpy/equilibration.py",
         "tests/plugins/cvxpy/test_units_of_cones.py -k 'any_size or undo_units'",
         ("steps[:, bent == _SHIFT]", "-steps[:, bent == _SHIFT]"),
         ("(l_q + l_p).sum(1, keepdim=True)", "(l_q - l_p).sum(1, keepdim=True)"),
@@ -177,7 +177,7 @@ MUTANTS = [
         ("pieces.append((own[0].flatten(), own[1].flatten(), -block.flatten(1)))", "pass"),
     ),
     *mutants(
-        "plugins/implicitkit_cvxpy/held.py",
+        "plugins/implicitkit_cvxpy/storage.py",
         SPARSE + " -k 'those_of_the_dense_form'",
         ("return a.index_select(1, at.at_row) * b", "return -a.index_select(1, at.at_row) * b"),
     ),
@@ -187,7 +187,7 @@ MUTANTS = [
         ("return n + m >= _LARGE and", "return False and"),
     ),
     *mutants(
-        "plugins/implicitkit_cvxpy/finish.py",
+        "plugins/implicitkit_cvxpy/polish.py",
         SPARSE + " -k 'units or unit'",
         ("t = 1 / _unit(P, q / s)", "t = torch.ones_like(s)"),
         ("s = _unit(torch.where(linear, 0, q), b)", "s = torch.ones_like(q[:, :1])"),
@@ -199,7 +199,7 @@ MUTANTS = [
         ("[s.expand_as(data.q), (s / t).expand_as(data.b)]", "[s.expand_as(data.q), s.expand_as(data.b)]"),
     ),
     *mutants(
-        "plugins/implicitkit_cvxpy/finish.py",
+        "plugins/implicitkit_cvxpy/polish.py",
         SPARSE + " -k 'not_unique'",
         ("problem.jacobian(z, P, A, b, _NEAR)", "problem.jacobian(z, P, A, b)"),
         ("if len(rough):", "if False:", SPARSE + " -k 'does_not_tell'"),
@@ -275,7 +275,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "plugins/implicitkit_deq/forgive.py",
+        "plugins/implicitkit_deq/unsolved_samples.py",
         "tests/plugins/deq/test_training.py -k 'in_vain or are_spared'",
         ("self.pause = policy.every - 1 if dear else 0", "self.pause = 0"),
         ("if policy.spares(~found.converged):", "if True:"),
@@ -303,7 +303,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "plugins/implicitkit_deq/starting/last.py",
+        "plugins/implicitkit_deq/starting/warm_start.py",
         "tests/plugins/deq/test_training.py -k 'repeated or so_many or evaluation_finds or recomputes'",
         ("self.calls = (self.calls + 1) % _ANEW", "self.calls = self.calls + 1"),
         ("if not repeated and not self._followed.again():", "if False:"),
@@ -315,7 +315,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "plugins/implicitkit_deq/starting/last.py",
+        "plugins/implicitkit_deq/starting/warm_start.py",
         TREND + " -k 'numbers or leads_nowhere'",
         ("(when >= 0) & (when != written)", "when != written"),
         ("(when >= 0) & (when != written)", "when >= 0"),
@@ -327,7 +327,7 @@ MUTANTS = [
         ("if shown and bool(kept.sum().isfinite()):", "if True:", TREND + " -k not_finite"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/starting/trend.py",
+        "plugins/implicitkit_deq/starting/extrapolation.py",
         TREND + " -k not_told",
         ("_TOLD = 0.5", "_TOLD = 0.7"),
         ("_TOLD = 0.5", "_TOLD = 0.3"),
@@ -335,7 +335,7 @@ MUTANTS = [
         ("rows = 2 if by_position and change.ndim > 1 else 1", "rows = 1"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/starting/trend.py",
+        "plugins/implicitkit_deq/starting/extrapolation.py",
         TREND + " -k 'expected or as_many or own or anew'",
         ("CHANGES = 3", "CHANGES = 2"),
         ("alpha.addcmul_(told, beta, value=-1).clamp_(0, 1)", "alpha.addcmul_(told, beta, value=-1)"),
@@ -353,7 +353,7 @@ MUTANTS = [
         ("if by_position and now.ndim > 1:", "if False:", TREND + " -k positions"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/starting/trend.py",
+        "plugins/implicitkit_deq/starting/extrapolation.py",
         TREND + " -k 'system or sample_that'",
         ("self.begun.append(True)", "pass"),
         ("<= _FEW:", "< 0:"),
@@ -410,7 +410,9 @@ MUTANTS = [
         ("not (record.truncated and isinstance(rule, Unroll))", "not record.truncated"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/visit.py", USES + " -k in_place", ("t.clone() if isinstance(t, Tensor) else t", "t")
+        "plugins/implicitkit_deq/trajectory.py",
+        USES + " -k in_place",
+        ("t.clone() if isinstance(t, Tensor) else t", "t"),
     ),
     *mutants(
         "plugins/implicitkit_deq/held/frozen.py",
@@ -421,7 +423,7 @@ MUTANTS = [
         ("with _may_draw(self.name), called(", "with called(", USES + " -k named_where_torch"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/held/shown.py",
+        "plugins/implicitkit_deq/held/hooks.py",
         USES + " -k 'keeps or no_oftener'",
         ("any(map(observed, self.modules)) or ", ""),
         ("return known is None or known() is not t", "return False"),
@@ -433,7 +435,7 @@ MUTANTS = [
         ("with compat.own_graphs():  # how often", "if True:  # how often"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/around.py",
+        "plugins/implicitkit_deq/wrapped_linear_solver.py",
         "tests/plugins/deq/test_around.py",
         ("return bool(self.inner.has_units)", "return False"),
         ("return bool(self.inner.preconditions)", "return False"),

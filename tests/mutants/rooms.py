@@ -180,13 +180,13 @@ MUTANTS = [
         ("what(t)) if isinstance(t, Tensor)", "t.shape) if isinstance(t, Tensor)"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/forgive.py",
+        "plugins/implicitkit_deq/unsolved_samples.py",
         "tests/plugins/deq/test_training.py -k singular",
         ("backward_share: float = 1.0", "backward_share: float = 0.25"),
         ("self.policy.backward_share * len(failed)", "self.policy.share * len(failed)"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/forgive.py",
+        "plugins/implicitkit_deq/unsolved_samples.py",
         "tests/plugins/deq/test_training.py -k 'outweigh or scaled_down or cotangents'",
         ("asked = extend.transforms_active() or extend.has_forward_level()", "asked = extend.has_forward_level()"),
         ("asked = extend.transforms_active() or extend.has_forward_level()", "asked = extend.transforms_active()"),
@@ -223,7 +223,7 @@ MUTANTS = [
         ("left.extend(after for after, _ in node.next_functions)", "pass"),
     ),
     *mutants(
-        "implicitkit/foundation/written.py",
+        "implicitkit/foundation/unversioned_writes.py",
         "tests/core/test_recorded.py -k 'writes_so or behind_the_back or nan'",
         ("if values and values.changed():", "if False:"),
         ("if plain.count_nonzero().item():", "if True:"),

@@ -39,7 +39,7 @@ MUTANTS = [
         ("low = low + width * first.to(low.dtype)", "low = low + width * first"),
     ),
     *mutants(
-        "implicitkit/solver/outside.py",
+        "implicitkit/solver/failing_trials.py",
         "tests/solver/test_failing_trials.py -k 'which_samples or fails_by_itself or (cholesky and auto)'",
         ("if known is None or len(known) != len(z):", "if True:"),
         ("if len(rows) == 1:", "if True:"),

@@ -48,14 +48,14 @@ MUTANTS = [
     ),
     *mutants("implicitkit/solver/user_solver.py", f"{SMALL} -k others", ("*args[hidden:]", "*args")),
     *mutants(
-        "implicitkit/problem/natural.py",
+        "implicitkit/problem/natural_map.py",
         "tests/problem/test_natural_maps.py -k subclass",
         ("if any(name in vars(cls) for name in _MAPS):", "if False:"),
         ('("__call__", "apply", "project")', '("__call__", "apply")'),
         ('("__call__", "apply", "project")', '("__call__", "project")'),
     ),
     *mutants(
-        "implicitkit/foundation/held.py",
+        "implicitkit/foundation/clamping.py",
         NATURAL,
         ("torch.where((v < low) | low.isnan(), low, v)", "v"),
         ("torch.where((v > high) | high.isnan(), high, v)", "v"),

@@ -12,8 +12,8 @@ cp = pytest.importorskip("cvxpy")
 from implicitkit_cvxpy import ConvexLayer  # noqa: E402
 from implicitkit_cvxpy.backends import Data, Found, Status  # noqa: E402
 from implicitkit_cvxpy.cones import Cones, DualCone  # noqa: E402
-from implicitkit_cvxpy.finish import finish  # noqa: E402
 from implicitkit_cvxpy.kkt import ConeKKT  # noqa: E402
+from implicitkit_cvxpy.polish import finish  # noqa: E402
 from implicitkit_cvxpy.program import ConeProgram, KKTOperator  # noqa: E402
 from implicitkit_deq.held.frozen import _held  # noqa: E402
 

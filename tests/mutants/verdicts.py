@@ -365,7 +365,7 @@ MUTANTS = [
         ("plt.cycler(color=COLOURS)", "plt.cycler(color=COLOURS[::-1])"),
     ),
     *mutants(
-        "implicitkit/rule/doubtful.py",
+        "implicitkit/rule/determinacy.py",
         "tests/derivatives/test_singular_solutions.py",
         ("size = max(_ASKED * rtol**0.5, _LOOSE * rtol)", "size = _ASKED * rtol**0.5"),
         ("large = torch.linalg.vector_norm(x - changed.x, dim=1) >=", "large = torch.linalg.vector_norm(x, dim=1) >="),
@@ -761,7 +761,7 @@ MUTANTS = [
         "implicitkit/solver/minimise/quasi_newton.py", STRANGERS + " -k noise", ("_PATIENCE = 3", "_PATIENCE = 3000")
     ),
     *mutants(
-        "implicitkit/solver/outside.py",
+        "implicitkit/solver/failing_trials.py",
         "tests/solver/test_failing_trials.py",
         (
             "isinstance(error, (torch.linalg.LinAlgError, ConvergenceError)) or",

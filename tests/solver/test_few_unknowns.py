@@ -15,7 +15,7 @@ from implicitkit.problem.robust import LOSSES
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.minimise import convex_newton
 from implicitkit.solver.verdict import probing
-from implicitkit.sparsity.known import SMALLEST
+from implicitkit.sparsity.patterns import SMALLEST
 
 F64 = torch.float64
 

@@ -17,9 +17,9 @@ from implicitkit.linear.factors import gram
 from implicitkit.linear.factors.low_rank_blocks import low_rank_blocks
 from implicitkit.solver.steps.factored import Jacobian
 from implicitkit.solver.steps.normal_equations import normal_equations_of
-from implicitkit.sparsity import known
-from implicitkit.sparsity.known import Sparsity
+from implicitkit.sparsity import patterns
 from implicitkit.sparsity.low_rank import Bordered
+from implicitkit.sparsity.patterns import Sparsity
 
 D = torch.float64
 N = 900
@@ -516,7 +516,7 @@ def test_more_numbers_are_shared_where_that_takes_little_memory(monkeypatch: pyt
     F, D, _ = _data(UNKNOWNS, 40)
     root = lambda z: D * z + z**3 + torch.tanh(z @ F) @ F.T  # noqa: E731
     z = torch.linspace(-1, 1, UNKNOWNS, dtype=torch.float64).unsqueeze(0)
-    found = known._detected_bordered(root, z)
+    found = patterns._detected_bordered(root, z)
     assert found is not None and found.rank == 40
-    monkeypatch.setattr(known, "_NUMBERS", 39 * 39 * UNKNOWNS)
-    assert known._detected_bordered(root, z) is None
+    monkeypatch.setattr(patterns, "_NUMBERS", 39 * 39 * UNKNOWNS)
+    assert patterns._detected_bordered(root, z) is None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from implicitkit.solver.qp import inside
+from implicitkit.solver.qp import sparse_interior_point
 from implicitkit.solver.qp.sparse import SparsePoint, SparseProgram
 
 
@@ -49,14 +49,14 @@ PROGRAMS: dict[str, tuple[Callable[[], SparseProgram], int]] = {"control": (cont
 
 def counted(p: SparseProgram, monkeypatch: pytest.MonkeyPatch, convex: bool = True) -> tuple[SparsePoint | None, int]:
     """The point, and how many steps from inside it took."""
-    steps, one = [], inside._mehrotra
+    steps, one = [], sparse_interior_point._mehrotra
 
     def counting(*given: object) -> object:
         steps.append(1)
         return one(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(inside, "_mehrotra", counting)
-    found = inside.interior_point(p, convex)
+    monkeypatch.setattr(sparse_interior_point, "_mehrotra", counting)
+    found = sparse_interior_point.interior_point(p, convex)
     monkeypatch.undo()
     return found, len(steps)
 
@@ -93,13 +93,18 @@ def test_what_is_convex_need_not_be_asked() -> None:
     """The first shift that is tried is none."""
     p = control()
     free = np.concatenate([p.lower < p.upper, np.ones(len(p.b), dtype=bool)])
-    assert inside._convex_shift(p, free) == 0.0
+    assert sparse_interior_point._convex_shift(p, free) == 0.0
 
 
 def test_on_a_way_to_infinity_there_is_no_point() -> None:
     n = 60
     A = sp.csr_matrix(sp.hstack([sp.identity(n // 2), -sp.identity(n // 2)]))
-    assert inside.interior_point(program(sp.csr_matrix((n, n)), -np.ones(n), A, np.zeros(n // 2), 0.0, np.inf)) is None
+    assert (
+        sparse_interior_point.interior_point(
+            program(sp.csr_matrix((n, n)), -np.ones(n), A, np.zeros(n // 2), 0.0, np.inf)
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -16,8 +16,8 @@ from implicitkit.linear.conditions.sparse_saddle import SparseSaddle
 from implicitkit.linear.factors import ordering, sparse_blocks
 from implicitkit.solver.constrained import model, sparse_step
 from implicitkit.solver.qp import sparse as qp
-from implicitkit.solver.qp.inside import interior_point
 from implicitkit.solver.qp.plain import solve_qp
+from implicitkit.solver.qp.sparse_interior_point import interior_point
 from implicitkit.sparsity import compression
 
 F64 = torch.float64
@@ -308,7 +308,7 @@ TRANSFORMS = {
 def test_transforms_are_those_of_the_dense_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = TRANSFORMS[name]()
     densely(monkeypatch)
-    monkeypatch.setattr("implicitkit.sparsity.known.SMALLEST", 10**9)  # nor is the derivative sparse
+    monkeypatch.setattr("implicitkit.sparsity.patterns.SMALLEST", 10**9)  # nor is the derivative sparse
     torch.testing.assert_close(found, TRANSFORMS[name](), rtol=1e-6, atol=1e-7)
     assert bool((found != 0).any())
 

@@ -27,7 +27,7 @@ import scipy.sparse as sp
 from implicitkit.linear.factors.arrowhead import Arrowhead, ArrowheadMatrix
 from implicitkit.linear.factors.banded import SymmetricBand
 from implicitkit.linear.factors.ordering import Ordering, superlu
-from implicitkit.sparsity.places import with_entries
+from implicitkit.sparsity.same_pattern import with_entries
 
 __all__ = ["ENOUGH", "Layout", "SparseSaddle", "both_sides", "equilibrated"]
 

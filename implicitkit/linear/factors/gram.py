@@ -26,10 +26,10 @@ import scipy.linalg as la
 import scipy.sparse as sp
 
 from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle
+from implicitkit.linear.factors.gram_entries import long_rows, squares
 from implicitkit.linear.factors.ordering import Ordering
-from implicitkit.linear.factors.squares import long_rows, squares
 from implicitkit.sparsity.compression import Coloured, below_each_other
-from implicitkit.sparsity.places import with_entries
+from implicitkit.sparsity.same_pattern import with_entries
 
 __all__ = ["Gram", "Orders", "of_low_rank", "of_sparse", "product_of_all"]
 

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as sla
 
 from implicitkit.sparsity.compression import below_each_other
-from implicitkit.sparsity.places import with_entries
+from implicitkit.sparsity.same_pattern import with_entries
 
 __all__ = ["SYMMETRIC", "Ordering", "Stacked", "superlu"]
 

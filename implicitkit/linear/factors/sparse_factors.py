@@ -10,7 +10,7 @@ r"""Factors of sparse blocks, for many right-hand sides and both ``A`` and ``A^T
   29(2): static pivoting).  What that costs in accuracy is found out by a trial solve, and the block factored again with
   partial pivoting;
 - of 4,096 unknowns and more, symmetric ones that turn out definite: CHOLMOD, where the package cvxopt is installed
-  (:mod:`implicitkit.linear.factors.definite`);
+  (:mod:`implicitkit.linear.factors.cholmod`);
 - blocks whose unknowns can be solved for part after part: each part by itself
   (:mod:`implicitkit.linear.factors.block_triangular`);
 - blocks that are complex matrices in real and imaginary parts: as those (:mod:`implicitkit.linear.factors.complex_pairs`);
@@ -36,12 +36,12 @@ from torch import Tensor
 from implicitkit.foundation.numbers import array
 from implicitkit.linear.factors.analysis import Analysis
 from implicitkit.linear.factors.block_triangular import BlockTriangular
+from implicitkit.linear.factors.cholmod import definite_factors, is_installed, is_symmetric
 from implicitkit.linear.factors.complex_pairs import AsReal
-from implicitkit.linear.factors.definite import definite_factors, is_installed, is_symmetric
 from implicitkit.linear.factors.dense import NOT_FINITE, SINGULAR
 from implicitkit.linear.factors.ordering import Stacked
 from implicitkit.sparsity.compression import below_each_other
-from implicitkit.sparsity.places import with_entries
+from implicitkit.sparsity.same_pattern import with_entries
 
 __all__ = ["SparseFactor"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import MatVec, Operator
 from implicitkit.linear.price import Price, price_of, touched_beside
-from implicitkit.sparsity.known import SMALLEST, Sparsity
+from implicitkit.sparsity.patterns import SMALLEST, Sparsity
 
 __all__ = ["SMALLEST", "sparse_blocks"]
 

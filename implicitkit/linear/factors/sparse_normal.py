@@ -16,7 +16,7 @@ from torch import Tensor
 from implicitkit.foundation.numbers import array
 from implicitkit.linear.factors.direct import Verdict
 from implicitkit.linear.factors.gram import Gram, Orders, of_low_rank, of_sparse, product_of_all
-from implicitkit.linear.factors.squares import long_rows
+from implicitkit.linear.factors.gram_entries import long_rows
 from implicitkit.linear.price import Work, price_of_sparse_fit
 from implicitkit.sparsity.compression import Coloured
 from implicitkit.sparsity.low_rank import Bordered, LowRank

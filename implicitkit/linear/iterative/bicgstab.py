@@ -27,7 +27,7 @@ from implicitkit.linear.iterative.cycles import (
     restarted,
     right_preconditioned,
 )
-from implicitkit.linear.iterative.fewer import Fewer, narrowed
+from implicitkit.linear.iterative.dropping import Fewer, narrowed
 from implicitkit.linear.iterative.preconditioners import PreconditionedSolver
 
 __all__ = ["BiCGStab"]

@@ -18,7 +18,7 @@ from implicitkit.foundation.operators import MatVec, Operator
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.iterative.cycles import Correction, column, in_working_precision, restarted
-from implicitkit.linear.iterative.fewer import Fewer, narrowed
+from implicitkit.linear.iterative.dropping import Fewer, narrowed
 from implicitkit.linear.iterative.preconditioners import PreconditionedSolver
 
 __all__ = ["CG"]

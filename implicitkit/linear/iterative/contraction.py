@@ -27,7 +27,7 @@ from torch import Tensor
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.iterative.cycles import Correction, column, in_working_precision, norms, restarted
-from implicitkit.linear.iterative.fewer import Fewer, narrowed
+from implicitkit.linear.iterative.dropping import Fewer, narrowed
 from implicitkit.linear.iterative.gmres import PATIENCE, STALLED, arnoldi, vectors
 from implicitkit.linear.price import CALL, cost_of_product
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, flag, positive
 from implicitkit.linear.base import LinearSolution, LinearSolver
-from implicitkit.linear.iterative.conjugate import conjugate, seems_definite
 from implicitkit.linear.iterative.cycles import Correction, column, norms, restarted
 from implicitkit.linear.iterative.gmres import arnoldi, vectors
+from implicitkit.linear.iterative.inner_cg import conjugate, seems_definite
 
 __all__ = ["Frugal", "is_slow", "looks"]
 

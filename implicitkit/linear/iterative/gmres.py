@@ -42,7 +42,7 @@ from implicitkit.linear.iterative.cycles import (
     restarted,
     right_preconditioned,
 )
-from implicitkit.linear.iterative.fewer import Fewer
+from implicitkit.linear.iterative.dropping import Fewer
 from implicitkit.linear.iterative.preconditioners import PreconditionedSolver
 
 __all__ = ["GMRES", "PATIENCE", "STALLED", "Look", "arnoldi", "vectors"]

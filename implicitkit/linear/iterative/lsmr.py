@@ -21,7 +21,7 @@ from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.iterative.cycles import column, default_steps, in_working_precision, norms, tolerance
-from implicitkit.linear.iterative.fewer import Fewer, narrowed
+from implicitkit.linear.iterative.dropping import Fewer, narrowed
 
 __all__ = ["LSMR"]
 

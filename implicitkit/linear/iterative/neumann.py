@@ -22,7 +22,7 @@ from implicitkit.foundation.options import above, at_least, between, check_optio
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.iterative.cycles import column, in_working_precision, norms, tolerance
-from implicitkit.linear.iterative.fewer import Fewer, narrowed
+from implicitkit.linear.iterative.dropping import Fewer, narrowed
 
 __all__ = ["DampedSeries", "NeumannSeries", "Richardson"]
 

@@ -24,8 +24,8 @@ from implicitkit.linear.conditions.sparse_saddle import Layout
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.solver.constrained.model import First, Model
 from implicitkit.solver.qp import sparse as qp
-from implicitkit.solver.qp.inside import interior_point
-from implicitkit.sparsity.places import with_entries
+from implicitkit.solver.qp.sparse_interior_point import interior_point
+from implicitkit.sparsity.same_pattern import with_entries
 
 __all__ = ["Linear", "SparseDirection", "sparse_direction"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.anderson import Anderson
 from implicitkit.solver.fixed_point.attracting import outward
-from implicitkit.sparsity.known import SMALLEST
+from implicitkit.sparsity.patterns import SMALLEST
 
 __all__ = ["FrugalAnderson"]
 

@@ -17,7 +17,7 @@ from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.normal_equations import NormalEquations, column_scales, normal_equations
 from implicitkit.solver.steps.region import Region
-from implicitkit.sparsity.known import SMALLEST
+from implicitkit.sparsity.patterns import SMALLEST
 
 __all__ = ["Dogleg"]
 

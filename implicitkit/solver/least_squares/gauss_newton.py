@@ -15,7 +15,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import backtrack
 from implicitkit.solver.steps.normal_equations import NormalEquations, normal_equations, with_old_factors
-from implicitkit.sparsity.known import SMALLEST
+from implicitkit.sparsity.patterns import SMALLEST
 
 __all__ = ["GaussNewton", "gauss_newton_step"]
 

@@ -20,7 +20,7 @@ from implicitkit.solver.steps.normal_equations import column_scales, normal_equa
 from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.steps.robust_model import curvature, next_share, root, weights
 from implicitkit.solver.verdict.scales import FLOOR
-from implicitkit.sparsity.known import SMALLEST
+from implicitkit.sparsity.patterns import SMALLEST
 
 __all__ = ["LevenbergMarquardt", "is_dear"]
 

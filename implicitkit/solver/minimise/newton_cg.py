@@ -12,15 +12,15 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, optional, positive
-from implicitkit.linear.iterative.conjugate import left_by_minimal_residuals
 from implicitkit.linear.iterative.frugal import is_slow, looks
+from implicitkit.linear.iterative.inner_cg import left_by_minimal_residuals
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.paths import Path, way_to_boundary
 from implicitkit.solver.steps.region import Region
-from implicitkit.sparsity.known import SMALLEST
+from implicitkit.sparsity.patterns import SMALLEST
 
 __all__ = ["WORTH", "NewtonCG", "steihaug"]
 

@@ -16,8 +16,8 @@ from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.qp.base import QPSolver
-from implicitkit.solver.qp.ends import CLARABEL_ENDS, DAQP_ENDS
 from implicitkit.solver.qp.polish import QPPoint, convex
+from implicitkit.solver.qp.statuses import CLARABEL_ENDS, DAQP_ENDS
 
 __all__ = ["DAQP", "OSQP", "PIQP", "Clarabel", "ProxQP", "installed"]
 

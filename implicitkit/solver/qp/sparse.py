@@ -6,7 +6,7 @@ With the active set known, the solution is that of one linear system: the active
 hold with equality.  From a guess, the set is taken anew from the signs of the multipliers and from what is violated, until
 it repeats: the primal-dual active set method (Hintermüller, Ito & Kunisch 2003, SIAM J. Optim. 13(3)), which is Newton's
 method for the optimality conditions and from a good guess takes one to three systems.  Where it does not settle, an interior
-point (:mod:`implicitkit.solver.qp.inside`) gives another guess.
+point (:mod:`implicitkit.solver.qp.sparse_interior_point`) gives another guess.
 
 ``H`` need not be definite: where it is not, on the null space of the active rows, ``shift`` is added to its diagonal until
 the inertia is right (Wächter & Biegler 2006, Math. Prog. 106, section 3.1).
@@ -23,7 +23,7 @@ import scipy.sparse as sp
 
 from implicitkit.linear.conditions.sparse_saddle import ENOUGH, Layout, SparseSaddle, both_sides, equilibrated
 from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
-from implicitkit.sparsity.places import with_entries
+from implicitkit.sparsity.same_pattern import with_entries
 
 __all__ = ["Active", "SparsePoint", "SparseProgram", "active_set", "guess", "least_squares_multipliers", "penalised"]
 

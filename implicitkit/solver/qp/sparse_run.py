@@ -29,8 +29,8 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.qp import interior_point as dense
 from implicitkit.solver.qp import sparse as qp
 from implicitkit.solver.qp.certificates import prove
-from implicitkit.solver.qp.inside import interior_point
 from implicitkit.solver.qp.single_rows import Bounds, Reduced
+from implicitkit.solver.qp.sparse_interior_point import interior_point
 
 __all__ = ["find_sparse"]
 

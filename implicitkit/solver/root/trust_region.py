@@ -16,7 +16,7 @@ from implicitkit.solver.method import Method
 from implicitkit.solver.steps.factored import Jacobian, at_rounding, jacobian_at, leave
 from implicitkit.solver.steps.normal_equations import NormalEquations, normal_equations_of
 from implicitkit.solver.steps.region import taken_where
-from implicitkit.sparsity.known import SMALLEST
+from implicitkit.sparsity.patterns import SMALLEST
 
 __all__ = ["TrustRegion"]
 

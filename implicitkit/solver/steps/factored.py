@@ -23,7 +23,7 @@ from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.linear.factors.direct import Verdict
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.sparsity.known import SMALLEST
+from implicitkit.sparsity.patterns import SMALLEST
 
 __all__ = ["DENSE", "Jacobian", "at_rounding", "chord_steps", "factored_direction", "is_large", "jacobian_at", "leave"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit_cvxpy.cones.form import Cones
-from implicitkit_cvxpy.held import DENSE, Entries, Held
+from implicitkit_cvxpy.storage import DENSE, Entries, Held
 
 __all__ = ["Data", "Found", "Status", "loop"]
 

@@ -11,7 +11,7 @@ import torch
 from implicitkit import extend
 from implicitkit_cvxpy.backends.base import Data, Found, Status, loop
 from implicitkit_cvxpy.cones.form import Cones
-from implicitkit_cvxpy.held import DENSE
+from implicitkit_cvxpy.storage import DENSE
 
 __all__ = ["solve"]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import implicitkit as ik
 from implicitkit_deq.compat import computed_again, is_batched, unseen
 from implicitkit_deq.held import hoist
-from implicitkit_deq.held.shown import Shown
+from implicitkit_deq.held.hooks import Shown
 
 __all__ = ["BATCH_NORMS", "Drawing", "Frozen", "called", "statistics_held"]
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit_deq.compat import version
-from implicitkit_deq.starting.last import Followed, Last, usable
-from implicitkit_deq.starting.trend import Trend
+from implicitkit_deq.starting.extrapolation import Trend
+from implicitkit_deq.starting.warm_start import Followed, Last, usable
 
 __all__ = [
     "Again",

@@ -216,7 +216,7 @@ def test_multipliers_that_are_not_unique(monkeypatch: pytest.MonkeyPatch) -> Non
     given = seeded(incidence.shape[1]).abs().requires_grad_()
     convex = ConvexLayer(problem, [costs], [flow])
     with monkeypatch.context() as without:
-        without.delattr("implicitkit_cvxpy.finish.active_rows")
+        without.delattr("implicitkit_cvxpy.polish.active_rows")
         without.delattr("implicitkit.linear.conditions.kkt.KKT._least_norm")
         (found,) = convex(given)
     assert isinstance(convex._assembly, SparseAssembly)

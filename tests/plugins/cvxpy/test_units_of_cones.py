@@ -15,10 +15,10 @@ cp = pytest.importorskip("cvxpy")
 import implicitkit as ik  # noqa: E402
 from implicitkit_cvxpy import ConvexLayer  # noqa: E402
 from implicitkit_cvxpy.backends import Data  # noqa: E402
-from implicitkit_cvxpy.balance import balanced  # noqa: E402
 from implicitkit_cvxpy.cones import Cones, DualCone  # noqa: E402
 from implicitkit_cvxpy.cones.automorphism import Automorphism  # noqa: E402
 from implicitkit_cvxpy.cones.semidefinite import _positions  # noqa: E402
+from implicitkit_cvxpy.equilibration import balanced  # noqa: E402
 
 F64 = torch.float64
 WEIGHTS = torch.tensor([0.5, 1.0, 0.2], dtype=F64)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import implicitkit as ik
-from implicitkit_deq.around import Around
-from implicitkit_deq.forgive import Forgive, _Linear
-from implicitkit_deq.starting.trend import Onward, Trend
+from implicitkit_deq.starting.extrapolation import Onward, Trend
+from implicitkit_deq.unsolved_samples import Forgive, _Linear
+from implicitkit_deq.wrapped_linear_solver import Around
 
 SAID = [name for name, kind in vars(ik.LinearSolver)["__annotations__"].items() if "ClassVar" in str(kind)]
 ALL = [*SAID, *(name for name, value in vars(ik.LinearSolver).items() if isinstance(value, property))]

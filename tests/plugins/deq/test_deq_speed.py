@@ -17,8 +17,8 @@ from implicitkit.linear.iterative import cycles
 from implicitkit.solver import costs
 from implicitkit.solver.fixed_point import cheap_maps
 from implicitkit_deq import DEQ, cells
-from implicitkit_deq.starting.last import usable
-from implicitkit_deq.starting.trend import Trend
+from implicitkit_deq.starting.extrapolation import Trend
+from implicitkit_deq.starting.warm_start import usable
 
 
 def test_whether_samples_are_independent_is_asked_once_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:

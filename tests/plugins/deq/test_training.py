@@ -28,9 +28,9 @@ from implicitkit_deq import (
     StabilityWarning,
     cells,
     compat,
-    forgive,
+    unsolved_samples,
 )
-from implicitkit_deq.forgive import Effort, _Linear
+from implicitkit_deq.unsolved_samples import Effort, _Linear
 
 F64 = torch.float64
 
@@ -167,7 +167,7 @@ class GroupNormOfReLU(nn.Module):
 
 def test_no_training_call_takes_long_to_say_that_samples_have_no_equilibrium(monkeypatch: pytest.MonkeyPatch) -> None:
     """Continuation, which solves them all, factors (256, 256) Jacobians in a thousand steps: not for 4,000 evaluations."""
-    monkeypatch.setattr(forgive, "_MORE", 4000.0)
+    monkeypatch.setattr(unsolved_samples, "_MORE", 4000.0)
     torch.manual_seed(0)
     layer = DEQ(GroupNormOfReLU(4), (4, 8, 8), rtol=1e-3)
     dense, taken = ik.extend.Continuation.step, []
@@ -186,11 +186,11 @@ def test_no_training_call_takes_long_to_say_that_samples_have_no_equilibrium(mon
 def test_a_call_that_would_raise_is_granted_more(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer, x = DEQ(GroupNormOfReLU(4), (4, 2, 2), rtol=1e-3), 2 * torch.randn(16, 3, 2, 2)
-    monkeypatch.setattr(forgive, "_WORK", 1.0)
+    monkeypatch.setattr(unsolved_samples, "_WORK", 1.0)
     z = layer(x)
     assert bool(layer.solution.converged.all())
     assert float((layer.cell(z, x) - z).detach().norm()) < 1e-2
-    monkeypatch.setattr(forgive, "_MORE", 1.0)
+    monkeypatch.setattr(unsolved_samples, "_MORE", 1.0)
     with pytest.raises(ik.ConvergenceError, match="samples did not converge"):
         layer(x)
 
@@ -200,7 +200,7 @@ def test_a_call_that_is_granted_more_goes_on_from_what_it_found(monkeypatch: pyt
     torch.manual_seed(0)
     cell = GroupNormOfReLU(4)
     layer, x = DEQ(cell, (4, 2, 2), rtol=1e-3), 2 * torch.randn(16, 3, 2, 2)
-    monkeypatch.setattr(forgive, "_WORK", 1.0)
+    monkeypatch.setattr(unsolved_samples, "_WORK", 1.0)
     runs: list[ik.Solution] = []
     solve = ik.solve
     monkeypatch.setattr(ik, "solve", lambda *args, **options: runs.append(solve(*args, **options)) or runs[-1])
@@ -210,7 +210,9 @@ def test_a_call_that_is_granted_more_goes_on_from_what_it_found(monkeypatch: pyt
     assert 0 < int(solved.sum()) < len(x)
     assert not bool(second.steps[solved].any())
     assert torch.equal(z[solved], first.value[solved])
-    again = DEQ(cell, (4, 2, 2), rtol=1e-3, solver=ik.Relay(work=forgive._MORE))(x)  # the same, from zero at once
+    again = DEQ(cell, (4, 2, 2), rtol=1e-3, solver=ik.Relay(work=unsolved_samples._MORE))(
+        x
+    )  # the same, from zero at once
     torch.testing.assert_close(z[~solved], again[~solved], rtol=1e-2, atol=1e-2)
 
 

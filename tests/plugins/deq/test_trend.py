@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit_deq import DEQ
-from implicitkit_deq.starting.last import Last
+from implicitkit_deq.starting.extrapolation import Onward, Trend, told
 from implicitkit_deq.starting.start import Again
-from implicitkit_deq.starting.trend import Onward, Trend, told
+from implicitkit_deq.starting.warm_start import Last
 
 F64 = torch.float64
 BATCH, N = 6, 40

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit import extend
-from implicitkit_deq.around import Around
-from implicitkit_deq.starting.trend import Onward, Trend
+from implicitkit_deq.starting.extrapolation import Onward, Trend
+from implicitkit_deq.wrapped_linear_solver import Around
 
 __all__ = ["Effort", "Forgive", "ForgivenWarning", "followed", "gone_on", "masked", "near"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from implicitkit_cvxpy.backends import Data
-from implicitkit_cvxpy.balance import balanced
 from implicitkit_cvxpy.cones.automorphism import terms
+from implicitkit_cvxpy.equilibration import balanced
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.units import Units, by_cone, row_sizes
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.extend import LinearSolution, trees
-from implicitkit_deq.around import Around
+from implicitkit_deq.wrapped_linear_solver import Around
 
 __all__ = ["CHANGES", "Onward", "Trend", "lasting", "told"]
 

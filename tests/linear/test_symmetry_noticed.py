@@ -8,11 +8,11 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.auto import Auto
-from implicitkit.linear.iterative import unsaid
+from implicitkit.linear.iterative import symmetry
 from implicitkit.linear.iterative.cg import CG
-from implicitkit.linear.iterative.conjugate import conjugate
 from implicitkit.linear.iterative.gmres import GMRES
-from implicitkit.linear.iterative.unsaid import Unsaid
+from implicitkit.linear.iterative.inner_cg import conjugate
+from implicitkit.linear.iterative.symmetry import Unsaid
 
 D = torch.float64
 N = 400
@@ -59,7 +59,7 @@ def test_conjugate_gradients_where_vectors_tell(name: str, monkeypatch: pytest.M
     not begun, and it takes those of GMRES."""
     d, skew, definite = ROWS[name]
     begun: list[bool] = []
-    monkeypatch.setattr(unsaid, "conjugate", lambda *task: begun.append(True) or conjugate(*task))
+    monkeypatch.setattr(symmetry, "conjugate", lambda *task: begun.append(True) or conjugate(*task))
     b = _rhs(1)
     A, count = _counted([d], [skew])
     found = Unsaid().solve(A, b, **LIMITS)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit_deq.compat import version
-from implicitkit_deq.starting.trend import CHANGES, Trend, lasting, told
+from implicitkit_deq.starting.extrapolation import CHANGES, Trend, lasting, told
 
 __all__ = ["Followed", "Last", "alike", "usable"]
 
@@ -28,8 +28,8 @@ class Last:
     Args:
         before: a solve that was not told to remember.
         leads: in training with ``index`` start where the last changes of each sample lead
-            (:mod:`~implicitkit_deq.starting.trend`), if parameters were written to since it was seen; the table then has
-            four states a sample.
+            (:mod:`~implicitkit_deq.starting.extrapolation`), if parameters were written to since it was seen; the table then
+            has four states a sample.
         by_position: positions of a sequence, the second dimension, are told nothing of each other.
     """
 

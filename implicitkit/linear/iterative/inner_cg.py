@@ -17,7 +17,7 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.iterative.cycles import column
-from implicitkit.linear.iterative.fewer import Fewer, narrowed
+from implicitkit.linear.iterative.dropping import Fewer, narrowed
 
 __all__ = ["conjugate", "left_by_minimal_residuals", "seems_definite"]
 

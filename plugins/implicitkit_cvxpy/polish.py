@@ -28,8 +28,8 @@ from torch import Tensor
 from implicitkit import extend
 from implicitkit_cvxpy.backends import Data, Status, active_rows
 from implicitkit_cvxpy.kkt import ConeKKT
-from implicitkit_cvxpy.measured import UNEVEN, WRONG, roughness
 from implicitkit_cvxpy.program import ConeProgram
+from implicitkit_cvxpy.scaled_residual import UNEVEN, WRONG, roughness
 from implicitkit_cvxpy.units import Units
 
 __all__ = ["finish"]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit_deq.starting.last import alike
+from implicitkit_deq.starting.warm_start import alike
 
 __all__ = ["Visit", "check_steps", "given_away", "refuse_mapped"]
 

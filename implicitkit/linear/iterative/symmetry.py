@@ -2,7 +2,7 @@ r"""GMRES for matrices of which nobody said that they are symmetric, and conjuga
 
 After 8, 16 and 32 products, where the rate of the last ones promises more than a basis holds, Arnoldi's matrix tells
 whether ``A`` is symmetric and definite on the Krylov space
-(:func:`~implicitkit.linear.iterative.conjugate.seems_definite`); then conjugate gradients go on from what is left.  A
+(:func:`~implicitkit.linear.iterative.inner_cg.seems_definite`); then conjugate gradients go on from what is left.  A
 step of theirs orthogonalises nothing, where one of GMRES is a product and, in the mean, as many inner products and sums
 as half a basis holds; and they are never begun anew, where each restart of GMRES forgets what it knew.  A curvature of
 the other sign leaves the rest to GMRES; everything is judged by the true residual.
@@ -21,10 +21,10 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
-from implicitkit.linear.iterative.conjugate import conjugate, seems_definite
 from implicitkit.linear.iterative.cycles import Correction, column, norms, restarted
 from implicitkit.linear.iterative.frugal import is_slow
 from implicitkit.linear.iterative.gmres import PATIENCE, STALLED, Look, arnoldi, vectors
+from implicitkit.linear.iterative.inner_cg import conjugate, seems_definite
 
 __all__ = ["Unsaid"]
 

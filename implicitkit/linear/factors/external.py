@@ -1,5 +1,5 @@
 """Sparse factors from another package, of which its linear solver has to say nothing else: CHOLMOD's
-(:mod:`implicitkit.linear.factors.definite`), PARDISO's."""
+(:mod:`implicitkit.linear.factors.cholmod`), PARDISO's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
-from implicitkit.linear.factors.definite import definite_factors
+from implicitkit.linear.factors.cholmod import definite_factors
 from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.sparse import solve_with
 from implicitkit.linear.iterative.cycles import in_working_precision

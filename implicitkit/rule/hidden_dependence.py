@@ -18,7 +18,7 @@ Of a minimisation ``F`` is the gradient that autograd has, and consistent with i
 beside the solution must be that gradient's, too, and so must those of constraints: else the solution itself is another.
 
 Numbers that the function makes of tensors (``a.item()``, ``float(a)``, ``torch.tensor([a, 1.0])``), by which it may depend
-on ``\theta``, are asked about by themselves (:mod:`~implicitkit.rule.numbers`), if its first evaluation made some.
+on ``\theta``, are asked about by themselves (:mod:`~implicitkit.rule.detached_numbers`), if its first evaluation made some.
 
 It costs two evaluations and a product (five evaluations of an objective; a dozen more before anything is said), at the first
 derivative of a function only; of functions that are made anew, with the same code, by other objects of the same types (not
@@ -40,8 +40,8 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, compat, seeded
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.operators import Operator
-from implicitkit.rule.numbers import by_numbers
-from implicitkit.rule.unchanged import refuse_hidden
+from implicitkit.rule.changed_function import refuse_hidden
+from implicitkit.rule.detached_numbers import by_numbers
 from implicitkit.solution import Record
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.system import System
