@@ -7,7 +7,7 @@
     python -m implicitkit check NAME [--kind KIND] [--import MODULE] [--checks NAME,...] [--accuracy RTOL] [--json]
 
 Exit codes: 0 in order; 1 the solver failed a check, the doctor found something, or a plugin failed to load and ``--strict``
-was given; 2 the command was not understood (no such solver, section or check).
+was given; 2 the command was not understood (no such solver, section or check); 141 the reader of the output went away.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import importlib
 import inspect
 import json
+import os
 import platform
 import shutil
 import sys
@@ -38,6 +39,16 @@ _SECTIONS = ("solvers", "problems", "rules", "linear-solvers", "plugins")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line with ``arguments`` (default: ``sys.argv``) and return its exit code."""
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # ``| head`` has read enough; Python would write again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as of a tool that SIGPIPE has ended
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     try:
         options = parser.parse_args(arguments)

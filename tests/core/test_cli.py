@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +134,17 @@ def test_as_a_process() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert [row["name"] for row in json.loads(done.stdout)["rules"]] == ik.rules()
+
+
+@pytest.mark.parametrize("section", [["list"], ["list", "rules"]], ids=["more than a buffer", "less than a buffer"])
+def test_a_reader_who_goes_away_is_no_error(section: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "implicitkit", *section], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize(
