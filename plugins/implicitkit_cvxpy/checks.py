@@ -7,7 +7,7 @@ from typing import Any
 
 import cvxpy as cp
 
-from implicitkit_cvxpy.compat import is_dpp
+from implicitkit_cvxpy.compat import affine_in_parameters, is_dpp
 
 __all__ = ["check_problem"]
 
@@ -150,12 +150,12 @@ def _rewrite(expression: Any, gp: bool) -> str:
             " (parameters on both sides of a product: introduce a Variable equal to one of the factors, "
             "z == factor, or one Parameter for the product)"
         )
-    if parametric and isinstance(parametric[0], cp.Parameter) and expression.variables():
-        return (
-            f" (cvxpy has no rule for the parameter {names[0]} there: write a product, A @ x, with a Parameter A whose "
-            "entries are computed in torch)"
-        )
     if parametric and not parametric[0].variables():
+        if expression.variables() and affine_in_parameters(parametric[0]):
+            return (
+                f" (cvxpy has no rule for the parameter {names[0]} there: write a product, A @ x or multiply(a, x), with a "
+                "Parameter whose entries are computed in torch)"
+            )
         return f" (nonlinear in the parameter {names[0]}: make its value a new Parameter and compute that in torch)"
     return (
         f" (not affine in the parameter {names[0]}: replace the nonlinear part by a new Parameter, computed in torch)"

@@ -20,7 +20,16 @@ from cvxpy.utilities import scopes
 
 from implicitkit_cvxpy.cones.form import Cones
 
-__all__ = ["TESTED", "CanonicalProgram", "Entry", "Recovery", "canonicalise", "is_dpp", "tested_version"]
+__all__ = [
+    "TESTED",
+    "CanonicalProgram",
+    "Entry",
+    "Recovery",
+    "affine_in_parameters",
+    "canonicalise",
+    "is_dpp",
+    "tested_version",
+]
 
 TESTED = ("1.9", "1.10")
 """Releases ``>= TESTED[0]`` and ``< TESTED[1]`` are known to fit."""
@@ -83,6 +92,12 @@ def is_dpp(thing: Any, gp: bool = False) -> bool:
         return bool(thing.is_dpp("dgp") if gp else thing.is_dpp(quad_form_dpp="qp"))  # type: ignore[call-arg]
     with scopes.quad_form_dpp_scope():
         return bool(thing.is_dgp(dpp=True) if gp else thing.is_dcp(dpp=True))
+
+
+def affine_in_parameters(expression: Any) -> bool:
+    """Is an expression without variables an affine function of its parameters?"""
+    with scopes.dpp_scope():
+        return bool(expression.is_affine())
 
 
 def canonicalise(

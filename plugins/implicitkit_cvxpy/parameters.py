@@ -94,6 +94,8 @@ class Parameters:
         for value, declared in zip(values, self.declared, strict=True):
             tensor = value if isinstance(value, Tensor) else _tensor(value, declared.name, device)
             extend.trees.check_numbers(tensor, f"parameter {declared.name}")
+            if tensor.layout != torch.strided:
+                tensor = tensor.to_dense()
             if not tensor.is_floating_point():
                 if tensor.is_complex():
                     raise TypeError(f"parameter {declared.name} got a complex tensor; cvxpy parameters here are real")
@@ -193,7 +195,7 @@ def _tensor(value: Any, name: str, device: torch.device | None) -> Tensor:
     if value is None:
         raise ValueError(f"parameter {name} is missing: the layer got None for it")
     try:
-        return torch.as_tensor(value, device=device)
+        return torch.as_tensor(value.toarray() if hasattr(value, "toarray") else value, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"parameter {name} got a {type(value).__name__}, not a tensor: {error}") from error
 

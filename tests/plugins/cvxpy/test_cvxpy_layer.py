@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
@@ -458,6 +459,17 @@ def test_batches_shared_parameters_and_empty_batches() -> None:
     empty[0].sum().backward()
 
 
+@pytest.mark.parametrize("store", [Tensor.to_sparse, Tensor.to_sparse_csr, lambda t: sp.csr_array(t.detach().numpy())])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_sparse_matrices_are_parameters(store: Any) -> None:
+    A, x, rows = cp.Parameter((3, 2)), cp.Variable(2), seeded(3, 2).requires_grad_()
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(A @ x - 1) + cp.norm1(x))), [A], [x])
+    dense, found = layer(rows)[0], layer(store(rows))[0]
+    close(found, dense, 1e-12)
+    if found.requires_grad:
+        close(*(torch.autograd.grad(v.sum(), rows)[0] for v in (found, dense)), 1e-12)
+
+
 def test_dtype_follows_the_parameters() -> None:
     layer, args = qp(), [a.float() for a in CASES[0].args]
     x, _ = layer(*args)
@@ -722,6 +734,11 @@ def non_dpp_kron() -> Any:
     return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(cp.kron(a, x)))), [a], [x])
 
 
+def non_dpp_quotient() -> Any:
+    a, x = cp.Parameter(2, pos=True, name="a"), _x()
+    return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x / (2 * a) - 1))), [a], [x])
+
+
 def non_dpp_square() -> Any:
     a, x = cp.Parameter(name="a", nonneg=True), _x()
     return ConvexLayer(cp.Problem(cp.Minimize(cp.square(a) * cp.sum_squares(x))), [a], [x])
@@ -805,6 +822,12 @@ BAD = [
         non_dpp_kron,
         ValueError,
         r"must be DPP.*objective: kron.*no rule for the parameter a there.*a product, A @ x",
+    ),
+    (
+        "quotient by a multiple of a parameter",
+        non_dpp_quotient,
+        ValueError,
+        r"must be DPP.*objective: x / .*no rule for the parameter a there.*or multiply\(a, x\)",
     ),
     (
         "square of a parameter",
