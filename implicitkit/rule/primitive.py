@@ -173,6 +173,8 @@ class _LinSolve(compat.Function):
         if later is not None:
             return later
         with recording.unrecorded():
+            if not request.factors_once:
+                request, z = _for_rows(request, z, theta, len(b))
             _, A = request.linearise(z.detach(), [t.detach() for t in theta])
             A = A.T if transposed else A
             with torch.no_grad():
@@ -246,8 +248,8 @@ class _LinSolve(compat.Function):
         batch, (_, _, z_dim, b_dim, *dims) = info.batch_size, in_dims
         _refuse_batched_below(b)
         n, b = request.system.size, _front(b, b_dim, batch)
-        if z_dim is None and all(d is None for d in dims) and request.factors_once:
-            x = _LinSolve.apply(request, transposed, z, b.reshape(-1, n), *theta)  # one matrix, more right-hand sides
+        if z_dim is None and all(d is None for d in dims):  # more right-hand sides of the same blocks
+            x = _LinSolve.apply(request, transposed, z, b.reshape(-1, n), *theta)
             return x.unflatten(0, (batch, -1)), 0
         # several right-hand sides a block: they stay in front, the blocks running fastest
         columns = b.unflatten(1, (-1, request.system.batch)).transpose(0, 1)
@@ -340,10 +342,15 @@ def _theta_only(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], movi
 def _for_each(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], rows: int) -> tuple[Any, Tensor]:
     """The residual as a function of the state, and the state, for ``rows`` vectors: as often as there are right-hand
     sides of every block."""
-    system, times = request.system, rows // len(z)
-    if times > 1:
-        system, z = request.batched([None] * len(theta), times).system, z.repeat(times, 1)
-    return lambda v: system.residual(v, *theta), z
+    request, z = _for_rows(request, z, theta, rows)
+    return lambda v: request.system.residual(v, *theta), z
+
+
+def _for_rows(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], rows: int) -> tuple[ImplicitSolve, Tensor]:
+    """The request, and the state, as often as there are right-hand sides of every block; the samples run fastest, as the
+    figures of the solve are repeated (:mod:`implicitkit.rule.request`)."""
+    times = rows // max(1, len(z))
+    return (request.batched([None] * len(theta), times), z.repeat(times, 1)) if times > 1 else (request, z)
 
 
 def _replace(theta: Sequence[Tensor], where: Sequence[int], by: Sequence[Tensor]) -> list[Tensor]:

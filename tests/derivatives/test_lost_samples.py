@@ -111,6 +111,20 @@ def test_the_derivative_is_that_of_the_others(name: str, policy: str) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9, msg=lambda m: f"{name}, {kind}: {m}")  # noqa: B023
 
 
+@pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian])
+@pytest.mark.parametrize("linear_solver", ["lu", "gmres", "bicgstab"])
+@pytest.mark.parametrize("policy", ["ignore", "nan"])
+def test_each_direction_of_each_sample_has_its_own(policy: str, linear_solver: str, transform: Any) -> None:
+    """Several directions of several samples were told from each other by the order of another way of mapping."""
+    rule = ik.Implicit(linear_solver=linear_solver, rtol=1e-13)
+    solve = lambda x: ik.fixed_point(_map, _zeros(x), (W, x), on_failure=policy, rule=rule).value  # noqa: E731
+    x = X.clone()
+    x[1] = NAN
+    found, alone = torch.vmap(transform(solve))(x), torch.stack([transform(solve)(x[i]) for i in KEEP])
+    torch.testing.assert_close(found[KEEP], alone, rtol=1e-9, atol=1e-11)
+    assert not bool(found[1].any())
+
+
 @pytest.mark.parametrize("name", ["rows declared", "rows captured", "mapped"])
 def test_the_lost_sample_has_derivative_zero(name: str) -> None:
     x = X.clone()

@@ -676,6 +676,21 @@ def test_failures_under_vmap() -> None:
     close(grads[[0, 2]], torch.tensor([1.0, 0.0], dtype=F64), 1e-8)
 
 
+@pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd])
+@pytest.mark.parametrize("on_failure", ["nan", "ignore"])
+@pytest.mark.parametrize("curved", [False, True])
+def test_jacobians_beside_an_infeasible_program(curved: bool, on_failure: str, transform: Any) -> None:
+    c, r, x = cp.Parameter(3), cp.Parameter(), cp.Variable(3)
+    rows = [cp.norm(x) <= r] if curved else [cp.sum(x) == 1, x >= -r]
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - c)), rows), [c, r], [x], on_failure=on_failure)
+    points, sizes = seeded(4, 3), torch.tensor([1.0, 1.0, -1.0, 1.0], dtype=F64)
+    slopes = transform(lambda c, r: layer(c, r)[0])
+    found = torch.func.vmap(slopes)(points, sizes)
+    for i in (0, 1, 3):
+        close(found[i], slopes(points[i], sizes[i]), 1e-9)
+    assert not bool(found[2].any())
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nan_data(bad: float) -> None:
     low = torch.tensor([0.5, bad, -0.5], dtype=F64, requires_grad=True)
