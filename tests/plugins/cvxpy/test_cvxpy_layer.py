@@ -678,11 +678,12 @@ def test_failures_under_vmap() -> None:
 
 @pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd])
 @pytest.mark.parametrize("on_failure", ["nan", "ignore"])
-@pytest.mark.parametrize("curved", [False, True])
-def test_jacobians_beside_an_infeasible_program(curved: bool, on_failure: str, transform: Any) -> None:
+@pytest.mark.parametrize(("curved", "degenerate"), [(False, "lstsq"), (False, "raise"), (True, "lstsq")])
+def test_jacobians_beside_an_infeasible_program(curved: bool, degenerate: str, on_failure: str, transform: Any) -> None:
     c, r, x = cp.Parameter(3), cp.Parameter(), cp.Variable(3)
     rows = [cp.norm(x) <= r] if curved else [cp.sum(x) == 1, x >= -r]
-    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - c)), rows), [c, r], [x], on_failure=on_failure)
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(x - c)), rows)
+    layer = ConvexLayer(problem, [c, r], [x], on_failure=on_failure, degenerate=degenerate)
     points, sizes = seeded(4, 3), torch.tensor([1.0, 1.0, -1.0, 1.0], dtype=F64)
     slopes = transform(lambda c, r: layer(c, r)[0])
     found = torch.func.vmap(slopes)(points, sizes)
