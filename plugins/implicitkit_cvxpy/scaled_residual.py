@@ -44,7 +44,10 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None =
     largest = torch.stack([t.detach().flatten(1).abs().amax(1) for t in (w, *data[:4]) if t.numel()]).amax(0)
     limit = _ORDINARY**2 if problem.dual.cones.polyhedral else _ORDINARY  # the active rows are solved for, to rounding
     ordinary = (largest <= limit) & (least >= 1 / limit)
-    ordinary &= units is None
+    # in later rounds, of samples that have asked for no other units
+    own = None if units is None else units.same(Units.users(problem.dual, data))
+    if own is not None:
+        ordinary &= own
     if bool(ordinary.all()):
         return none
     nearer = (units or Units.users(problem.dual, data)).nearer(data, w)
@@ -53,9 +56,9 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None =
     if bool((found > UNEVEN).any()):
         F, size = _errors(problem, balanced(problem.dual, data), data, w)
         found = torch.where(F.amax(1) <= _ROUNDING * size.amax(1), 0, found)
-    ask = _is_blurred(problem, data, w) if units is None else nearer.spread > _FAR
+    ask = _is_blurred(problem, data, w) if own is None else ~own & (nearer.spread > _FAR)
     found = torch.where(ask, found.clamp_min(2 * UNEVEN), found)
-    nowhere = torch.full_like(none, torch.inf if units is None else 0.0)  # a certificate is asked for again
+    nowhere = torch.full_like(none, torch.inf if own is None else 0.0)  # a certificate is asked for again
     return torch.where(ordinary, none, torch.where((w != 0).any(1), found, nowhere)).nan_to_num(torch.inf)
 
 

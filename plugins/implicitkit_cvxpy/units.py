@@ -88,6 +88,11 @@ class Units(NamedTuple):
         """How many powers of two they are from those of which they are units, ``(batch,)``."""
         return torch.cat([self.columns, self.turn.rows], 1).log2().abs().amax(1)
 
+    def same(self, others: Units) -> Tensor:
+        """For which samples are the ``others`` the same, ``(batch,)``?"""
+        pairs = zip(self.tensors, others.tensors, strict=True)
+        return torch.stack([(a == b).flatten(1).all(1) for a, b in pairs]).all(0)
+
     def only(self, which: Tensor, others: Units) -> Units:
         """For the samples ``which``, ``(batch,)``; the ``others`` keep theirs."""
         which = which.unsqueeze(1)

@@ -250,6 +250,20 @@ def test_the_first_call_under_jacfwd_spoils_no_other() -> None:
         assert_close(slope, WELL, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd])
+def test_a_sample_that_needs_no_units_gets_none_from_its_neighbours(transform: Any) -> None:
+    """Beside a row of 1e12 that is active, one of 1e9 that is not had a derivative 0.4 off."""
+    c, row, x = cp.Parameter(3), cp.Parameter(3), cp.Variable(3)
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(x - c)), [row @ x <= 1, cp.norm(x) <= 2])
+    layer = ConvexLayer(problem, [c, row], [x])
+    centres = torch.tensor([[-0.6, -0.5, -0.7], [1.0, 0.5, 0.8]], dtype=F64)
+    rows = torch.tensor([[1e9], [1e12]], dtype=F64) * torch.tensor([0.5, 0.8, 0.4], dtype=F64)
+    found = torch.func.vmap(transform(lambda c, row: layer(c, row)[0]))(centres, rows)
+    unit = rows[1] / rows[1].norm()
+    eye = torch.eye(3, dtype=F64)
+    assert_close(found, torch.stack([eye, eye - torch.outer(unit, unit)]), rtol=0, atol=1e-9)
+
+
 def test_slacks_and_multipliers_turn_against_each_other() -> None:
     """``(T s)'y = s'(T'y)``, ``(T s)'(T'^-1 y) = s'y``; and ``T`` keeps second-order cones, up to a factor."""
     dual = DualCone(Cones(nonneg=1, soc=(3, 4), exp=2))
