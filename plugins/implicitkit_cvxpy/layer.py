@@ -41,7 +41,7 @@ class ConvexLayer(extend.Configured, nn.Module):
     float64, in units of their own, and of large sparse programs by their entries only; any solver finds ``(x, y)``; a
     Newton step on the optimality conditions takes it to rounding; and the conditions (:class:`ConeProgram`) are
     differentiated by the implicit function theorem, to any order (projections onto cones: up to the third), in every mode,
-    under every transform of ``torch.func``.
+    under every transform of ``torch.func`` but ``linearize``.
 
     Units: solutions have those of the variables, derivatives theirs by those of the parameters.  Source: Agrawal, Amos,
     Barratt, Boyd, Diamond & Kolter (2019), "Differentiable convex optimization layers".

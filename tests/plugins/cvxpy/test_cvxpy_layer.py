@@ -676,6 +676,15 @@ def test_failures_under_vmap() -> None:
     close(grads[[0, 2]], torch.tensor([1.0, 0.0], dtype=F64), 1e-8)
 
 
+def test_an_error_of_the_solver_comes_out_of_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(*_: Any) -> Any:
+        raise ArithmeticError("of the solver")
+
+    monkeypatch.setattr("implicitkit_cvxpy.rounds.finish", finish)
+    with pytest.raises(ArithmeticError, match="of the solver"):
+        torch.func.jacrev(lambda low: interval()(low, torch.ones_like(low))[0])(torch.zeros((), dtype=F64))
+
+
 @pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd])
 @pytest.mark.parametrize("on_failure", ["nan", "ignore"])
 @pytest.mark.parametrize(("curved", "degenerate"), [(False, "lstsq"), (False, "raise"), (True, "lstsq")])
