@@ -137,8 +137,9 @@ MUTANTS = [
         ("limit = _ORDINARY**2 if", "limit = _ORDINARY**9 if"),
         ("for t in (w, *data[:4]) if t.numel()", "for t in (w, data.q, data.b) if t.numel()"),
         ("UNEVEN = 1e-9", "UNEVEN = 1e9"),
-        ("_is_blurred(problem, data, w) if units is None else", "none > 0 if units is None else"),
-        ("torch.inf if units is None else 0.0", "0.0"),
+        ("_is_blurred(problem, data, w) if own is None else", "none > 0 if own is None else"),
+        ("~own & (nearer.spread", "(nearer.spread", "tests/plugins/cvxpy/test_units_of_cones.py -k neighbours"),
+        ("torch.inf if own is None else 0.0", "0.0"),
         ("return _of_sparse(problem, data, w) if", "return none if", SPARSE + " -k 'units_of_their_own'"),
     ),
     *mutants(
