@@ -191,7 +191,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/foundation/autocast.py",
         "tests/plugins/deq/test_deq.py -k half_precision_is",
-        ("2 * eps if eps > _HALF else", "2 * eps if False else"),
+        ("2 * eps if iteration and eps", "2 * eps if False and eps"),
+        ("2 * eps if iteration and eps", "2 * eps if eps", "tests/solver/test_convergence.py -k by_default_for_what"),
     ),
     *mutants(
         "implicitkit/foundation/autodiff.py",
