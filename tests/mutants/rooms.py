@@ -20,6 +20,14 @@ MUTANTS = [
         ("        return dict, (self._view(),)", "        return dict, (dict(super().items()),)"),
     ),
     *mutants(
+        "implicitkit/foundation/faithful.py",
+        THREADS + " -k two_threads",
+        (
+            "            if not unfused._inside:\n                unfused._switch.__exit__",
+            "            if True:\n                unfused._switch.__exit__",
+        ),
+    ),
+    *mutants(
         "implicitkit/lifting/reach.py",
         THREADS,
         ("if m is None or id(m) in found:", "if m is None:"),
