@@ -14,7 +14,7 @@ import contextlib
 import contextvars
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -100,20 +100,31 @@ def refusing_values() -> Iterator[None]:
         ) from error
 
 
-def recorded(function: Callable[[Tensor], Tensor], b: Tensor) -> Tensor | None:
-    """A linear map of ``b``, of the same shape, as one node of the graph that is being recorded; ``None`` if there is none,
-    or ``b`` is a constant to it.  The numbers of what is returned mean nothing, like those of the tangent at work."""
+def recorded(
+    function: Callable[..., Tensor], given: Sequence[Tensor], like: Tensor, held: Sequence[Tensor] = ()
+) -> Tensor | None:
+    """A linear map of what is ``given`` to something ``like`` this, as one node of the graph that is being recorded, or
+    ``None`` if there is none, or all are constants to it.  The numbers of what is returned mean nothing, like those of the
+    tangent at work.  What torch loses of a graph (writes into constants, ``m[0] = 1``) is not lost inside the node.  It has a
+    graph of autograd if something given, or ``held`` by the function, requires grad."""
     mode = recorder()
     if mode is None:
         return None
     from torch.fx.experimental import proxy_tensor
 
-    slot = proxy_tensor.get_proxy_slot(b, mode.tracer, None)
-    if slot is None or not _moves(slot.proxy.node):
+    slots = [proxy_tensor.get_proxy_slot(t, mode.tracer, None) for t in given]
+    if not any(slot is not None and _moves(slot.proxy.node) for slot in slots):
         return None
     with proxy_tensor.disable_proxy_modes_tracing():
-        out = torch.zeros_like(b)
-    proxy = mode.tracer.create_proxy("call_function", function, (slot.proxy,), {})
+        out = torch.zeros_like(like)
+    args = tuple(t if slot is None else slot.proxy for t, slot in zip(given, slots, strict=True))
+
+    def node(*given: Tensor) -> Tensor:
+        graph = compat.transforms_active() or any(t.requires_grad for t in (*given, *held))
+        with torch.set_grad_enabled(graph and torch.is_grad_enabled()):
+            return function(*given)
+
+    proxy = mode.tracer.create_proxy("call_function", node, args, {})
     proxy_tensor.track_tensor_tree(out, proxy, constant=None, tracer=mode.tracer)
     return out
 

@@ -142,12 +142,14 @@ class _Root(compat.Function):
             if usable is None:
                 return torch.zeros_like(point[0]), None
             z, theta = usable
-            b = autodiff.jvp(
-                _theta_only(request, z, theta, moving),
-                [theta[i] for i in moving],
-                [_as(tangents[i], theta[i]) for i in moving],
-            )
-            return _solved(request, False, z, -b, theta), None
+
+            def pushed(*tangents: Tensor) -> Tensor:
+                b = autodiff.jvp(_theta_only(request, z, theta, moving), [theta[i] for i in moving], tangents)
+                return _solved(request, False, z, -b, theta)
+
+            own = [_as(tangents[i], theta[i]) for i in moving]
+            later = recording.recorded(pushed, own, z, (z, *theta))
+            return pushed(*own) if later is None else later, None
 
     @staticmethod
     @tracers.opaque_to_compile
@@ -169,7 +171,7 @@ class _LinSolve(compat.Function):
     @compat.outside_inference
     def forward(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
         _refuse_batched_below(b)
-        later = recording.recorded(lambda b: _LinSolve.apply(request, transposed, z, b, *theta), b)
+        later = recording.recorded(lambda b: _LinSolve.apply(request, transposed, z, b, *theta), [b], b, (z, *theta))
         if later is not None:
             return later
         with recording.unrecorded():
