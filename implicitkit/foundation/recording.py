@@ -23,7 +23,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
 
-__all__ = ["holds", "linearising", "paused", "recorded", "recorder", "refusing_values", "unrecorded"]
+__all__ = ["holds", "linearising", "paused", "recorded", "recorder", "refusing", "unrecorded"]
 
 
 _paused = contextvars.ContextVar("_paused", default=False)
@@ -83,12 +83,18 @@ def holds(condition: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def refusing_values() -> Iterator[None]:
-    """Where something inside reads a value while operations are recorded, torch's refusal in other words.
+def refusing() -> Iterator[None]:
+    """Where operations are recorded, what a graph cannot hold is refused: that something inside reads a value (torch's
+    refusal in other words), or writes numbers into a part of a tensor (``a[0] = b``), which torch forgets.
 
     Raises:
         CapabilityError: it does.
     """
+    mode = recorder()
+    if mode is None:
+        yield
+        return
+    before = len(mode.tracer.graph.nodes)
     try:
         yield
     except RuntimeError as error:
@@ -98,6 +104,19 @@ def refusing_values() -> Iterator[None]:
             "torch.func.linearize records what a function does to a tangent, and here what it does depends on values that "
             "are not known to it (an `if`, .item(), or a rule that needs them): use torch.func.jvp"
         ) from error
+    if any(map(_writes_constants, list(mode.tracer.graph.nodes)[before:])):
+        raise CapabilityError(
+            "torch.func.linearize forgets what a function writes into a part of a tensor (a[0] = b): use torch.where, "
+            "torch.stack or torch.cat in the function, or torch.func.jvp"
+        )
+
+
+def _writes_constants(node: Any) -> bool:
+    """Does it write into a view, and nothing that depends on the tangent?"""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable or not getattr(node.args[0].target, "is_view", False):
+        return False
+    return not any(map(_moves, node.all_input_nodes))
 
 
 def recorded(
@@ -105,8 +124,8 @@ def recorded(
 ) -> Tensor | None:
     """A linear map of what is ``given`` to something ``like`` this, as one node of the graph that is being recorded, or
     ``None`` if there is none, or all are constants to it.  The numbers of what is returned mean nothing, like those of the
-    tangent at work.  What torch loses of a graph (writes into constants, ``m[0] = 1``) is not lost inside the node.  It has a
-    graph of autograd if something given, or ``held`` by the function, requires grad."""
+    tangent at work.  Inside the node nothing is forgotten that is written in place.  It has a graph of autograd if something
+    given, or ``held`` by the function, requires grad."""
     mode = recorder()
     if mode is None:
         return None

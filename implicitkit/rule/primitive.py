@@ -101,6 +101,7 @@ class _Root(compat.Function):
     @staticmethod
     @tracers.opaque_to_compile
     @compat.outside_inference
+    @recording.refusing()
     def backward(ctx: Any, g: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         # read once: non-reentrant checkpointing allows no more; a pullback may be called after its transform has ended
         point = compat.unwrap_dead_wrappers(ctx.saved_tensors)
@@ -134,6 +135,7 @@ class _Root(compat.Function):
     @staticmethod
     @tracers.opaque_to_compile
     @compat.outside_inference
+    @recording.refusing()
     def jvp(ctx: Any, _request: Any, _z0: Any, *tangents: Tensor | None) -> tuple[Tensor, None]:
         request = ctx.request
         with compat.forward_ad_enabled(ctx.saved_tensors) as point:
@@ -190,6 +192,7 @@ class _LinSolve(compat.Function):
     @staticmethod
     @tracers.opaque_to_compile
     @compat.outside_inference
+    @recording.refusing()
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         x, z, *theta = compat.unwrap_dead_wrappers(ctx.saved_tensors)
         request, transposed = ctx.request, ctx.transposed
@@ -218,6 +221,7 @@ class _LinSolve(compat.Function):
     @staticmethod
     @tracers.opaque_to_compile
     @compat.outside_inference
+    @recording.refusing()
     def jvp(
         ctx: Any, _request: Any, _transposed: Any, dz: Tensor | None, db: Tensor | None, *dtheta: Tensor | None
     ) -> Tensor:

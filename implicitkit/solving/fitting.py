@@ -224,6 +224,7 @@ def _covariance(r: Tensor, J: Tensor, absolute_sigma: bool, m: Any) -> Tensor:
     return torch.where(blind[..., None, None], torch.inf, covariance)
 
 
+@recording.refusing()
 @despite_inference_mode
 def _linearised(residuals: Callable[..., Tensor], p: Tensor, args: Any, batch_dims: int) -> tuple[Tensor, Tensor]:
     """The residuals and ``J`` ``(*batch, m, n)`` at ``p``: samples are independent, so that one pass a parameter does."""

@@ -138,7 +138,7 @@ def solve(
         "callback": callback,
         "norm": norm,
     }
-    with recording.refusing_values():
+    with recording.refusing():
         return _run(problem, z0, args, **options)
 
 

@@ -155,6 +155,22 @@ def test_a_value_that_is_read_is_refused() -> None:
         linearize(lambda t: ik.root(jumping, ZERO, (t,)).value, AT)
 
 
+FORGOTTEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "gradient": lambda t: grad(lambda t: ik.root(_masked, ZERO, (t,)).value.square().sum())(t),
+    "unrolled": lambda t: ik.fixed_point(lambda z, t: z - 0.2 * _masked(z, t), ZERO, (t,), rule="unroll").value,
+    "beside": lambda t: ik.root(lambda z, t: (_cubic(z, t), _masked(z, t)), ZERO, (t,), has_aux=True).aux,
+    "covariance": lambda t: (
+        ik.curve_fit(lambda x, a, b: _masked(a * x, b * x), AT.repeat(4), t.repeat(4), (1.0, 1.0)).covariance
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGOTTEN)
+def test_writes_that_torch_forgets_are_refused(name: str) -> None:
+    with pytest.raises(ik.CapabilityError, match="forgets what a function writes"):
+        linearize(FORGOTTEN[name], AT)
+
+
 def test_a_recorder_around_linearize_is_refused() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 

@@ -264,11 +264,17 @@ MUTANTS = [
         ('if "value out of a tracing tensor" not in str(error):', "if True:"),
         ("with unrecorded() if recorder() is not None else contextlib.nullcontext():", "if True:"),
         ('node.op == "placeholder"', "True"),
+        ("if any(map(_writes_constants, list(mode.tracer.graph.nodes)[before:])):", "if False:"),
+        ('not getattr(node.args[0].target, "is_view", False)', "False"),
     ),
     *mutants(
         "implicitkit/rule/primitive.py",
         "tests/derivatives/test_linearize.py",
         ("return pushed(*own) if later is None else later, None", "return pushed(*own), None"),
+        (
+            "    @recording.refusing()\n    def backward(ctx: Any, g: Tensor | None, _: Any)",
+            "    def backward(ctx: Any, g: Tensor | None, _: Any)",
+        ),
     ),
     *mutants(
         "implicitkit/problem/qp_units.py",
