@@ -100,6 +100,11 @@ SOLVES: dict[str, Callable[[Tensor], Tensor]] = {
     "covariance, robust": lambda t: _fit(t, loss="cauchy", f_scale=0.2).covariance[0],
     "written in place": lambda t: ik.root(_masked, ZERO, (t,)).value,
     "a minimum written in place": lambda t: ik.argmin(lambda z, t: (_masked(z, t) ** 2 + z**2).sum(), ZERO, (t,)).value,
+    "unrolled, filled in place": lambda t: (
+        ik.fixed_point(
+            lambda z, t: 0.5 * torch.tanh(z) + t * torch.empty_like(z).fill_(2.0), ZERO, (t,), rule="unroll"
+        ).value
+    ),
     "a repelling map": lambda t: ik.fixed_point(lambda z, t: 0.6 * (z**3 + z - t), ZERO, (t,)).value,
     "projection": lambda t: ik.project.simplex()(t),
     "DEQ": lambda t: EVALUATED(t[None])[0],
@@ -157,6 +162,7 @@ def test_a_value_that_is_read_is_refused() -> None:
 
 FORGOTTEN: dict[str, Callable[[Tensor], Tensor]] = {
     "gradient": lambda t: grad(lambda t: ik.root(_masked, ZERO, (t,)).value.square().sum())(t),
+    "pulled": lambda t: vjp(lambda s: ik.root(_masked, ZERO, (s,)).value, AT)[1](t)[0],
     "unrolled": lambda t: ik.fixed_point(lambda z, t: z - 0.2 * _masked(z, t), ZERO, (t,), rule="unroll").value,
     "beside": lambda t: ik.root(lambda z, t: (_cubic(z, t), _masked(z, t)), ZERO, (t,), has_aux=True).aux,
     "covariance": lambda t: (

@@ -118,13 +118,13 @@ MUTANTS = [
         ),
         ("u = _solved(request, True, z, g, theta)", "u = _solved(request, False, z, g, theta)"),
         (
-            "return _solved(request, False, z, -b, theta), None",
-            "return _solved(request, False, z, b, theta), None",
+            "return _solved(request, False, z, -b, theta)\n\n",
+            "return _solved(request, False, z, b, theta)\n\n",
             TRANSFORMS,
         ),
         (
-            "return _solved(request, False, z, -b, theta), None",
-            "return _solved(request, True, z, -b, theta), None",
+            "return _solved(request, False, z, -b, theta)\n\n",
+            "return _solved(request, True, z, -b, theta)\n\n",
             TRANSFORMS,
         ),
         ("w = _solved(request, not transposed, z, g, theta)", "w = _solved(request, transposed, z, g, theta)"),

@@ -271,10 +271,6 @@ MUTANTS = [
         "implicitkit/rule/primitive.py",
         "tests/derivatives/test_linearize.py",
         ("return pushed(*own) if later is None else later, None", "return pushed(*own), None"),
-        (
-            "    @recording.refusing()\n    def backward(ctx: Any, g: Tensor | None, _: Any)",
-            "    def backward(ctx: Any, g: Tensor | None, _: Any)",
-        ),
     ),
     *mutants(
         "implicitkit/problem/qp_units.py",
