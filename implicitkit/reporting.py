@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, recording
 from implicitkit.foundation.autocast import computing_dtype
 from implicitkit.foundation.errors import (
     CapabilityError,
@@ -165,6 +165,7 @@ def check_policy(on_failure: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ the solve
+@recording.unrecorded()
 def report_failure(solution: Solution, on_failure: str, why: tuple[str, frozenset[Status]]) -> None:
     """Raise or warn that a solve (on plain tensors) has failed; ``why``: by :func:`failure_hint`."""
     if on_failure == "raise":  # no name for the error here: its traceback would hold it, and all tensors of the solve
@@ -178,12 +179,12 @@ def warn_if_unsteady(record: Record) -> None:
     outcome = record.outcome
     if outcome.evaluations < _MANY or outcome.tolerance is None:
         return
-    if not bool((outcome.residual_norm > outcome.tolerance).any()):
-        return
-    if said := record.unsteady(1.0):
-        warn(f"{said} What was found solves it to within that", ImpureFunctionWarning)
+    with recording.unrecorded():
+        if bool((outcome.residual_norm > outcome.tolerance).any()) and (said := record.unsteady(1.0)):
+            warn(f"{said} What was found solves it to within that", ImpureFunctionWarning)
 
 
+@recording.unrecorded()
 def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, frozenset[Status]]:
     """A sentence on why, by looking at what was given and by asking the problem; and the statuses whose cure it is."""
     outcome = record.outcome

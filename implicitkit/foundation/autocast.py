@@ -40,8 +40,9 @@ def computing_dtype(dtype: torch.dtype, device_type: str) -> torch.dtype:
     return torch.get_autocast_dtype(device_type)
 
 
-def default_tolerance(dtype: torch.dtype, device_type: str) -> float:
-    """The ``rtol`` where none is given: ``eps^(2/3)``, in half precision ``2 eps``, ``eps`` of the precision in which a
-    function of ``dtype`` computes now.  Rounding leaves about ``eps / 2`` of a fixed point's residual."""
+def default_tolerance(dtype: torch.dtype, device_type: str, iteration: bool) -> float:
+    """The ``rtol`` where none is given: ``eps^(2/3)``, of a fixed point (``iteration``) in half precision ``2 eps``, with
+    ``eps`` of the precision in which a function of ``dtype`` computes now.  Rounding leaves about ``eps / 2`` of a fixed
+    point's residual, and of others, where much cancels, more than ``2 eps``."""
     eps = torch.finfo(computing_dtype(dtype, device_type)).eps
-    return 2 * eps if eps > _HALF else eps ** (2 / 3)
+    return 2 * eps if iteration and eps > _HALF else eps ** (2 / 3)

@@ -22,6 +22,7 @@ sparse tensor is lost, and fused attention has none.  What was found so is all t
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -64,10 +65,26 @@ def transposed() -> Iterator[None]:
         yield
 
 
-def unfused() -> AbstractContextManager[Any]:
+class unfused(AbstractContextManager[None]):
     """Around an evaluation whose derivative may be differentiated: attention by its formula, since torch's fast kernels have
-    one derivative, backwards."""
-    return sdpa_kernel(SDPBackend.MATH)
+    one derivative, backwards.  Torch's switch is one for all threads: the first one inside turns it, the last one back."""
+
+    _lock = threading.Lock()
+    _inside = 0
+    _switch: AbstractContextManager[Any] = _AS_IT_IS
+
+    def __enter__(self) -> None:
+        with unfused._lock:
+            if not unfused._inside:
+                unfused._switch = sdpa_kernel(SDPBackend.MATH)
+                unfused._switch.__enter__()
+            unfused._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with unfused._lock:
+            unfused._inside -= 1
+            if not unfused._inside:
+                unfused._switch.__exit__(None, None, None)
 
 
 class _Instead(TorchFunctionMode):

@@ -14,7 +14,7 @@ import contextlib
 import contextvars
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
 
-__all__ = ["holds", "linearising", "paused", "recorded", "recorder", "refusing_values", "unrecorded"]
+__all__ = ["holds", "linearising", "paused", "recorded", "recorder", "refusing", "unrecorded"]
 
 
 _paused = contextvars.ContextVar("_paused", default=False)
@@ -83,12 +83,18 @@ def holds(condition: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def refusing_values() -> Iterator[None]:
-    """Where something inside reads a value while operations are recorded, torch's refusal in other words.
+def refusing() -> Iterator[None]:
+    """Where operations are recorded, what a graph cannot hold is refused: that something inside reads a value (torch's
+    refusal in other words), or writes numbers into a part of a tensor (``a[0] = b``), which torch forgets.
 
     Raises:
         CapabilityError: it does.
     """
+    mode = recorder()
+    if mode is None:
+        yield
+        return
+    before = len(mode.tracer.graph.nodes)
     try:
         yield
     except RuntimeError as error:
@@ -98,22 +104,46 @@ def refusing_values() -> Iterator[None]:
             "torch.func.linearize records what a function does to a tangent, and here what it does depends on values that "
             "are not known to it (an `if`, .item(), or a rule that needs them): use torch.func.jvp"
         ) from error
+    if any(map(_writes_constants, list(mode.tracer.graph.nodes)[before:])):
+        raise CapabilityError(
+            "torch.func.linearize forgets what a function writes into a part of a tensor (a[0] = b): use torch.where, "
+            "torch.stack or torch.cat in the function, or torch.func.jvp"
+        )
 
 
-def recorded(function: Callable[[Tensor], Tensor], b: Tensor) -> Tensor | None:
-    """A linear map of ``b``, of the same shape, as one node of the graph that is being recorded; ``None`` if there is none,
-    or ``b`` is a constant to it.  The numbers of what is returned mean nothing, like those of the tangent at work."""
+def _writes_constants(node: Any) -> bool:
+    """Does it write into a view, and nothing that depends on the tangent?"""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable or not getattr(node.args[0].target, "is_view", False):
+        return False
+    return not any(map(_moves, node.all_input_nodes))
+
+
+def recorded(
+    function: Callable[..., Tensor], given: Sequence[Tensor], like: Tensor, held: Sequence[Tensor] = ()
+) -> Tensor | None:
+    """A linear map of what is ``given`` to something ``like`` this, as one node of the graph that is being recorded, or
+    ``None`` if there is none, or all are constants to it.  The numbers of what is returned mean nothing, like those of the
+    tangent at work.  Inside the node nothing is forgotten that is written in place.  It has a graph of autograd if something
+    given, or ``held`` by the function, requires grad."""
     mode = recorder()
     if mode is None:
         return None
     from torch.fx.experimental import proxy_tensor
 
-    slot = proxy_tensor.get_proxy_slot(b, mode.tracer, None)
-    if slot is None or not _moves(slot.proxy.node):
+    slots = [proxy_tensor.get_proxy_slot(t, mode.tracer, None) for t in given]
+    if not any(slot is not None and _moves(slot.proxy.node) for slot in slots):
         return None
     with proxy_tensor.disable_proxy_modes_tracing():
-        out = torch.zeros_like(b)
-    proxy = mode.tracer.create_proxy("call_function", function, (slot.proxy,), {})
+        out = torch.zeros_like(like)
+    args = tuple(t if slot is None else slot.proxy for t, slot in zip(given, slots, strict=True))
+
+    def node(*given: Tensor) -> Tensor:
+        graph = compat.transforms_active() or any(t.requires_grad for t in (*given, *held))
+        with torch.set_grad_enabled(graph and torch.is_grad_enabled()):
+            return function(*given)
+
+    proxy = mode.tracer.create_proxy("call_function", node, args, {})
     proxy_tensor.track_tensor_tree(out, proxy, constant=None, tracer=mode.tracer)
     return out
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, recording
 
 __all__ = ["UNEVEN", "Units", "units_of"]
 
@@ -68,6 +68,7 @@ class Units(NamedTuple):
         return {"z": self.z, "y": self.y / self.cost, "lam": self.lam / self.cost}
 
 
+@recording.unrecorded()
 def units_of(parts: dict[str, Tensor], places: dict[str, Any], uneven: float = UNEVEN) -> Units | None:
     """The units in which rows and columns have the size one; ``None`` where they need no others.
 

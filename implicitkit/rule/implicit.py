@@ -39,7 +39,7 @@ class Implicit(Rule):
             differentiation); a factorisation with ``solve(b, trans)``; or :class:`ik.linear.Stale()
             <implicitkit.linear.Stale>`.  The derivative does not depend on it.
         rtol, atol: of the linear solve, per sample ``|A u - b| <= atol + rtol |b|``; the defaults follow the dtype
-            (``eps^(2/3)``, in half precision ``2 eps``; ``atol`` 0).
+            (``eps^(2/3)``, of fixed points in half precision ``2 eps``; ``atol`` 0).
         max_steps: products with the Jacobian allowed; ``None`` is the linear solver's own default.
 
     Raises (when a derivative is taken):

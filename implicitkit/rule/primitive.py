@@ -101,6 +101,7 @@ class _Root(compat.Function):
     @staticmethod
     @tracers.opaque_to_compile
     @compat.outside_inference
+    @recording.refusing()
     def backward(ctx: Any, g: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         # read once: non-reentrant checkpointing allows no more; a pullback may be called after its transform has ended
         point = compat.unwrap_dead_wrappers(ctx.saved_tensors)
@@ -134,6 +135,7 @@ class _Root(compat.Function):
     @staticmethod
     @tracers.opaque_to_compile
     @compat.outside_inference
+    @recording.refusing()
     def jvp(ctx: Any, _request: Any, _z0: Any, *tangents: Tensor | None) -> tuple[Tensor, None]:
         request = ctx.request
         with compat.forward_ad_enabled(ctx.saved_tensors) as point:
@@ -142,12 +144,14 @@ class _Root(compat.Function):
             if usable is None:
                 return torch.zeros_like(point[0]), None
             z, theta = usable
-            b = autodiff.jvp(
-                _theta_only(request, z, theta, moving),
-                [theta[i] for i in moving],
-                [_as(tangents[i], theta[i]) for i in moving],
-            )
-            return _solved(request, False, z, -b, theta), None
+
+            def pushed(*tangents: Tensor) -> Tensor:
+                b = autodiff.jvp(_theta_only(request, z, theta, moving), [theta[i] for i in moving], tangents)
+                return _solved(request, False, z, -b, theta)
+
+            own = [_as(tangents[i], theta[i]) for i in moving]
+            later = recording.recorded(pushed, own, z, (z, *theta))
+            return pushed(*own) if later is None else later, None
 
     @staticmethod
     @tracers.opaque_to_compile
@@ -169,7 +173,7 @@ class _LinSolve(compat.Function):
     @compat.outside_inference
     def forward(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
         _refuse_batched_below(b)
-        later = recording.recorded(lambda b: _LinSolve.apply(request, transposed, z, b, *theta), b)
+        later = recording.recorded(lambda b: _LinSolve.apply(request, transposed, z, b, *theta), [b], b, (z, *theta))
         if later is not None:
             return later
         with recording.unrecorded():
@@ -190,6 +194,7 @@ class _LinSolve(compat.Function):
     @staticmethod
     @tracers.opaque_to_compile
     @compat.outside_inference
+    @recording.refusing()
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         x, z, *theta = compat.unwrap_dead_wrappers(ctx.saved_tensors)
         request, transposed = ctx.request, ctx.transposed
@@ -218,6 +223,7 @@ class _LinSolve(compat.Function):
     @staticmethod
     @tracers.opaque_to_compile
     @compat.outside_inference
+    @recording.refusing()
     def jvp(
         ctx: Any, _request: Any, _transposed: Any, dz: Tensor | None, db: Tensor | None, *dtheta: Tensor | None
     ) -> Tensor:

@@ -93,8 +93,8 @@ class Request:
         deals with failures itself).
         """
         chosen = linear_solver if isinstance(linear_solver, LinearSolver) else get_linear_solver(linear_solver)
-        layout = self.system.layout
-        rtol = default_tolerance(layout.dtype, layout.device.type) if rtol is None else rtol
+        layout, kind = self.system.layout, self.system.problem.kind
+        rtol = default_tolerance(layout.dtype, layout.device.type, kind.iteration) if rtol is None else rtol
         if self.system.problem.by_blocks and not chosen.exact:
             chosen = BlockSubstitution(chosen)
         assert self.z0 is not None

@@ -39,7 +39,7 @@ def options_of(
     Raises:
         TypeError, ValueError: one is of the wrong type or out of range.
     """
-    default = default_tolerance(layout.dtype, layout.device.type)
+    default = default_tolerance(layout.dtype, layout.device.type, problem.kind.iteration)
     rtol = default if rtol is None else _number("rtol", rtol)
     # in a chart z has no units, and ends at zero, and each begins where the last has ended
     fixed = atol is not None or in_chart

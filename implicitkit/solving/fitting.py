@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat
+from implicitkit.foundation import autodiff, compat, recording
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.options import at_least, check_arguments, check_call, flag, one_of, optional
 from implicitkit.foundation.tracers import opaque_to_compile
@@ -120,7 +120,7 @@ def curve_fit(
     use = None
     if nan_policy is not None:
         xdata, ydata, sigma, use = _filled(xdata, ydata, sigma, batch_dims, whole)
-        if nan_policy == "raise" and not compat.is_wrapped(use) and not bool(use.all()):
+        if nan_policy == "raise" and not compat.is_wrapped(use) and not recording.holds(use.all()):
             raise ValueError("xdata or ydata contain NaN: nan_policy='omit' leaves such data out")
 
     def residuals(p: Tensor, x: Any, y: Tensor, s: Tensor | None = None) -> Any:
@@ -197,7 +197,7 @@ def _robust(r: Tensor, J: Tensor, loss: Robust) -> tuple[Tensor, Tensor]:
         return g
 
     curvature = autodiff.vjp(slope, r)[1](torch.ones_like(r))[0].clamp_min(torch.finfo(r.dtype).eps)
-    curvature = curvature if r.requires_grad or compat.transforms_active() else curvature.detach()
+    curvature = curvature if _is_differentiated(r) else curvature.detach()
     return loss(r), curvature.sqrt().unsqueeze(-1) * J
 
 
@@ -213,17 +213,18 @@ def _covariance(r: Tensor, J: Tensor, absolute_sigma: bool, m: Any) -> Tensor:
     m = torch.as_tensor(m, device=J.device)
     if not absolute_sigma:
         few = m <= n
-        if not compat.is_wrapped(few) and bool(few.any()):
+        if not compat.is_wrapped(few) and recording.holds(few.any()):
             data = f"{int(m.min())} data are"
             warn(f"{data} too few to estimate the covariance of {n} parameters: it is infinite", ConvergenceWarning)
         covariance = covariance * (r.square().sum(-1) / (m - n).clamp_min(1))[..., None, None]
         covariance = torch.where(few[..., None, None], torch.inf, covariance)
     blind = torch.linalg.matrix_rank((J / units).detach()) < n
-    if not compat.is_wrapped(blind) and bool(blind.any()):
+    if not compat.is_wrapped(blind) and recording.holds(blind.any()):
         warn("the data do not determine all parameters: their covariance is infinite", ConvergenceWarning)
     return torch.where(blind[..., None, None], torch.inf, covariance)
 
 
+@recording.refusing()
 @despite_inference_mode
 def _linearised(residuals: Callable[..., Tensor], p: Tensor, args: Any, batch_dims: int) -> tuple[Tensor, Tensor]:
     """The residuals and ``J`` ``(*batch, m, n)`` at ``p``: samples are independent, so that one pass a parameter does."""
@@ -233,13 +234,16 @@ def _linearised(residuals: Callable[..., Tensor], p: Tensor, args: Any, batch_di
     products = autodiff.vjp(lambda w: pullback(w)[0], torch.ones_like(again))[1]
 
     def column(i: int) -> Tensor:
-        unit = torch.zeros_like(p)
-        unit[..., i] = 1
+        unit = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)[i].expand_as(p)
         product: Tensor = products(unit)[0]
         return product
 
     J = torch.stack([column(i) for i in range(p.shape[-1])], -1)
-    return r, J if r.requires_grad or compat.transforms_active() else J.detach()
+    return r, J if _is_differentiated(r) else J.detach()
+
+
+def _is_differentiated(r: Tensor) -> bool:
+    return r.requires_grad or compat.transforms_active() or compat.has_forward_level()
 
 
 def _tensor(given: Any, like: Tensor | None = None) -> Any:

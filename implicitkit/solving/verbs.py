@@ -96,8 +96,9 @@ def solve(
         rtol, atol: a fixed point has converged when ``|F|_2 <= atol + rtol |z|_2``; anything else when ``|F|_2 <= atol``, or
             every equation holds by its own size, ``|F_i| <= atol + rtol S_i``, ``S_i`` the size of what cancels in it near
             ``z`` (about ``sum_j |J_ij z_j|``), and ``z`` has not run away to infinity.  Defaults follow the dtype:
-            ``rtol`` is ``eps^(2/3)`` (float64 3.7e-11, float32 2.4e-5), in half precision, autocast too, ``2 eps`` (bfloat16
-            0.016, float16 0.002); ``atol`` the same, but at most ``rtol |F(z0)|``.
+            ``rtol`` is ``eps^(2/3)`` (float64 3.7e-11, float32 2.4e-5, bfloat16 0.039, float16 0.0098), of fixed points in
+            half precision ``2 eps`` (bfloat16 0.016, float16 0.002), with ``eps`` of autocast where that is on; ``atol`` the
+            same, but at most ``rtol |F(z0)|``.
             Both zero: ``max_steps`` steps, or as many as lower the residual; then not to converge is no failure.
         max_steps: steps allowed; ``None`` is the solver's own default, 0 evaluates at ``z0`` and reports.
         on_failure: ``"raise"``, ``"warn"`` or ``"ignore"``, for the solve and for the linear solve of its derivative;
@@ -137,7 +138,7 @@ def solve(
         "callback": callback,
         "norm": norm,
     }
-    with recording.refusing_values():
+    with recording.refusing():
         return _run(problem, z0, args, **options)
 
 

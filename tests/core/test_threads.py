@@ -17,6 +17,7 @@ from torch.func import grad, jacfwd, vmap
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm
 
 import implicitkit as ik
+from implicitkit.foundation import autodiff
 from implicitkit.lifting.overlay import Overlay, replaced
 from implicitkit.lifting.reach import below
 
@@ -324,3 +325,26 @@ def test_a_solve_while_another_thread_loads_the_compiler() -> None:
     """``torch.func.grad`` does at its first call: two threads that each import a part of a package break that import."""
     done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, timeout=240)
     assert done.stdout.split() == ["solved", "skip_code"] and not done.stderr, done.stdout + done.stderr
+
+
+def test_fused_attention_is_as_it_was_after_two_threads() -> None:
+    """Torch's switch of its kernels is one for all threads: each put it back to what the other had made of it."""
+    fused = torch.backends.cuda.flash_sdp_enabled
+    inside, both = threading.Event(), threading.Event()
+
+    def first(z: Tensor) -> Tensor:
+        inside.set()
+        assert both.wait(60)
+        return z
+
+    def second(z: Tensor) -> Tensor:
+        both.set()
+        other.join(60)  # which leaves before this one does
+        assert not fused()
+        return z
+
+    other = threading.Thread(target=autodiff.vjp, args=(first, X))
+    other.start()
+    assert inside.wait(60)
+    autodiff.vjp(second, X)
+    assert fused()

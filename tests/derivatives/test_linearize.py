@@ -17,6 +17,7 @@ from implicitkit_deq import DEQ, cells
 pytestmark = pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch's, of any captured tensor
 D = torch.float64
 AT, TANGENT, ZERO = torch.tensor([0.3, 0.7], dtype=D), torch.tensor([1.0, -2.0], dtype=D), torch.zeros(2, dtype=D)
+HESSIAN = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=D)
 COLUMN = torch.zeros(2, 1, dtype=D)
 
 
@@ -36,6 +37,18 @@ def _cosh(z: Tensor, t: Tensor) -> Tensor:
 def _cardano(z0: Tensor, t: Tensor) -> Tensor:
     root = (t / 2 + (t**2 / 4 + 1 / 27).sqrt()) ** (1 / 3)
     return root - 1 / (3 * root)
+
+
+def _masked(z: Tensor, t: Tensor) -> Tensor:
+    mask = torch.zeros_like(z)
+    mask[0] = 1.0  # which torch.func.linearize loses of what it records
+    return z**3 + z - t * (1 + mask)
+
+
+def _fit(t: Tensor, **options: Any) -> ik.CurveFit:
+    x = torch.linspace(0, 2, 9, dtype=D)
+    y = (1 + t[0]) * torch.exp(-(0.5 + t[1]) * x) + 0.3 * torch.sin(9 * x)
+    return ik.curve_fit(lambda x, a, b: a * torch.exp(-b * x), x, y, (1.0, 1.0), **options)
 
 
 def _nested(t: Tensor) -> Tensor:
@@ -76,6 +89,23 @@ SOLVES: dict[str, Callable[[Tensor], Tensor]] = {
     "trajectory": lambda t: ik.solve(
         ik.InitialValue(lambda s, y, t: -t * y, torch.linspace(0, 1, 3, dtype=D)), ZERO + 1, (t,)
     ).value[-1],
+    "program": lambda t: (
+        ik.solve(ik.QuadraticProgram(HESSIAN, -t, None, None, torch.eye(2, dtype=D), ZERO + 0.25)).value
+    ),
+    "between": lambda t: ik.root(_cubic, None, (t[:, None],), bracket=(COLUMN - 2, COLUMN + 2), batch_dims=1).value[
+        :, 0
+    ],
+    "fit": lambda t: _fit(t).parameters,
+    "covariance": lambda t: _fit(t).covariance[0],
+    "covariance, robust": lambda t: _fit(t, loss="cauchy", f_scale=0.2).covariance[0],
+    "written in place": lambda t: ik.root(_masked, ZERO, (t,)).value,
+    "a minimum written in place": lambda t: ik.argmin(lambda z, t: (_masked(z, t) ** 2 + z**2).sum(), ZERO, (t,)).value,
+    "unrolled, filled in place": lambda t: (
+        ik.fixed_point(
+            lambda z, t: 0.5 * torch.tanh(z) + t * torch.empty_like(z).fill_(2.0), ZERO, (t,), rule="unroll"
+        ).value
+    ),
+    "a repelling map": lambda t: ik.fixed_point(lambda z, t: 0.6 * (z**3 + z - t), ZERO, (t,)).value,
     "projection": lambda t: ik.project.simplex()(t),
     "DEQ": lambda t: EVALUATED(t[None])[0],
     "DEQ in training": lambda t: TRAINED(t[None])[0],
@@ -95,7 +125,7 @@ def test_a_solve_is_linearised(name: str) -> None:
     close(vmap(push)(torch.stack([TANGENT, -3 * TANGENT])), torch.stack(want))
 
 
-def test_a_product_takes_one_evaluation_and_no_solve() -> None:
+def test_a_product_takes_two_evaluations_and_no_solve() -> None:
     calls = []
 
     def counted(z: Tensor, t: Tensor) -> Tensor:
@@ -106,7 +136,7 @@ def test_a_product_takes_one_evaluation_and_no_solve() -> None:
     push(TANGENT)  # which looks whether the function is still the same
     del calls[:]
     push(TANGENT)
-    assert len(calls) == 1
+    assert len(calls) == 2  # one for each Jacobian
 
 
 def test_what_linearize_returns_has_a_derivative() -> None:
@@ -130,6 +160,23 @@ def test_a_value_that_is_read_is_refused() -> None:
         linearize(lambda t: ik.root(jumping, ZERO, (t,)).value, AT)
 
 
+FORGOTTEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "gradient": lambda t: grad(lambda t: ik.root(_masked, ZERO, (t,)).value.square().sum())(t),
+    "pulled": lambda t: vjp(lambda s: ik.root(_masked, ZERO, (s,)).value, AT)[1](t)[0],
+    "unrolled": lambda t: ik.fixed_point(lambda z, t: z - 0.2 * _masked(z, t), ZERO, (t,), rule="unroll").value,
+    "beside": lambda t: ik.root(lambda z, t: (_cubic(z, t), _masked(z, t)), ZERO, (t,), has_aux=True).aux,
+    "covariance": lambda t: (
+        ik.curve_fit(lambda x, a, b: _masked(a * x, b * x), AT.repeat(4), t.repeat(4), (1.0, 1.0)).covariance
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGOTTEN)
+def test_writes_that_torch_forgets_are_refused(name: str) -> None:
+    with pytest.raises(ik.CapabilityError, match="forgets what a function writes"):
+        linearize(FORGOTTEN[name], AT)
+
+
 def test_a_recorder_around_linearize_is_refused() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -144,7 +191,7 @@ def test_nothing_is_paused_where_nothing_is_recorded() -> None:
     assert recording.recorder() is None and not recording.paused()
     with recording.unrecorded():
         assert not recording.paused()
-    assert recording.holds(AT.any()) and recording.recorded(lambda b: b, AT) is None
+    assert recording.holds(AT.any()) and recording.recorded(lambda b: b, [AT], AT) is None
 
 
 class _Around(nn.Module):

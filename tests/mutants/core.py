@@ -118,13 +118,13 @@ MUTANTS = [
         ),
         ("u = _solved(request, True, z, g, theta)", "u = _solved(request, False, z, g, theta)"),
         (
-            "return _solved(request, False, z, -b, theta), None",
-            "return _solved(request, False, z, b, theta), None",
+            "return _solved(request, False, z, -b, theta)\n\n",
+            "return _solved(request, False, z, b, theta)\n\n",
             TRANSFORMS,
         ),
         (
-            "return _solved(request, False, z, -b, theta), None",
-            "return _solved(request, True, z, -b, theta), None",
+            "return _solved(request, False, z, -b, theta)\n\n",
+            "return _solved(request, True, z, -b, theta)\n\n",
             TRANSFORMS,
         ),
         ("w = _solved(request, not transposed, z, g, theta)", "w = _solved(request, transposed, z, g, theta)"),
@@ -191,7 +191,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/foundation/autocast.py",
         "tests/plugins/deq/test_deq.py -k half_precision_is",
-        ("2 * eps if eps > _HALF else", "2 * eps if False else"),
+        ("2 * eps if iteration and eps", "2 * eps if False and eps"),
+        ("2 * eps if iteration and eps", "2 * eps if eps", "tests/solver/test_convergence.py -k by_default_for_what"),
     ),
     *mutants(
         "implicitkit/foundation/autodiff.py",

@@ -20,6 +20,14 @@ MUTANTS = [
         ("        return dict, (self._view(),)", "        return dict, (dict(super().items()),)"),
     ),
     *mutants(
+        "implicitkit/foundation/faithful.py",
+        THREADS + " -k two_threads",
+        (
+            "            if not unfused._inside:\n                unfused._switch.__exit__",
+            "            if True:\n                unfused._switch.__exit__",
+        ),
+    ),
+    *mutants(
         "implicitkit/lifting/reach.py",
         THREADS,
         ("if m is None or id(m) in found:", "if m is None:"),
@@ -251,11 +259,23 @@ MUTANTS = [
         ('any(map(compat.is_wrapped, frame.f_locals["flat_primals"]))', "False"),
         ("with disable_proxy_modes_tracing():", "if True:"),
         ("_paused.set(True)", "pass"),
-        ("if slot is None or not _moves(slot.proxy.node):", "if slot is None:"),
-        ("if slot is None or not _moves(slot.proxy.node):", "if True:"),
+        ("slot is not None and _moves(slot.proxy.node) for", "slot is not None for"),
+        ("slot is not None and _moves(slot.proxy.node) for", "False for"),
         ('if "value out of a tracing tensor" not in str(error):', "if True:"),
         ("with unrecorded() if recorder() is not None else contextlib.nullcontext():", "if True:"),
         ('node.op == "placeholder"', "True"),
+        ("if any(map(_writes_constants, list(mode.tracer.graph.nodes)[before:])):", "if False:"),
+        ('not getattr(node.args[0].target, "is_view", False)', "False"),
+    ),
+    *mutants(
+        "implicitkit/rule/primitive.py",
+        "tests/derivatives/test_linearize.py",
+        ("return pushed(*own) if later is None else later, None", "return pushed(*own), None"),
+    ),
+    *mutants(
+        "implicitkit/problem/qp_units.py",
+        "tests/derivatives/test_linearize.py -k program",
+        ("@recording.unrecorded()\n", ""),
     ),
     *mutants(
         "implicitkit/solving/fitting.py",
@@ -263,6 +283,7 @@ MUTANTS = [
         ("/ (m - n).clamp_min(1))", "/ m)"),
         ("torch.linalg.pinv(J / units) / units.mT", "torch.linalg.pinv(J)"),
         ("J / units).detach()) < n", "J).detach()) < n"),
+        ("or compat.transforms_active() or compat.has_forward_level()", "or compat.transforms_active()"),
         ("use.sum(-1))", "m)"),
         ("use = use & ~missing", "use = use | missing"),
         ("curvature.sqrt().unsqueeze(-1) * J", "J"),

@@ -316,3 +316,21 @@ def test_covariance_in_inference_mode(inside: bool) -> None:
         x, w = (x.clone(), w.clone()) if inside else (x, w)
         found = ik.curve_fit(lambda x, a, b: w * a * x + b, x, x**2, torch.ones(2, dtype=torch.float64)).covariance
     assert torch.allclose(found, exact, rtol=1e-9)
+
+
+@pytest.mark.parametrize("loss", ["linear", "cauchy"])
+def test_the_covariance_has_a_tangent_outside_transforms(loss: str) -> None:
+    """It was that of a Jacobian whose own tangent had been detached."""
+    x, t = torch.linspace(0, 2, 9, dtype=torch.float64), torch.tensor([0.3, 0.7], dtype=torch.float64)
+
+    def covariance(t: Tensor) -> Tensor:
+        y = (1 + t[0]) * torch.exp(-(0.5 + t[1]) * x) + 0.3 * torch.sin(9 * x)
+        return ik.curve_fit(lambda x, a, b: a * torch.exp(-b * x), x, y, (1.0, 1.0), loss=loss, f_scale=0.2).covariance
+
+    v = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    with torch.autograd.forward_ad.dual_level():
+        dual = covariance(torch.autograd.forward_ad.make_dual(t, v))
+        tangent = torch.autograd.forward_ad.unpack_dual(dual).tangent
+    torch.testing.assert_close(
+        tangent, (covariance(t + 1e-5 * v) - covariance(t - 1e-5 * v)) / 2e-5, rtol=1e-6, atol=1e-8
+    )

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, recording
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import above, at_least, check_options, optional
 from implicitkit.foundation.options import between as within
@@ -63,7 +63,7 @@ def check_ends(ends: Any) -> None:
 
 
 def _all(holds: Any) -> bool:
-    return bool(holds.all()) if isinstance(holds, Tensor) else bool(holds)
+    return recording.holds(holds.all()) if isinstance(holds, Tensor) else bool(holds)
 
 
 def ends_of(ends: Ends, z: Tensor) -> tuple[Tensor, Tensor]:
