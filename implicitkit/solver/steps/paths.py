@@ -12,7 +12,7 @@ from torch import Tensor
 
 __all__ = ["Path", "way_to_boundary"]
 
-_KEPT = 1 << 25  # numbers, at most
+_KEPT = 1 << 23  # numbers, at most: 64 MB of float64
 
 
 class Path:
