@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,8 @@ class LinearSubject:
         eps = torch.finfo(b.dtype).eps
         rtol = self.accuracy if b.dtype == torch.float64 else max(self.accuracy, eps ** (2 / 3))
         limits = {"rtol": rtol, "atol": 0.0, "max_steps": None} | options
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it cannot solve may be warned of
             found = (self.part.solve if b.ndim == 2 else self.part.solve_many)(A, b, **limits)
         rows = b.shape[:-1].numel()
         wanted = [(rows, b.shape[-1]), (rows,), (rows,), (rows,)]

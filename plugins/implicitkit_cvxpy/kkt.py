@@ -66,7 +66,7 @@ class ConeKKT(ik.LinearSolver):
         found = self._found(A, b, rtol, atol, max_steps)
         if found.doubt:
             extend.warn(found.doubt, extend.DegenerateWarning)
-        return found._replace(doubt="")
+        return found
 
     def answer(self, A: ik.extend.Operator, b: Tensor) -> Tensor:
         """The solution alone, ``(batch, n)``, of a system that is nobody's derivative."""

@@ -27,7 +27,7 @@ COUPLED: dict[str, tuple[Callable[..., Any], Callable[[Tensor, Tensor], Tensor]]
     "next sample": (ik.fixed_point, lambda z, x: 0.3 * z.roll(1, 0) + x),
     "batch normalisation": (ik.fixed_point, lambda z, x: 0.3 * torch.tanh(NORM(LINEAR(z))) + x),
     "softmax over the batch": (ik.root, lambda z, x: z + 0.1 * z.softmax(0) - x),
-    "objective": (ik.argmin, lambda z, x: (z - x).square().sum(1) + 1e-3 * z.mean(0).square().sum()),
+    "objective": (ik.argmin, lambda z, x: (z - x).square().sum(1) + 3e-4 * z.mean(0).square().sum()),
     "residuals": (ik.least_squares, lambda z, x: z + 0.5 * z.mean(0) - x),
 }
 INDEPENDENT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
