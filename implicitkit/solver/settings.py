@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import recording
 from implicitkit.foundation.autocast import default_tolerance
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import check_call, is_integer
@@ -65,6 +66,7 @@ def options_of(
     return Options(rtol, atol, max_steps, trace, on_trees, norm=matrix_norm(norm, layout), atol_is_default=not fixed)
 
 
+@recording.unrecorded()
 def asked_for(record: Record, options: Options) -> bool:
     """Is it no failure that some samples have not converged: so many steps were asked for, and nothing else?"""
     ends, status = (Status.CONVERGED, Status.MAX_STEPS, Status.STALLED), record.outcome.status

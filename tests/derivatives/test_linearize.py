@@ -81,6 +81,7 @@ SOLVES: dict[str, Callable[[Tensor], Tensor]] = {
     "one step": lambda t: ik.fixed_point(_halved, ZERO, (t,), rule="one_step").value,
     "unrolled": lambda t: ik.fixed_point(_halved, ZERO, (t,), rule="unroll").value,
     "minimum": lambda t: ik.argmin(_cosh, ZERO, (t,)).value,
+    "three steps": lambda t: ik.fixed_point(_halved, ZERO, (t,), rule=ik.Unroll(3)).value,
     "within bounds": lambda t: ik.argmin(_cosh, ZERO, (t,), bounds=(-0.4, 0.5)).value,
     "under a constraint": lambda t: (
         ik.argmin(_cosh, ZERO, (t,), constraints=ik.Equality(lambda z, t: z.sum() - t[0])).value
@@ -163,7 +164,7 @@ def test_a_value_that_is_read_is_refused() -> None:
 FORGOTTEN: dict[str, Callable[[Tensor], Tensor]] = {
     "gradient": lambda t: grad(lambda t: ik.root(_masked, ZERO, (t,)).value.square().sum())(t),
     "pulled": lambda t: vjp(lambda s: ik.root(_masked, ZERO, (s,)).value, AT)[1](t)[0],
-    "unrolled": lambda t: ik.fixed_point(lambda z, t: z - 0.2 * _masked(z, t), ZERO, (t,), rule="unroll").value,
+    "unrolled": lambda t: ik.fixed_point(lambda z, t: z - 0.2 * _masked(z, t), ZERO, (t,), rule=ik.Unroll(3)).value,
     "beside": lambda t: ik.root(lambda z, t: (_cubic(z, t), _masked(z, t)), ZERO, (t,), has_aux=True).aux,
     "covariance": lambda t: (
         ik.curve_fit(lambda x, a, b: _masked(a * x, b * x), AT.repeat(4), t.repeat(4), (1.0, 1.0)).covariance
