@@ -238,14 +238,4 @@ def _ends(out: Tensor) -> set[Any]:
     """The nodes at which the graph of ``out`` ends; of a leaf (a map may return what it reads), its own."""
     if not out.requires_grad:
         return set()
-    top = get_gradient_edge(out).node
-    ends, seen, open_ = set(), {top}, [top]
-    while open_:
-        node = open_.pop()
-        if not node.next_functions:
-            ends.add(node)
-        for after, _ in node.next_functions:
-            if after is not None and after not in seen:
-                seen.add(after)
-                open_.append(after)
-    return ends
+    return {node for node in graph.nodes_behind([get_gradient_edge(out).node]) if not node.next_functions}

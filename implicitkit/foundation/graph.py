@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -26,6 +26,7 @@ __all__ = [
     "each",
     "is_leaf",
     "is_pointwise",
+    "nodes_behind",
     "operation_of",
     "pulled",
     "pulled_from",
@@ -92,6 +93,19 @@ def _is_mapped_wrongly(name: str) -> bool:
     return name.startswith(_MAPPED_WRONGLY)
 
 
+def nodes_behind(roots: Iterable[Any]) -> Iterator[Any]:
+    """These nodes of a graph, but for ``None``, and every one that they lead to, each once."""
+    seen = dict.fromkeys(node for node in roots if node is not None)
+    open_ = list(seen)
+    while open_:
+        node = open_.pop()
+        yield node
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen[after] = None
+                open_.append(after)
+
+
 def refuse_wrong_rules(nodes: Iterable[Any]) -> None:
     """Raise if torch maps the derivative of an operation behind these nodes wrongly: ``torch.func.vmap`` over cotangents
     gives other numbers than one by one, without a word.
@@ -99,16 +113,9 @@ def refuse_wrong_rules(nodes: Iterable[Any]) -> None:
     Raises:
         RuntimeError: it does, as where an operation has no batching rule.
     """
-    open_ = list(nodes)
-    seen = set(open_)
-    while open_:
-        node = open_.pop()
+    for node in nodes_behind(nodes):
         if _is_mapped_wrongly(type(node).__name__):
             raise RuntimeError(f"{type(node).__name__} has no batching rule that is right")
-        for after, _ in node.next_functions:
-            if after is not None and after not in seen:
-                seen.add(after)
-                open_.append(after)
 
 
 def each(product: Callable[[Tensor], Tensor], vectors: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.graph import nodes_behind
+
 __all__ = ["has_own_matrices", "read_by_products", "size_of_graph"]
 
 _PASSES = ("LinalgVectorNorm", "LinalgNorm", "LinalgCross")
@@ -22,27 +24,20 @@ def size_of_graph(out: Tensor, unknown: int = 1) -> tuple[int, int, int]:
     """Of the graph of ``out``: its nodes, the numbers that come into all of them when it is gone through backwards (those
     in rows of a few four times: torch's loops run along rows), and those that are added up at places of an index.  A node
     of somebody's own, or one whose work the numbers do not tell, counts as ``unknown`` nodes."""
-    open_ = [out.grad_fn] if out.grad_fn is not None else []
-    seen, numbers, placed = set(open_), 0, 0
-    while open_:
-        node = open_.pop()
+    nodes = numbers = placed = 0
+    for node in nodes_behind([out.grad_fn]):
         shapes = [given.shape for given in getattr(node, "_input_metadata", ())]
         numbers += sum(math.prod(shape) * (_SLOWER if shape and shape[-1] <= _SHORT else 1) for shape in shapes)
         placed += sum(map(math.prod, shapes)) if "Index" in type(node).__name__ else 0
-        after = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= after
-        open_.extend(after)
-    own = sum(_is_long(node) for node in seen)
-    return len(seen) + (unknown - 1) * own, numbers, placed
+        nodes += unknown if _is_long(node) else 1
+    return nodes, numbers, placed
 
 
 def read_by_products(out: Tensor) -> int:
     """Numbers of the matrices that a product through the graph of ``out`` multiplies by: each once, and once more for every
     three rows that are multiplied by it; those of a batch, each with a vector of its own, as seven times as many."""
-    open_ = [out.grad_fn] if out.grad_fn is not None else []
-    seen, found = set(open_), 0
-    while open_:
-        node = open_.pop()
+    found = 0
+    for node in nodes_behind([out.grad_fn]):
         own = type(node).__name__.startswith(_BATCHED)
         if own or type(node).__name__.startswith(_MATRICES):
             given = sum(math.prod(m.shape) for m in node._input_metadata)
@@ -50,9 +45,6 @@ def read_by_products(out: Tensor) -> int:
                 if matrix is not None and matrix.numel():
                     rows = given / matrix.shape[-1 if name.endswith("2") else -2]
                     found += matrix.numel() * _EACH_OWN if own else int(matrix.numel() * (1 + rows / _ROWS))
-        after = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= after
-        open_.extend(after)
     return found
 
 
@@ -65,17 +57,11 @@ def has_own_matrices(out: Tensor, z: Tensor) -> bool:
     def of_each(matrices: Tensor) -> bool:
         return matrices.numel() > numbers and len(matrices) % batch == 0 and bool(matrices.stride(0))
 
-    open_ = [out.grad_fn] if out.grad_fn is not None and batch > 1 else []
-    seen = set(open_)
-    while open_:
-        node = open_.pop()
+    for node in nodes_behind([out.grad_fn] if batch > 1 else []):
         if type(node).__name__.startswith(_BATCHED):
             matrices = (getattr(node, name, None) for name in _SAVED)
             if any(m is not None and of_each(m) for m in matrices):
                 return True
-        after = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= after
-        open_.extend(after)
     return False
 
 

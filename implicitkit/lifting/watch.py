@@ -345,25 +345,8 @@ def leaks(out: Any) -> bool:
 
 def graph_leaves(out: Any) -> list[Tensor]:
     """The leaves of the autograd graph of a tree of tensors."""
-    found, nodes = [], []
-    for t in tensors_in(out):
-        if t.grad_fn is not None:
-            nodes.append(t.grad_fn)
-        elif t.requires_grad:
-            found.append(t)
-    if not nodes:
-        return found
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        after = node.next_functions
-        if not after:
-            leaf = getattr(node, "variable", None)
-            if leaf is not None:
-                found.append(leaf)
-            continue
-        for n, _ in after:
-            if n is not None and n not in seen:
-                seen.add(n)
-                nodes.append(n)
-    return found
+    tensors = list(tensors_in(out))
+    ends = (node for node in graph.nodes_behind(t.grad_fn for t in tensors) if not node.next_functions)
+    leaves = (getattr(node, "variable", None) for node in ends)
+    found = [t for t in tensors if t.grad_fn is None and t.requires_grad]
+    return found + [leaf for leaf in leaves if leaf is not None]

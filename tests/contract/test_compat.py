@@ -705,6 +705,13 @@ def test_wrong_rules() -> None:
     graph.refuse_wrong_rules([x.sin().grad_fn])
 
 
+def test_nodes_behind() -> None:
+    x = torch.tensor([0.3, 2.0], requires_grad=True)
+    y = x.sin() * x.cos()
+    found = [type(node).__name__.rstrip("0123456789") for node in graph.nodes_behind([y.grad_fn, None, y.grad_fn])]
+    assert sorted(found) == ["AccumulateGrad", "CosBackward", "MulBackward", "SinBackward"]
+
+
 def test_pulled_from() -> None:
     z = torch.tensor([0.3, -2.0], dtype=D, requires_grad=True)
     y = z.sin()
@@ -768,6 +775,7 @@ CONTRACTS = {
     test_called: "called",
     test_checkpoint_of: "checkpoint_of",
     test_pointwise: "is_pointwise",
+    test_nodes_behind: "nodes_behind",
     test_wrong_rules: "each refuse_wrong_rules",
     test_function_is_as_torchs: "Function",
     test_dispatch: "TorchDispatchMode operation",
