@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat
+from implicitkit.foundation import autodiff, compat, seeded
 from implicitkit.foundation.operators import Operator, minus, shifted
 from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.linear.factors.dense import factor_batched
@@ -219,9 +219,8 @@ def _largest_of(mv, rmv, A: Operator, steps: int) -> Tensor:  # type: ignore[no-
 
 
 def _random(A: Operator, seed: int = 0) -> Tensor:
-    """Unit vectors, always the same, without touching the global generator."""
-    generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(A.batch, A.size, generator=generator, dtype=torch.float64, device="cpu").to(A.like)
+    """Unit vectors, always the same."""
+    v = seeded.normal(A.batch, A.size, seed=seed).to(A.like)
     return v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
 
 

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator, preconditioned, repeated
 from implicitkit.foundation.options import at_least, check_options
-from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
-from implicitkit.linear.factors.direct import MANY
+from implicitkit.linear.factors.direct import MANY, DirectSolver
 from implicitkit.linear.factors.lu import LU
 from implicitkit.linear.factors.sparse import is_near, solve_with
 from implicitkit.linear.iterative.cg import CG
 from implicitkit.linear.iterative.contraction import Contraction
-from implicitkit.linear.iterative.cycles import in_working_precision
 from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.linear.iterative.symmetry import Unsaid
@@ -43,7 +42,7 @@ _FLOPS = 1.5e4  # n^2 over this: right-hand sides whose Krylov spaces cost as mu
 
 @register_linear_solver("auto")
 @dataclass(frozen=True)
-class Auto(LinearSolver):
+class Auto(DirectSolver):
     """Chooses by cost and structure.
 
     1. Factors of the very matrix, or of one nearby (the solver's last Jacobian), if there are any: refinement, or GMRES
@@ -65,16 +64,11 @@ class Auto(LinearSolver):
         dense_size: the largest ``n`` for which a dense matrix is formed.
     """
 
-    factors: ClassVar[bool] = True
     preconditions: ClassVar[bool] = True
     dense_size: int = 8192
 
     def __post_init__(self) -> None:
         check_options(self, dense_size=at_least(0))
-
-    @in_working_precision
-    def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
-        return self.solve_many(A, b.unsqueeze(0), rtol=rtol, atol=atol, max_steps=max_steps)
 
     def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         limits: dict[str, Any] = {"rtol": rtol, "atol": atol}

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.linalg as la
 
 from implicitkit.linear.factors.analysis import Analysis
+from implicitkit.linear.factors.ordering import Renumbered
 
 __all__ = ["BandCholesky", "SymmetricBand"]
 
@@ -27,18 +28,21 @@ class SymmetricBand:
         self.height, self.column = below[self.kept], analysis.columns[self.kept]
         self.shape = (int(self.height.max(initial=0)) + 1, analysis.pattern.shape[0])
 
-    def cholesky(self, data: np.ndarray) -> BandCholesky | None:
+    def cholesky(self, data: np.ndarray) -> Any:
         """Factors of the matrix with the entries ``data``, in the order of the pattern; ``None`` where that is not positive
         definite."""
         band = np.zeros(self.shape, order="F")
         band[self.height, self.column] = data[self.kept]
         factor, back = la.get_lapack_funcs(("pbtrf", "pbtrs"), (band,))
         factors, info = factor(band, lower=1, overwrite_ab=1)
-        return BandCholesky(factors, back, self.order) if info == 0 else None
+        if info:
+            return None
+        found = BandCholesky(factors, back)
+        return found if self.order is None else Renumbered(found, self.order)
 
 
 class BandCholesky:
-    """``P A P' = L L'``, for right-hand sides as they stand.
+    """``A = L L'``.
 
     Attributes:
         negative: how many eigenvalues are negative: none.
@@ -46,14 +50,10 @@ class BandCholesky:
 
     negative = 0
 
-    def __init__(self, factors: np.ndarray, back: Any, order: np.ndarray | None) -> None:
-        self.factors, self._back, self.order = factors, back, order
+    def __init__(self, factors: np.ndarray, back: Any) -> None:
+        self.factors, self._back = factors, back
 
     def solve(self, b: np.ndarray) -> np.ndarray:
         """``A x = b``, ``(n,)``."""
-        x: np.ndarray = self._back(self.factors, b if self.order is None else b[self.order], lower=1)[0]
-        if self.order is None:
-            return x
-        placed = np.empty_like(x)
-        placed[self.order] = x
-        return placed
+        x: np.ndarray = self._back(self.factors, b, lower=1)[0]
+        return x

@@ -14,16 +14,19 @@ Source: Higham, *Accuracy and Stability of Numerical Algorithms* (2nd ed., SIAM 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
-from implicitkit.linear.base import LinearSolution
+from implicitkit.foundation.operators import Operator
+from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.factors.dense import RHS_NOT_FINITE
+from implicitkit.linear.iterative.cycles import in_working_precision
 
-__all__ = ["MANY", "Verdict", "refined"]
+__all__ = ["MANY", "DirectSolver", "Verdict", "refined"]
 
 MANY = 8  # right-hand sides above which products with a matrix itself pay
 _CROWD, _COMBINATIONS, _BELOW = 64, 8, 0.2  # right-hand sides that are judged by so many combinations, and how strictly
@@ -36,6 +39,17 @@ class Verdict(NamedTuple):
 
     ok: Tensor
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class DirectSolver(LinearSolver):
+    """Base class of linear solvers whose factors serve many right-hand sides; a subclass defines :meth:`solve_many`."""
+
+    factors: ClassVar[bool] = True
+
+    @in_working_precision
+    def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        return self.solve_many(A, b.unsqueeze(0), rtol=rtol, atol=atol, max_steps=max_steps)
 
 
 def refined(

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.factors.cholmod import definite_factors
 from implicitkit.linear.factors.dense import SINGULAR
+from implicitkit.linear.factors.direct import DirectSolver
 from implicitkit.linear.factors.sparse import solve_with
-from implicitkit.linear.iterative.cycles import in_working_precision
 
 __all__ = ["Cholmod", "FactorsElsewhere", "Pardiso"]
 
@@ -26,7 +26,7 @@ _UNSYMMETRIC = 11  # mtype: real, unsymmetric
 
 
 @dataclass(frozen=True)
-class FactorsElsewhere(LinearSolver):
+class FactorsElsewhere(DirectSolver):
     """Base class of linear solvers that factor sparse blocks by another package.
 
     As ``sparse_lu``: the matrix is found by the colouring of its pattern (the problem's ``jac_sparsity=``, or found
@@ -44,16 +44,11 @@ class FactorsElsewhere(LinearSolver):
     module: ClassVar[str] = ""
     failure: ClassVar[str] = SINGULAR
     matrix_free: ClassVar[bool] = False
-    factors: ClassVar[bool] = True
 
     def factorise(self, A: sp.csc_matrix) -> Any:
         """Factors of one matrix, an object with ``solve(b, trans)`` for ``b`` ``(n, k)`` and ``trans`` one of ``"N"`` and
         ``"T"``; ``None`` where there are none."""
         raise NotImplementedError(f"{type(self).__name__} has no method factorise")
-
-    @in_working_precision
-    def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
-        return self.solve_many(A, b.unsqueeze(0), rtol=rtol, atol=atol, max_steps=max_steps)
 
     def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         self.load()

@@ -16,18 +16,18 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options
-from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.factors.dense import factor_batched
-from implicitkit.linear.factors.direct import MANY, refined
-from implicitkit.linear.iterative.cycles import in_working_precision, tolerance
+from implicitkit.linear.factors.direct import MANY, DirectSolver, refined
+from implicitkit.linear.iterative.cycles import tolerance
 
 __all__ = ["LU"]
 
 
 @register_linear_solver("lu")
 @dataclass(frozen=True)
-class LU(LinearSolver):
+class LU(DirectSolver):
     """LU with partial pivoting of the dense ``(batch, n, n)`` matrix; right for small and ill-conditioned systems.
 
     A sample has converged when its residual meets the tolerance, or is of the size that rounding leaves in any direct
@@ -43,15 +43,10 @@ class LU(LinearSolver):
     """
 
     matrix_free: ClassVar[bool] = False
-    factors: ClassVar[bool] = True
     max_size: int = 4096
 
     def __post_init__(self) -> None:
         check_options(self, max_size=at_least(1))
-
-    @in_working_precision
-    def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
-        return self.solve_many(A, b.unsqueeze(0), rtol=rtol, atol=atol, max_steps=max_steps)
 
     def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         if A.size > self.max_size:

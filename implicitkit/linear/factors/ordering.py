@@ -17,7 +17,7 @@ import scipy.sparse.linalg as sla
 from implicitkit.sparsity.compression import below_each_other
 from implicitkit.sparsity.same_pattern import with_entries
 
-__all__ = ["SYMMETRIC", "Ordering", "Stacked", "superlu"]
+__all__ = ["SYMMETRIC", "Ordering", "Renumbered", "Stacked", "superlu"]
 
 #: SuperLU for symmetric patterns: minimum degree of ``A + A^T``, pivots from the diagonal, columns one by one: panels are
 #: for wider rows than such an order leaves (measured on grids, chains and graphs: a fifth to a third less time).
@@ -66,7 +66,7 @@ class Ordering:
                 self._order = _Order(*self._first)
             if self._order.fits(A):
                 lu = superlu(self._order.renumbered(A), threshold, permc_spec="NATURAL")
-                return None if lu is None else _Renumbered(lu, self._order.order)
+                return None if lu is None else Renumbered(lu, self._order.order)
         lu = superlu(A, threshold)
         if lu is not None:
             self.fill = lu.nnz
@@ -134,7 +134,7 @@ class Stacked:
         return x
 
 
-class _Renumbered:
+class Renumbered:
     """Factors of ``P A P'``, for right-hand sides as they stand; what else they have is that of ``P A P'``."""
 
     def __init__(self, lu: Any, order: np.ndarray) -> None:
@@ -143,8 +143,8 @@ class _Renumbered:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lu, name)
 
-    def solve(self, b: np.ndarray, trans: str = "N") -> np.ndarray:
-        found = self.lu.solve(np.ascontiguousarray(b[self.order]), trans)
+    def solve(self, b: np.ndarray, *trans: str) -> np.ndarray:
+        found = self.lu.solve(np.ascontiguousarray(b[self.order]), *trans)
         x = np.empty_like(found)
         x[self.order] = found
         return x

@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import seeded
 from implicitkit.foundation.operators import Operator, repeated
 from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
-from implicitkit.linear.factors.direct import MANY, refined
+from implicitkit.linear.factors.direct import MANY, DirectSolver, refined
 from implicitkit.linear.factors.lu import LU
-from implicitkit.linear.iterative.cycles import in_working_precision, tolerance
+from implicitkit.linear.iterative.cycles import tolerance
 from implicitkit.linear.iterative.gmres import GMRES
 
 __all__ = ["SparseLU", "is_near", "solve_with"]
@@ -32,7 +33,7 @@ _CLEAR = 0.1  # of the tolerances of all solutions together
 
 @register_linear_solver("sparse_lu")
 @dataclass(frozen=True)
-class SparseLU(LinearSolver):
+class SparseLU(DirectSolver):
     """LU of the sparse blocks: banded by LAPACK, else by SuperLU.
 
     The pattern is the problem's (``jac_sparsity=``), or found automatically for 128 unknowns and more.  Where there is none,
@@ -48,15 +49,10 @@ class SparseLU(LinearSolver):
     """
 
     matrix_free: ClassVar[bool] = False
-    factors: ClassVar[bool] = True
     dense_size: int = 4096
 
     def __post_init__(self) -> None:
         check_options(self, dense_size=at_least(0))
-
-    @in_working_precision
-    def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
-        return self.solve_many(A, b.unsqueeze(0), rtol=rtol, atol=atol, max_steps=max_steps)
 
     def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         blocks = A.sparse()
@@ -105,7 +101,7 @@ def is_near(A: Operator, blocks: Any) -> bool:
     """Are these the matrices of ``A``, up to rounding?  Judged by the product with one random vector."""
     if not hasattr(blocks, "product"):
         return False
-    v = _random(A, A.batch, A.size).add_(0.5)
+    v = seeded.uniform(A.batch, A.size, seed=0xC0DE).to(A.like) + 0.5
     wrong, size = (A.mv(v) - blocks.product(v)).abs(), blocks.size(v)
     return bool((wrong <= _SAME * torch.finfo(v.dtype).eps * size).all())
 
@@ -120,18 +116,10 @@ def _confirmed(A: Operator, blocks: Any, found: LinearSolution, target: Tensor) 
     k, least = target.shape[1], torch.finfo(target.dtype).tiny
     weights = torch.where(found.converged & (target.T.reshape(-1) > 0), 1 / target.T.reshape(-1).clamp_min(least), 0)
     scaled = torch.nan_to_num(found.x * weights.unsqueeze(1)).view(k, -1)
-    combined = (_random(A, _LOOKS, k, normal=True) @ scaled).view(_LOOKS, A.batch, A.size)
+    combined = (seeded.normal(_LOOKS, k, seed=0xC0DE).to(scaled) @ scaled).view(_LOOKS, A.batch, A.size)
     for y in combined:
         wrong = torch.linalg.vector_norm(A.mv(y) - blocks.product(y), dim=1)
         noise = torch.linalg.vector_norm(blocks.size(y), dim=1) * torch.finfo(y.dtype).eps
         if not bool((wrong <= _CLEAR + _ROUNDING * noise).all()):
             return False
     return True
-
-
-def _random(A: Operator, *shape: int, normal: bool = False) -> Tensor:
-    """Random numbers of nobody else's stream, always the same."""
-    generator = torch.Generator()
-    generator.manual_seed(0xC0DE)
-    make = torch.randn if normal else torch.rand
-    return make(*shape, dtype=torch.float64, generator=generator).to(A.like)

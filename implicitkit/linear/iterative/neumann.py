@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import seeded
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import above, at_least, between, check_options, optional, positive
 from implicitkit.linear.base import LinearSolution, LinearSolver
@@ -172,11 +173,7 @@ _SWEEPS = 8  # of the power method: the step may be twice too long
 
 def _largest(A: Operator, b: Tensor) -> Tensor:
     """The largest eigenvalue in size, about, ``(batch, 1)``."""
-    v = (
-        torch.randn(b.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
-        .to(b)
-        .expand_as(b)
-    )
+    v = seeded.normal(b.shape[1], seed=0).to(b).expand_as(b)
     size = column(norms(v))
     for _ in range(_SWEEPS):
         v = A.mv(v / size)
