@@ -85,5 +85,4 @@ def _with_rest(point: QPPoint, data: QPData, solve: Callable[[QPData], QPPoint])
     left = (point.status != int(Status.CONVERGED)).nonzero().squeeze(1)
     if len(left) == 0:
         return point
-    rest = solve(data.rows(left))
-    return QPPoint(*(a.index_copy(0, left, b.to(a.dtype)) for a, b in zip(point, rest, strict=True)))
+    return point.with_rows(left, solve(data.rows(left)))

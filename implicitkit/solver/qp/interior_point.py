@@ -15,7 +15,7 @@ solvers", section 5.3 (start); Banjac, Goulart, Stellato & Boyd (2019), J. Optim
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,21 +40,14 @@ def interior_point(
     the samples for which they do a few linear systems are all that is solved."""
     batch = data.q.shape[0]
     finite = torch.ones(batch, dtype=torch.bool, device=data.q.device)
-    for part in data:
-        finite &= (~part.isnan() if part is data.h else part.isfinite()).flatten(1).all(1)
-    finite &= (data.h > -torch.inf).all(1)
+    for part in data[:5]:
+        finite &= part.isfinite().flatten(1).all(1)
+    finite &= (data.h > -torch.inf).all(1)  # nor NaN
     if not bool(finite.all()):  # solved with harmless numbers, and marked
-        keep = finite[:, None, None]
-        P, q, A, b, G, h = data
-        eye = torch.eye(q.shape[1], dtype=q.dtype, device=q.device)
-        data = QPData(
-            torch.where(keep, P, eye),
-            torch.where(keep[..., 0], q, 0),
-            torch.where(keep, A, 0),
-            torch.where(keep[..., 0], b, 0),
-            torch.where(keep, G, 0),
-            torch.where(keep[..., 0], h, 1),
-        )
+        eye = torch.eye(data.q.shape[1], dtype=data.q.dtype, device=data.q.device)
+        harmless: tuple[Any, ...] = (eye, 0, 0, 0, 0, 1)
+        keep = [finite.view(-1, *(1,) * (part.ndim - 1)) for part in data]
+        data = QPData(*(torch.where(k, part, other) for k, part, other in zip(keep, data, harmless, strict=True)))
     scaled, undo, there = _scale(data)
     if not data.G.shape[1]:
         point = _equalities_only(scaled, tol)
@@ -80,8 +73,7 @@ def _to_rounding(data: QPData, tol: float, max_steps: int) -> QPPoint:
         part = data.rows(left)
         again = polish(part, _iterate(part, finer * tol, max_steps), tol)
         good = again.status == int(Status.CONVERGED)
-        left = left[good]
-        point = QPPoint(*(old.index_copy(0, left, new[good]) for old, new in zip(point, again, strict=True)))
+        point = point.with_rows(left[good], QPPoint(*(part[good] for part in again)))
     return point
 
 
@@ -91,8 +83,7 @@ def _from_near(data: QPData, tol: float, max_steps: int, near: QPPoint) -> QPPoi
     left = (point.status != int(Status.CONVERGED)).nonzero().squeeze(1)
     if not len(left):
         return point
-    again = _to_rounding(data.rows(left), tol, max_steps)
-    return QPPoint(*(old.index_copy(0, left, new) for old, new in zip(point, again, strict=True)))
+    return point.with_rows(left, _to_rounding(data.rows(left), tol, max_steps))
 
 
 def _scale(data: QPData) -> tuple[QPData, Callable[[QPPoint], QPPoint], Callable[..., QPPoint]]:

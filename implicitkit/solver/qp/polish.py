@@ -32,6 +32,10 @@ class QPPoint(NamedTuple):
     status: Tensor
     steps: Tensor
 
+    def with_rows(self, rows: Tensor, others: QPPoint) -> QPPoint:
+        """These, with the ``others`` in the place of some."""
+        return QPPoint(*(old.index_copy(0, rows, new.to(old.dtype)) for old, new in zip(self, others, strict=True)))
+
 
 def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 6) -> QPPoint:
     """Newton steps for the natural map, and the verdict on every sample: the best point that they meet.
@@ -117,11 +121,7 @@ def _nearest(data: QPData, z: Tensor, y: Tensor, lam: Tensor, which: Tensor) -> 
         lower = (_joint(natural_residual(*trial, part)) < torch.linalg.vector_norm(r, dim=1)).unsqueeze(1)
         if not bool(lower.any()):
             break
-        at = (
-            torch.where(lower, trial[0], at[0]),
-            torch.where(lower, trial[1], at[1]),
-            torch.where(lower, trial[2], at[2]),
-        )
+        at = tuple(torch.where(lower, new, old) for new, old in zip(trial, at, strict=True))  # type: ignore[assignment]
     z, y, lam = (t.index_copy(0, which, new) for t, new in zip((z, y, lam), at, strict=True))
     return z, y, lam
 
