@@ -88,7 +88,7 @@ class Blocks(Solver):
                     get_solver(solver)  # an unknown name is said here, not at the first solve
 
     @property
-    def solves(self) -> str:
+    def solves(self) -> str:  # type: ignore[override]
         return "fixed_point"
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:

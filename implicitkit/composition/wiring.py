@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 
 import networkx as nx
+
+from implicitkit.foundation.wording import did_you_mean
 
 __all__ = ["Wiring"]
 
@@ -32,12 +33,8 @@ class Wiring:
         if not reads:
             raise ValueError("the graph is empty: compose needs at least one node, {name: (map, *names it reads)}")
         if output not in reads:
-            near = difflib.get_close_matches(str(output), reads, 1)
-            raise ValueError(
-                f"unknown output {output!r}: it is not a node."
-                + (f" Did you mean {near[0]!r}?" if near else "")
-                + f" Nodes: {', '.join(map(repr, reads))}"
-            )
+            known = f"{did_you_mean(output, list(reads))} Nodes: {', '.join(map(repr, reads))}"
+            raise ValueError(f"unknown output {output!r}: it is not a node.{known}")
         self.reads, self.output = dict(reads), output
         self.open = any(names is None for names in reads.values())
         outer = [name for names in reads.values() for name in names or () if name not in reads]

@@ -16,7 +16,6 @@ same of their arguments by :func:`check_arguments`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import math
@@ -28,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.wording import option_error
+from implicitkit.foundation.wording import did_you_mean, option_error
 
 __all__ = [
     "Configured",
     "Requirement",
     "above",
+    "adopt",
     "at_least",
     "between",
     "check_arguments",
@@ -94,8 +94,8 @@ class Requirement:
     def _hint(self, value: Any) -> str:
         if torch.dtype in self.types and isinstance(getattr(torch, str(value), None), torch.dtype):
             return f". Did you mean torch.{value}?"
-        near = difflib.get_close_matches(str(value), self.text.split("'")[1::2], 1) if self.kind == "choice" else []
-        return f". Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(value, self.text.split("'")[1::2]) if self.kind == "choice" else ""
+        return hint and f".{hint}"
 
 
 def check_options(owner: Any, **requirements: Requirement) -> None:
@@ -111,6 +111,12 @@ def check_options(owner: Any, **requirements: Requirement) -> None:
             value = torch.as_tensor(value)
             object.__setattr__(owner, name, value)
         requirement.check(name, value, of)
+
+
+def adopt(owner: Any, inner: Any, *names: str) -> None:
+    """Say of ``owner`` what is true of the part inside it: its attributes of these names are those of ``inner``."""
+    for name in names:
+        object.__setattr__(owner, name, getattr(inner, name))
 
 
 def check_arguments(owner: str, **given: tuple[Requirement, Any]) -> None:

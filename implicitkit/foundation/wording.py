@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = [
     "COMPILED_ONCE", "DRAWN", "ELSEWHERE", "KEPT", "NOT_DIFFERENTIABLE", "UNSEEN", "UNSTEADY", "called", "check_returned",
-    "kind_of", "nearest", "of_operations", "of_the_objective", "option_error",
+    "did_you_mean", "kind_of", "nearest", "of_operations", "of_the_objective", "option_error",
 ]  # fmt: skip
 
 _IN_NUMPY = ("Can't call numpy()", "data pointer of Tensor that doesn't have storage", "to numpy array")
@@ -85,6 +85,12 @@ def nearest(name: str, known: Sequence[str]) -> str:
     said = [word for word in _OTHER_WORDS.get(plain, ()) if word in known]
     begun = [word for word in known if len(plain) > 1 and word.startswith(plain)]
     return next(iter([*said, *begun, *difflib.get_close_matches(plain, known, 1)]), "")
+
+
+def did_you_mean(value: Any, choices: Sequence[str], cutoff: float = 0.6) -> str:
+    """``" Did you mean 'root'?"``, the most alike of some words; empty where none is."""
+    near = difflib.get_close_matches(str(value), choices, 1, cutoff)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def option_error(part: str, option: str, known: Sequence[str]) -> str:

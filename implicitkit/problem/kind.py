@@ -6,11 +6,11 @@ plugin.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from implicitkit.foundation.options import check_options, flag, instance, one_of, string, whole
+from implicitkit.foundation.wording import did_you_mean
 
 __all__ = [
     "ARGMIN",
@@ -152,8 +152,7 @@ def as_kind(kind: Kind | str) -> Kind:
         return kind
     if isinstance(kind, str) and kind in _known:
         return _known[kind]
-    near = difflib.get_close_matches(str(kind), _known, 1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(kind, list(_known))
     raise TypeError(
         f"kind must be one of {', '.join(_known)}, or an implicitkit.extend.Kind of your own; it is {kind!r}.{hint}"
     )

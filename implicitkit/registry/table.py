@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from implicitkit.foundation.errors import UnknownNameError
 from implicitkit.foundation.options import check_arguments, flag
-from implicitkit.foundation.wording import kind_of, option_error
+from implicitkit.foundation.wording import did_you_mean, kind_of, option_error
 from implicitkit.registry import plugins
 
 __all__ = ["TABLES", "Entry", "Table", "check_choice", "describe", "instantiate", "refuse_options", "with_option"]
@@ -276,9 +276,8 @@ def check_name(name: Any) -> None:
 def check_choice(option: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raise unless ``value`` is one of ``choices``; names the nearest."""
     if value not in choices:
-        near = difflib.get_close_matches(str(value), choices, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{option} must be one of {', '.join(map(repr, choices))}; got {value!r}.{hint}")
+        listed = ", ".join(map(repr, choices))
+        raise ValueError(f"{option} must be one of {listed}; got {value!r}.{did_you_mean(value, choices)}")
 
 
 def _plain(name: str) -> str:

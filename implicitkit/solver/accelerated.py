@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import check_arguments, part
+from implicitkit.foundation.options import adopt, check_arguments, part
 from implicitkit.solver.base import Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.evaluations import Evaluations
@@ -55,21 +55,7 @@ class Accelerated(Method):
             raise TypeError(f"Accelerated takes a method with steps; {method.name or type(method).__name__!r} has none")
         self.method = method
         self.mixing = Anderson(memory=memory, ridge=ridge, period=period, safeguard=safeguard, patience=patience)
-
-    @property
-    def solves(self) -> str:  # type: ignore[override]
-        """What the method solves."""
-        return self.method.solves
-
-    @property
-    def max_size(self) -> int | None:  # type: ignore[override]
-        """As many unknowns as the method takes."""
-        return self.method.max_size
-
-    @property
-    def default_max_steps(self) -> int:  # type: ignore[override]
-        """The method's own limit."""
-        return self.method.default_max_steps
+        adopt(self, method, "solves", "max_size", "default_max_steps")
 
     def __repr__(self) -> str:
         return f"Accelerated({self.method!r}, memory={self.mixing.memory})"

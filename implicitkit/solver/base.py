@@ -177,14 +177,10 @@ class Solver(Configured):
     """
 
     name: ClassVar[str] = ""
+    solves: ClassVar[str] = ""
     max_size: ClassVar[int | None] = None
     general: ClassVar[bool] = False
     scales: bool = False
-
-    @property
-    def solves(self) -> str:
-        """What kind of ``f`` it is given; usually a class attribute, set by registering."""
-        return ""
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         """Solve from ``z0`` ``(batch, n)``; the outcome has one entry a sample."""

@@ -177,7 +177,7 @@ class BlackBox(Solver):
 
     find: Any
     name: str = ""  # type: ignore[misc]
-    solves: str = "root"
+    solves: str = "root"  # type: ignore[misc]
     batch: str = "loop"
     options: tuple[tuple[str, Any], ...] = ()
     max_size: int | None = None  # type: ignore[misc]

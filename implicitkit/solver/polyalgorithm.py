@@ -105,7 +105,7 @@ class Polyalgorithm(Solver):
         object.__setattr__(self, "stages", members)
 
     @property
-    def solves(self) -> str:
+    def solves(self) -> str:  # type: ignore[override]
         """What the first stage solves."""
         return str(self.stages[0].make().solves)
 

@@ -239,9 +239,8 @@ class _Rule(ik.Rule):
     policy: Forgive | None
     trend: Trend | None = None
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return str(self.inner.name)
+    def __post_init__(self) -> None:
+        extend.options.adopt(self, self.inner, "name")
 
     def attach(self, request: Any) -> Any:
         return self.inner.attach(cast(extend.Request, _Request(request, self.policy, self.trend)))

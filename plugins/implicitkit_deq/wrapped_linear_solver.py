@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.extend import LinearSolution
+from implicitkit.extend import LinearSolution, options
 
 __all__ = ["Around"]
 
@@ -25,37 +25,13 @@ class Around(ik.LinearSolver):
 
     inner: ik.LinearSolver
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return str(self.inner.name)
-
-    @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(self.inner.needs)
-
-    @property
-    def exact(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.exact)
-
-    @property
-    def matrix_free(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.matrix_free)
-
-    @property
-    def preconditions(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.preconditions)
-
-    @property
-    def factors(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.factors)
-
-    @property
-    def has_units(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.has_units)
+    def __post_init__(self) -> None:
+        said = "name", "needs", "exact", "matrix_free", "preconditions", "factors", "has_units"
+        options.adopt(self, self.inner, *said)
 
     @property
     def checks_itself(self) -> bool:
         return bool(self.inner.checks_itself)
 
-    def solve_many(self, A: Any, b: Tensor, **options: Any) -> LinearSolution:
-        return self.inner.solve_many(A, b, **options)
+    def solve_many(self, A: Any, b: Tensor, **how: Any) -> LinearSolution:
+        return self.inner.solve_many(A, b, **how)

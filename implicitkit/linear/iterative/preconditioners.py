@@ -18,7 +18,6 @@ Source: Saad, *Iterative Methods for Sparse Linear Systems* (2nd ed., SIAM 2003)
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -32,6 +31,7 @@ from implicitkit.foundation.linear_map import product
 from implicitkit.foundation.numbers import array
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, one_of, optional
+from implicitkit.foundation.wording import did_you_mean
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.factors.dense import factor_batched
 from implicitkit.linear.factors.stale import Stale
@@ -61,9 +61,9 @@ def check_preconditioner(choice: Any) -> None:
     if isinstance(choice, str):
         if choice in NAMES:
             return
-        near = difflib.get_close_matches(choice, NAMES, 1, 0.5)
-        hint = f". Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"preconditioner must be one of {', '.join(map(repr, NAMES))}; got {choice!r}{hint}")
+        hint = did_you_mean(choice, NAMES, 0.5)
+        names = ", ".join(map(repr, NAMES))
+        raise ValueError(f"preconditioner must be one of {names}; got {choice!r}{hint and '.'}{hint}")
     raise TypeError(
         f"preconditioner must be a name ({', '.join(map(repr, NAMES))}), callable as (z, v) -> M^-1 v, a pair of such "
         f"(the second for the transposed), a factorisation with solve(b, trans), or ik.linear.Stale(); got {choice!r}"

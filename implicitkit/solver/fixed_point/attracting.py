@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import at_least, check_options, part
+from implicitkit.foundation.options import adopt, at_least, check_options, part
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.evaluations import Evaluations
@@ -67,13 +67,9 @@ class Attracting(Solver):
     patience: int = 500
     solves: ClassVar[str] = "fixed_point"
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The method's own."""
-        return str(self.method.name)
-
     def __post_init__(self) -> None:
         check_options(self, method=part("method", Method), patience=at_least(1))
+        adopt(self, self.method, "name")
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         granted = self.patience if options.max_steps is None else min(self.patience, options.max_steps)

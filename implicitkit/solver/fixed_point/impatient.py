@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import at_least, check_options, flag, positive
+from implicitkit.foundation.options import adopt, at_least, check_options, flag, positive
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
@@ -55,21 +55,8 @@ class Impatient(Method):
         check_options(self, window=at_least(2), horizon=positive(), reach=positive(), follow=flag())
         if not isinstance(self.method, Method):
             raise TypeError(f"only an iterative method can be impatient, got {type(self.method).__name__}")
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The method's own."""
-        return str(getattr(self.method, "name", "") or type(self.method).__name__)
-
-    @property
-    def solves(self) -> str:  # type: ignore[override]
-        """What the method solves."""
-        return str(self.method.solves)
-
-    @property
-    def default_max_steps(self) -> int:  # type: ignore[override]
-        """The method's own."""
-        return int(self.method.default_max_steps)
+        adopt(self, self.method, "solves", "default_max_steps")
+        object.__setattr__(self, "name", self.method.name or type(self.method).__name__)
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         radius = None

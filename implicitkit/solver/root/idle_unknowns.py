@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
-from implicitkit.foundation.options import check_options, part
+from implicitkit.foundation.options import adopt, check_options, part
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
@@ -45,11 +45,7 @@ class Awakened(Solver):
 
     def __post_init__(self) -> None:
         check_options(self, solver=part("solver", Solver))
-
-    @property
-    def solves(self) -> str:
-        """What the solver solves."""
-        return str(self.solver.solves)
+        adopt(self, self.solver, "solves")
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         start = awake(f, z0)

@@ -62,15 +62,8 @@ class PerPosition(ik.Method):
     name: ClassVar[str] = "per_position"
     keeps_best: ClassVar[bool] = False
 
-    @property
-    def solves(self) -> str:  # type: ignore[override]
-        """What the method solves."""
-        return str(self.method.solves)
-
-    @property
-    def default_max_steps(self) -> int:  # type: ignore[override]
-        """The method's own."""
-        return int(self.method.default_max_steps)
+    def __post_init__(self) -> None:
+        ik.extend.options.adopt(self, self.method, "solves", "default_max_steps")
 
     def run(self, f: Evaluations, z0: Tensor, options: Options, frozen: Tensor | None = None) -> Outcome:
         """The driver's loop, which this method stops; then, where sequences are left, that of the next one.
