@@ -21,10 +21,10 @@ from implicitkit.solver.costs import dropping_pays
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.return_checks import kept, stepped
 from implicitkit.solver.starts import has_a_value
+from implicitkit.solver.subset import WholeBatch
 from implicitkit.solver.verdict.judging import Judge
 from implicitkit.solver.verdict.minima import Progress
 from implicitkit.solver.verdict.strides import by_the_last_step
-from implicitkit.solver.whole_batch import WholeBatch
 
 __all__ = ["iterate"]
 

@@ -1,4 +1,4 @@
-"""Some samples of a solve, to be looked at alone."""
+"""Some samples of a solve, to be looked at alone, and what is known of all while only some are in work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["ask", "subset"]
+__all__ = ["WholeBatch", "ask", "subset"]
 
 
 def subset(f: Evaluations, which: Tensor, whole: bool = False) -> tuple[Tensor, Any, Any]:
@@ -41,3 +41,40 @@ def ask(f: Evaluations, question: Callable[..., Tensor], z: Tensor, which: Tenso
     if len(samples) == len(which):
         return answer
     return answer.new_zeros(len(which), *answer.shape[1:]).index_copy(0, samples, answer)
+
+
+class WholeBatch:
+    """Results of all samples while only some are in work.
+
+    Attributes:
+        values: by name, each ``(batch, ...)``. index: which samples are in work; ``None``: all of them.
+    """
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.values: dict[str, Tensor] = {}
+        self.index: Tensor | None = None
+
+    def store(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            if self.index is None:
+                self.values[name] = value.clone()
+            else:
+                if name not in self.values:
+                    self.values[name] = value.new_zeros(self.batch, *value.shape[1:])
+                self.values[name].index_copy_(0, self.index, value)
+
+    def store_some(self, samples: Tensor, kept: dict[str, Tensor]) -> None:
+        """What is kept of some of those that are in work; of the others it is not known yet."""
+        where = samples if self.index is None else self.index.index_select(0, samples)
+        for name, value in kept.items():
+            if f"kept {name}" not in self.values:
+                self.values[f"kept {name}"] = value.new_zeros(self.batch, *value.shape[1:])
+            self.values[f"kept {name}"].index_copy_(0, where, value)
+
+    def narrow(self, samples: Tensor) -> None:
+        self.index = samples if self.index is None else self.index.index_select(0, samples)
+
+    def merge(self, value: Tensor, name: str) -> Tensor:
+        assert self.index is not None
+        return self.values[name].index_copy(0, self.index, value)

@@ -120,7 +120,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/whole_batch.py",
+        "implicitkit/solver/subset.py",
         "tests/solver/test_stops_and_limits.py",
         (
             "self.values[name].index_copy_(0, self.index, value)",
@@ -209,7 +209,7 @@ MUTANTS = [
         ("if j > 1 and p[2] is not None", "if p[2] is not None"),
     ),
     *mutants(
-        "implicitkit/solver/fixed_point/cheap_maps.py",
+        "implicitkit/solver/costs.py",
         "tests/solver/test_cheap_maps.py",
         ("gain.mul(_FADES).clamp_max_", "gain.mul(0).clamp_max_"),
         (".clamp_max_(math.log(_SLOWEST)) if pace is None else pace", ".clamp_max_(math.log(_SLOWEST))"),

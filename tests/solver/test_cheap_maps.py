@@ -16,7 +16,7 @@ from implicitkit.lifting.work import Tally, Work
 from implicitkit.linear import GMRES
 from implicitkit.linear.iterative.contraction import Contraction
 from implicitkit.solver import costs
-from implicitkit.solver.fixed_point import anderson, cheap_maps
+from implicitkit.solver.fixed_point import anderson
 
 D = torch.float64
 SAMPLES, N = 4, 80
@@ -157,12 +157,12 @@ def test_what_a_step_costs_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """As measured on one core: one layer, float32; dearer with its size, and with its operations."""
     rows = (((64, 128), 3.5e4, True), ((64, 256), 7.6e4, False), ((256, 512), 9.2e5, False), ((64, 128), None, False))
     for (batch, size), cost, cheap in rows:
-        monkeypatch.setattr(cheap_maps, "cost_of", lambda _, cost=cost: cost)
-        assert cheap_maps.is_cheap(SimpleNamespace(batch=batch, size=size)) is cheap  # type: ignore[arg-type]
+        monkeypatch.setattr(costs, "cost_of", lambda _, cost=cost: cost)
+        assert costs.is_cheap(SimpleNamespace(batch=batch, size=size)) is cheap  # type: ignore[arg-type]
     monkeypatch.setattr(
-        cheap_maps, "cost_of", lambda _: 5.9e4
+        costs, "cost_of", lambda _: 5.9e4
     )  # nine unknowns on a grid: beside mixing in every second step
-    said = [cheap_maps.is_cheap(SimpleNamespace(batch=64, size=9), period) for period in (1, 2, 3)]  # type: ignore[arg-type]
+    said = [costs.is_cheap(SimpleNamespace(batch=64, size=9), period) for period in (1, 2, 3)]  # type: ignore[arg-type]
     assert said == [True, True, False]
 
 
@@ -172,15 +172,15 @@ def test_what_steps_gain_and_how_many_are_left() -> None:
     fifths."""
     before, left = torch.ones(5, dtype=D), torch.tensor([0.25, 0.25, 0.5, 0.79, 0.9], dtype=D)
     f: Any = SimpleNamespace(norm=left.square(), tolerance=torch.tensor([0.01, 1.0, 0.02, 0.08, 0.1], dtype=D))
-    enough, gain, pace = cheap_maps.gains(f, before, 2, None)
+    enough, gain, pace = costs.gains(f, before, 2, None)
     torch.testing.assert_close(gain, left.log())
     torch.testing.assert_close(pace, torch.minimum(left.log() / 4, torch.tensor(0.8, dtype=D).log()))
     assert enough.tolist() == [True, True, True, True, False]
     f.norm = torch.tensor([0.7, 0.75, 0.7, 0.78, 0.78], dtype=D)  # a quarter of the pace: 0.25^(1/4) = 0.71
-    enough, gain, kept = cheap_maps.gains(f, before, 1, pace)
+    enough, gain, kept = costs.gains(f, before, 1, pace)
     torch.testing.assert_close(gain, f.norm.log())
     assert kept is pace and enough.tolist() == [True, False, True, True, True]
-    needed = cheap_maps.steps_needed(f, torch.full((5,), 0.5, dtype=D).log(), 2.0)
+    needed = costs.steps_needed(f, torch.full((5,), 0.5, dtype=D).log(), 2.0)
     torch.testing.assert_close(needed, torch.tensor([35.0, 0.375, 17.5, 4.875, 3.9], dtype=D).log2())
 
 
@@ -306,7 +306,7 @@ def test_no_evaluation_more_than_where_no_map_is_cheap(name: str, monkeypatch: p
     """An eigenvalue apart, of which plain steps take three times as many."""
     with torch.no_grad():
         spent = []
-        for cheap in (cheap_maps.is_cheap, lambda _, period: False):
+        for cheap in (costs.is_cheap, lambda _, period: False):
             monkeypatch.setattr(anderson, "is_cheap", cheap)
             found = ik.fixed_point(MAPS[name], 0 * C, batch_dims=1, solver="anderson", rtol=1e-10)
             spent.append(found.evaluations)
@@ -331,7 +331,7 @@ def test_maps_whose_operations_tell_what_they_take_are_known_as_cheap(
     said: list[bool] = []
 
     def noted(f: Any, period: int) -> bool:
-        said.append(cheap_maps.is_cheap(f, period))
+        said.append(costs.is_cheap(f, period))
         return said[-1]
 
     monkeypatch.setattr(anderson, "is_cheap", noted)

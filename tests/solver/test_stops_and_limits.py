@@ -13,7 +13,7 @@ import implicitkit as ik
 from implicitkit.foundation.compat import transforms_active
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps.factored import chord_steps
-from implicitkit.solver.whole_batch import WholeBatch
+from implicitkit.solver.subset import WholeBatch
 
 F64 = torch.float64
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from implicitkit.foundation.options import above, at_least, between, check_options, not_negative, optional
 from implicitkit.solver.catalogue import register_solver
-from implicitkit.solver.costs import dropping_pays
+from implicitkit.solver.costs import dropping_pays, gains, is_cheap, steps_needed
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.fixed_point.cheap_maps import gains, is_cheap, steps_needed
 from implicitkit.solver.fixed_point.differences import NOTHING, empty, raised, remember, slices_of
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.restarts import maybe_any, return_to_best, stranded, watch
@@ -63,7 +62,7 @@ class Anderson(Method):
       disk.  This is decided for the whole batch, so a sample may take another way beside others than alone; with
       ``period=3`` it takes its own.
     - Of a cheap map, whose evaluation and plain step cost no more than mixing adds to a step
-      (:mod:`~implicitkit.solver.fixed_point.cheap_maps`), from 64 unknowns on, for as long as plain steps leave no more than
+      (:mod:`~implicitkit.solver.costs`), from 64 unknowns on, for as long as plain steps leave no more than
       0.8 of the residual of three quarters of the samples at work, and gain a quarter at least of what they gained at first:
       less would mean that a few eigenvalues lie apart, which the memory of the last steps then knows best.  Of 8 and 9
       unknowns they go on as they do of 10 to 63 of any map.

@@ -15,7 +15,6 @@ from implicitkit.foundation import refill, trees
 from implicitkit.linear import independence
 from implicitkit.linear.iterative import cycles
 from implicitkit.solver import costs
-from implicitkit.solver.fixed_point import cheap_maps
 from implicitkit_deq import DEQ, cells
 from implicitkit_deq.starting.extrapolation import Trend
 from implicitkit_deq.starting.warm_start import usable
@@ -41,7 +40,8 @@ def test_whether_samples_are_independent_is_asked_once_of_a_layer(monkeypatch: p
 def test_what_an_evaluation_costs_is_known_of_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the layer does around its cell, as looking at the states of generators, is no work of the cell's."""
     said: list[float | None] = []
-    monkeypatch.setattr(cheap_maps, "cost_of", lambda f: said.append(costs.cost_of(f)) or said[-1])
+    cost_of = costs.cost_of
+    monkeypatch.setattr(costs, "cost_of", lambda f: said.append(cost_of(f)) or said[-1])
     inner = nn.Sequential(nn.Linear(80, 80), nn.Dropout(0.1), nn.Tanh())
     layers = {
         "cells.MLP": lambda: DEQ(cells.MLP(80, 80)),
