@@ -161,18 +161,22 @@ def _of_channels(x: Tensor) -> list[int]:
     return [0, *range(2, x.ndim)]
 
 
-def _torch_batch_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Tensor:
-    return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+def _in_torchs_order(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A norm of :mod:`torch.nn.functional`, its arguments in the order of the one in :mod:`torch`."""
+
+    def called(
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        *how: Any,
+        cudnn_enabled: bool = True,
+        **named: Any,
+    ) -> Tensor:
+        return norm(input, running_mean, running_var, weight, bias, *how[:3], **named)
+
+    return called
 
 
 def _native_batch_norm(
@@ -206,20 +210,6 @@ def _instance_norm(
     if running_mean is not None:
         F.instance_norm(input.detach(), running_mean, running_var, None, None, True, momentum, eps)
     return _normed(input, list(range(2, input.ndim)), eps, _by_channel(weight, input), _by_channel(bias, input))
-
-
-def _torch_instance_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Tensor:
-    return _instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
 def _logcumsumexp(input: Tensor, dim: int, **named: Any) -> Tensor:
@@ -342,10 +332,10 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {
     torch.layer_norm: _layer_norm,
     F.batch_norm: _batch_norm,
     torch.native_layer_norm: _native_layer_norm,
-    torch.batch_norm: _torch_batch_norm,
+    torch.batch_norm: _in_torchs_order(_batch_norm),
     torch.native_batch_norm: _native_batch_norm,
     F.instance_norm: _instance_norm,
-    torch.instance_norm: _torch_instance_norm,
+    torch.instance_norm: _in_torchs_order(_instance_norm),
     torch.logcumsumexp: _logcumsumexp,
     Tensor.logcumsumexp: _logcumsumexp,
     torch.scatter_reduce: _scatter_reduce,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from implicitkit.solver.catalogue import serves
 from implicitkit.solver.method import Method
 from implicitkit.solving.verbs import solve
 from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close
-from implicitkit.testing.known import KNOWN, Known, known_problems, twofold, unsolvable
+from implicitkit.testing.known import KNOWN, known_problems, twofold, unsolvable
 
 __all__: list[str] = []
 
@@ -166,12 +167,8 @@ def solves_one_unknown_and_many(subject: Subject) -> None:
         for known in known_problems(subject.kind, batch=3, size=size):
             solution = subject.solve(known, on_failure="ignore")
             all_converged(solution, known)
-            close(
-                solution.value,
-                known.solution,
-                subject.tolerance(known),
-                f"{known.name}, number of unknowns {size}: the solution",
-            )
+            what = f"{known.name}, number of unknowns {size}: the solution"
+            close(solution.value, known.solution, subject.tolerance(known), what)
 
 
 @check(
@@ -199,16 +196,7 @@ def batch_equals_loop(subject: Subject) -> None:
     for known in subject.known(batch=4):
         together = subject.solve(known)
         for i in range(4):
-            alone = subject.solve(
-                Known(
-                    known.name,
-                    known.problem,
-                    known.z0[i : i + 1],
-                    known.theta[i : i + 1],
-                    known.solution,
-                    known.residual,
-                )
-            )
+            alone = subject.solve(replace(known, z0=known.z0[i : i + 1], theta=known.theta[i : i + 1]))
             what = f"{known.name}: sample {i} of the batch, against the sample alone,"
             close(together.value[i], alone.value[0], 2 * subject.tolerance(known), what)
             if isinstance(subject.solver, Method):
