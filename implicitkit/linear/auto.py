@@ -43,7 +43,7 @@ _FLOPS = 1.5e4  # n^2 over this: right-hand sides whose Krylov spaces cost as mu
 @register_linear_solver("auto")
 @dataclass(frozen=True)
 class Auto(DirectSolver):
-    """Chooses by cost and structure.
+    """Chooses by cost and structure how ``A x = b`` is solved.
 
     1. Factors of the very matrix, or of one nearby (the solver's last Jacobian), if there are any: refinement, or GMRES
        with them as preconditioner.  (Those of ``R'R``, of a fit, unless its sparse Hessian takes 24 products or fewer.)
