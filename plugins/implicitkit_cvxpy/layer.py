@@ -22,7 +22,7 @@ from implicitkit_cvxpy.custom_method import CustomMethod
 from implicitkit_cvxpy.failures import explain, program_error
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.parameters import Parameters
-from implicitkit_cvxpy.polish import finish
+from implicitkit_cvxpy.polish import Told, finish
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.report import ConeSolution
 from implicitkit_cvxpy.rounds import Rounds
@@ -199,12 +199,12 @@ class ConvexLayer(extend.Configured, nn.Module):
             return self._assembly(p), flags
 
         def find(data: Sequence[Tensor], flags: Tensor) -> Tensor:
-            *found, uneven = finish(self._problem, backend, self._data(*data), flags, start)
-            if bool(uneven.any()):
-                raise _UnevenError((*found, uneven))
-            if not self._judge((*found, tuple(data), flags), backend, lead):
-                good.append(self._passes(found[1] == int(Status.CONVERGED), found[0], flags))
-            return found[0]
+            told = finish(self._problem, backend, self._data(*data), flags, start)
+            if bool(told.uneven.any()):
+                raise _UnevenError(told)
+            if not self._judge(told, backend, lead):
+                good.append(self._passes(told.status == int(Status.CONVERGED), told.w, flags))
+            return told.w
 
         try:
             return shortcut(Call(self._problem, ConeKKT(self.degenerate), assemble, find, read, general), values)
@@ -218,14 +218,14 @@ class ConvexLayer(extend.Configured, nn.Module):
         lead: tuple[int, ...],
         backend: Backend,
         start: Tensor | None,
-        known: tuple[Tensor, ...] | None = None,
+        known: Told | None = None,
     ) -> list[Tensor]:
         """Solve and differentiate by the generic rule of implicitkit: any order, any mode, any transform; ``known`` is what
         has been found in the user's units."""
         p, flags = self._parameters_in.vector(values, lead)
         rounds = Rounds(self._problem, ConeKKT(self.degenerate), backend)
-        w, converged, figures = rounds(self._data(*self._assembly(p)), flags, start, known)
-        if not self._judge(figures, backend, lead):
+        w, converged, told = rounds(self._data(*self._assembly(p)), flags, start, known)
+        if not self._judge(told, backend, lead):
             good = self._passes(converged, w, flags)
             w = torch.where(good.unsqueeze(1), w, torch.nan)
         return self._variables_out(w, lead)
@@ -235,17 +235,16 @@ class ConvexLayer(extend.Configured, nn.Module):
         reached = (w.detach() != 0).any(1) if self.on_failure in ("warn", "ignore") else torch.zeros_like(converged)
         return (converged | reached) & ~(flags > 0).any(1)
 
-    def _judge(self, figures: tuple[Any, ...], backend: Backend, lead: tuple[int, ...]) -> bool:
+    def _judge(self, told: Told, backend: Backend, lead: tuple[int, ...]) -> bool:
         """Keep the figures of a call, obey the failure policy; all solved?"""
-        w, status, norm, steps, data, wrong = figures
-        self.solution = report = ConeSolution(status, norm, steps, backend.name, w, self._problem, data)
-        self._warm = w.detach()
+        report = ConeSolution(told.status, told.norm, told.steps, backend.name, told.w, self._problem, told.data)
+        self.solution, self._warm = report, told.w.detach()
         if self.verbose or backend.verbose:
             print(report)
         if bool(report.converged.all()):
             return True
-        shape = lead if math.prod(lead) == len(status) else (len(status),)
-        message, broken = explain(report, wrong, shape, self._parameters_in.declared)
+        shape = lead if math.prod(lead) == len(told.w) else (len(told.w),)
+        message, broken = explain(report, told.wrong, shape, self._parameters_in.declared)
         if self.on_failure == "raise":
             if broken:
                 raise ValueError(message)

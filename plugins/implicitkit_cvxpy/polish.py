@@ -20,7 +20,7 @@ is the same program.  Each sample has its own, powers of two, so that nothing is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,19 +42,32 @@ _ROUGH = 1e-12  # |F| relative to the data, above which the active rows of a spa
 _ORDINARY = 2.0**10  # sizes from its inverse to this are left as they are
 
 
+_Point = tuple[Tensor, Tensor, Tensor, Tensor]  # ``w``, status, ``|F|``, steps
+
+
+class Told(NamedTuple):
+    """``w (batch, n + m)``, zero where there is no solution, status, ``|F|`` and the solver's steps, each ``(batch,)``, of
+    programs with the tensors ``data``, not solved where ``wrong`` is positive; and for which samples other units are to be
+    tried (:mod:`implicitkit_cvxpy.units`)."""
+
+    w: Tensor
+    status: Tensor
+    norm: Tensor
+    steps: Tensor
+    data: tuple[Tensor, ...]
+    wrong: Tensor
+    uneven: Tensor
+
+
 def finish(
     problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None, units: Units | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> Told:
     """Solve a batch of programs on plain tensors.
 
     Args:
         problem: the optimality conditions. backend: finds a point. wrong: ``(batch, k)``, positive where a sample's data are
             invalid; it is not solved. start: ``w`` to try first, ``(batch, n + m)``, where it is not zero.
         units: of the programs, if not the user's.
-
-    Returns:
-        ``w (batch, n + m)``, zero where there is no solution, status, ``|F|``, the solver's steps, and for which samples
-        other units are to be tried (:mod:`implicitkit_cvxpy.units`), each ``(batch,)``.
     """
     if units is not None:
         backend = backend.closely()
@@ -62,12 +75,11 @@ def finish(
     solved = status == int(Status.CONVERGED)
     left = roughness(problem, data, w, units)
     status = torch.where(solved & (left > WRONG), int(Status.INACCURATE), status)
-    return w, status, norm, steps, (left > UNEVEN) & (status != int(Status.NONFINITE))
+    uneven = (left > UNEVEN) & (status != int(Status.NONFINITE))
+    return Told(w, status, norm, steps, tuple(data[:4]), wrong, uneven)
 
 
-def _in_one_unit(
-    problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _in_one_unit(problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None) -> _Point:
     """The same in one unit for all unknowns and one for the objective."""
     plain, units = data, None
     if not problem.dual.smoothing:  # that is a number in the user's units
@@ -80,9 +92,7 @@ def _in_one_unit(
     return w, status, torch.where(norm.isfinite(), _norm(problem.residual(w, *plain[:4])), norm), steps
 
 
-def _checked(
-    problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _checked(problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None) -> _Point:
     """The same in units in which the data are of ordinary size."""
     scale = 1 + _norm(torch.cat([data.q, data.b], 1))
     invalid = (wrong > 0).any(1)
@@ -101,12 +111,15 @@ def _checked(
     rows = (valid & (status != int(Status.CONVERGED))).nonzero().squeeze(1)
     if not len(rows):
         return w, status, norm, steps
-    found = _solve(problem, backend, data.rows(rows), scale[rows])
-    old = (w, status, norm, steps)
-    return tuple(a.index_copy(0, rows, b) for a, b in zip(old, found, strict=True))  # type: ignore[return-value]
+    return _with_rows((w, status, norm, steps), rows, _solve(problem, backend, data.rows(rows), scale[rows]))
 
 
-def _solve(problem: ConeProgram, backend: Any, data: Data, scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _with_rows(point: _Point, rows: Tensor, new: Sequence[Tensor]) -> _Point:
+    w, status, norm, steps = (a.index_copy(0, rows, b) for a, b in zip(point, new, strict=True))
+    return w, status, norm, steps
+
+
+def _solve(problem: ConeProgram, backend: Any, data: Data, scale: Tensor) -> _Point:
     """The same for valid samples, from the solver's own start."""
     w, status, steps = backend(data)
     failed = (status == int(Status.INFEASIBLE)) | (status == int(Status.UNBOUNDED))
@@ -127,8 +140,7 @@ def _solve(problem: ConeProgram, backend: Any, data: Data, scale: Tensor) -> tup
         # near a kink the active piece is told by a point of more digits
         found = _solve(problem, closer, data.rows(rough), scale[rough])
         better = found[1] == int(Status.CONVERGED)
-        pairs = zip((w, status, norm, steps), found, strict=True)
-        w, status, norm, steps = [old.index_copy(0, rough[better], new[better]) for old, new in pairs]
+        w, status, norm, steps = _with_rows((w, status, norm, steps), rough[better], [t[better] for t in found])
         solved = ~failed & (norm <= _SOLVED * scale)
     verdict = torch.where(status == int(Status.CONVERGED), int(Status.INACCURATE), status)
     return w, torch.where(solved, int(Status.CONVERGED), verdict), norm, steps

@@ -19,7 +19,7 @@ from implicitkit import extend
 from implicitkit_cvxpy.backends import Backend, Data, Status
 from implicitkit_cvxpy.equilibration import balanced
 from implicitkit_cvxpy.kkt import ConeKKT
-from implicitkit_cvxpy.polish import finish
+from implicitkit_cvxpy.polish import Told, finish
 from implicitkit_cvxpy.program import ConeProgram, one_batch
 from implicitkit_cvxpy.scaled_residual import LOST, UNEVEN, roughness
 from implicitkit_cvxpy.units import Units
@@ -31,19 +31,14 @@ _LIMIT = 4  # rounds in units near the last solution
 
 class _Round(NamedTuple):
     """All samples solved once: the programs ``data`` in ``units`` (``None``: the user's) have the solution ``z``, which is
-    ``w`` in the user's units; ``told`` are the figures, with a plain ``w``."""
+    ``w`` in the user's units; ``told`` has it plain."""
 
     data: Data
     units: Units | None
     z: Tensor
     w: Tensor
     converged: Tensor
-    told: tuple[Any, ...]
-
-    @property
-    def uneven(self) -> bool:
-        """Do numbers ask for other units?"""
-        return bool(self.told[-1].any())
+    told: Told
 
 
 @dataclass(frozen=True)
@@ -59,8 +54,8 @@ class Rounds:
     backend: Backend
 
     def __call__(
-        self, data: Data, flags: Tensor, start: Tensor | None = None, known: tuple[Tensor, ...] | None = None
-    ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+        self, data: Data, flags: Tensor, start: Tensor | None = None, known: Told | None = None
+    ) -> tuple[Tensor, Tensor, Told]:
         """Solve, from ``start`` if there is one.
 
         Args:
@@ -68,14 +63,14 @@ class Rounds:
             known: what :func:`~implicitkit_cvxpy.polish.finish` has found in the user's units.
 
         Returns:
-            ``w (batch, n + m)``, differentiable; which samples converged, ``(batch,)``; and the figures of all samples of
-            all transforms: ``w``, status, ``|F|``, steps, data, flags, on plain tensors in the user's units.
+            ``w (batch, n + m)``, differentiable; which samples converged, ``(batch,)``; and what is told of all samples of
+            all transforms, on plain tensors in the user's units.
         """
         origin = torch.zeros(len(flags), data.q.shape[1] + data.b.shape[1], dtype=torch.float64, device=flags.device)
         now = first = self._round(data, flags, None, origin, start, known)
         before = torch.full_like(data.q[:, 0].detach(), LOST)
         for _ in range(_LIMIT):
-            if not now.uneven:
+            if not bool(now.told.uneven.any()):
                 break
             rough = self._rough(now)
             gained = rough < before
@@ -85,7 +80,7 @@ class Rounds:
             before = torch.where(gained, rough, torch.inf)
             near = torch.where((rough <= LOST).unsqueeze(1), units.of(now.w.detach()), 0)
             now = self._round(units.apply(data), flags, units, near)
-        return now.w, now.converged, (*now.told[:4], *first.told[4:6])
+        return now.w, now.converged, now.told._replace(data=first.told.data, wrong=first.told.wrong)
 
     def _rough(self, now: _Round) -> Tensor:
         """The roughness of each sample, ``(batch,)``, whatever transforms surround the call."""
@@ -125,19 +120,19 @@ class Rounds:
         units: Units | None,
         near: Tensor,
         start: Tensor | None = None,
-        known: tuple[Tensor, ...] | None = None,
+        known: Told | None = None,
     ) -> _Round:
         """Solve the programs as they are in these units; tried first is ``start``, or what is not zero of ``near``, which is
         in these units."""
         given = () if units is None else units.tensors
 
-        def find(z0: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        def find(z0: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, Told]:
             matrices, wrong, measures = parts[:4], parts[4], parts[5:]
             inside = Units.of_tensors(self.problem.dual, *measures) if measures else None
             programs, first = _with(data, matrices), start if inside is None else z0
-            z, *figures, uneven = known or finish(self.problem, self.backend, programs, wrong, first, inside)
-            rest: list[Any] = [*figures, tuple(matrices), wrong, uneven]
-            return z, (z if inside is None else inside.back(z)), *rest
+            told = known or finish(self.problem, self.backend, programs, wrong, first, inside)
+            z = told.w
+            return z, told._replace(w=z if inside is None else inside.back(z))
 
         solver = _Finish(find, 5 + len(given), [])
         solution = ik.solve(
@@ -153,7 +148,7 @@ class Rounds:
             raise solver.told[0]
         z = solution.value
         w = z if units is None else units.back(z)
-        return _Round(data, units, z, w, solution.converged, tuple(solver.told[0]))
+        return _Round(data, units, z, w, solution.converged, solver.told[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +157,7 @@ class _Finish(extend.Solver):
     those that cones keep); ``told`` gets what it says beside the point, or the error that it raised, which is for when the
     levels of ``torch.func`` are closed."""
 
-    find: Callable[[Tensor, Sequence[Tensor]], tuple[Any, ...]]
+    find: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Told]]
     count: int
     told: list[Any]
     name: ClassVar[str] = "cone program"
@@ -172,15 +167,14 @@ class _Finish(extend.Solver):
     def run(self, f: extend.Evaluations, z0: Tensor, options: extend.Options) -> extend.Outcome:
         """Solve all samples of all transforms at once."""
         try:
-            z, *told = self.find(z0, one_batch(f.system, f.theta[: self.count]))
+            z, told = self.find(z0, one_batch(f.system, f.theta[: self.count]))
         except Exception as error:
             self.told.append(error)
             status = torch.full_like(z0[:, 0], int(Status.NONFINITE), dtype=torch.int64)
             return extend.Outcome(z0, torch.full_like(z0[:, 0], torch.inf), torch.zeros_like(status), status)
         self.told.append(told)
-        status, norm, steps = told[1:4]
-        nowhere = (status != int(Status.CONVERGED)) & (z == 0).all(1)  # no point, no derivative
-        return extend.Outcome(z, norm, steps, torch.where(nowhere, int(Status.NONFINITE), status))
+        nowhere = (told.status != int(Status.CONVERGED)) & (z == 0).all(1)  # no point, no derivative
+        return extend.Outcome(z, told.norm, told.steps, torch.where(nowhere, int(Status.NONFINITE), told.status))
 
 
 def _with(data: Data, matrices: Sequence[Tensor]) -> Data:
