@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.linear.conditions.saddle import mv
+from implicitkit.linear.factors.dense import mv
 
 __all__ = ["QPData", "natural_jacobian", "natural_residual"]
 

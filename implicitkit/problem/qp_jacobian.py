@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from implicitkit.linear.conditions.saddle import Saddle, StructuredOperator, mv
+from implicitkit.linear.conditions.saddle import Saddle, StructuredOperator
+from implicitkit.linear.factors.dense import mv
 from implicitkit.problem.complementarity import plus_slope
 from implicitkit.problem.qp_data import natural_jacobian
 

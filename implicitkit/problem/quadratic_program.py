@@ -13,7 +13,8 @@ from torch import Tensor
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.trees import Layout, from_arrays
 from implicitkit.linear.conditions.kkt import KKT
-from implicitkit.linear.conditions.saddle import StructuredOperator, mv
+from implicitkit.linear.conditions.saddle import StructuredOperator
+from implicitkit.linear.factors.dense import mv
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.problem.complementarity import KAPPA, are_kept, check_degenerate, natural, settled, warn_zero_gradient
 from implicitkit.problem.kind import QUADRATIC_PROGRAM, Kind

@@ -272,7 +272,7 @@ MUTANTS = [
         "implicitkit/linear/factors/ordering.py",
         "tests/solver/test_large_least_squares.py -k looked_for_once",
         ("x[self.order] = found", "x[:] = found"),
-        ("b[self.order]), trans)", "b[self.order]))"),
+        ("b[self.order]), *trans)", "b[self.order]))"),
         ("A.data[self.moved.data]", "A.data"),
         ("np.array_equal(A.indices, self.indices)", "True", f"{SELDOM} -k order"),
         ("x[:, self.order] = self.lu.solve(flat, trans)", "x[:] = self.lu.solve(flat, trans)", TOGETHER),

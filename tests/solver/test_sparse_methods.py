@@ -16,6 +16,8 @@ from torch.nn.functional import pad
 import implicitkit as ik
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors import ordering, sparse_blocks
+from implicitkit.linear.factors.analysis import analyse
+from implicitkit.linear.factors.banded import SymmetricBand
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.evaluations import Evaluations
@@ -184,6 +186,8 @@ def test_steps_by_sparse_factors_minimise_the_model_in_the_region(
     mu = -(g + H @ p) @ p / (p @ p)
     assert np.abs(H @ p + mu * p + g).max() < 1e-6 * np.abs(g).max()
     assert mu > -1e-8 and np.linalg.eigvalsh(H.toarray()).min() + mu > -1e-8
+    if narrow and definite:
+        assert np.abs(H @ SymmetricBand(analyse(H)).cholesky(H.data).solve(g) - g).max() < 1e-12
     assert length < 1.11 * radius and (length > 0.6 * radius or abs(mu) < 1e-8)
     assert float(promised) == pytest.approx(-(g @ p) - 0.5 * p @ (H @ p)) and float(promised) > 0
 

@@ -28,12 +28,7 @@ from torch import Tensor
 from implicitkit.foundation.operators import MatVec, Operator
 from implicitkit.linear.factors.dense import cholesky_batched
 
-__all__ = ["Saddle", "StructuredOperator", "mv"]
-
-
-def mv(A: Tensor, x: Tensor) -> Tensor:
-    """``A x`` block by block: ``(batch, m, n), (batch, n) -> (batch, m)``."""
-    return torch.bmm(A, x.unsqueeze(2)).squeeze(2)
+__all__ = ["Saddle", "StructuredOperator"]
 
 
 @dataclass

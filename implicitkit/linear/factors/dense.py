@@ -28,6 +28,7 @@ __all__ = [
     "cholesky_batched",
     "factor_batched",
     "lstsq_batched",
+    "mv",
     "sizes",
     "solve_batched",
     "svd_batched",
@@ -39,6 +40,11 @@ _LOW_PRECISION = (torch.float16, torch.bfloat16)
 SINGULAR = 'the matrix is singular; linear_solver="lsmr" gives the minimum-norm solution'
 NOT_FINITE = "the matrix is not finite"
 RHS_NOT_FINITE = "the right-hand side or the solution is not finite"
+
+
+def mv(A: Tensor, x: Tensor) -> Tensor:
+    """``A x`` block by block: ``(batch, m, n), (batch, n) -> (batch, m)``."""
+    return torch.bmm(A, x.unsqueeze(2)).squeeze(2)
 
 
 def _must_loop(A: Tensor) -> bool:

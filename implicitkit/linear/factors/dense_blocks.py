@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from implicitkit.linear.factors.dense import Factor, factor_batched
+from implicitkit.linear.factors.dense import Factor, factor_batched, mv
 
 __all__ = ["DenseBlocks"]
 
@@ -55,7 +55,7 @@ class DenseBlocks:
         columns = x.to(A)
         if A.shape[0] > 1 and A.stride(0) == 0:  # one matrix, expanded
             return torch.einsum("ij,bj...->bi...", A[0], columns)
-        return torch.bmm(A, columns) if x.ndim == 3 else torch.bmm(A, columns.unsqueeze(2)).squeeze(2)
+        return torch.bmm(A, columns) if x.ndim == 3 else mv(A, columns)
 
 
 def _each(what: Callable[[Tensor], Tensor], matrix: Tensor) -> Tensor:

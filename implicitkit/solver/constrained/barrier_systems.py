@@ -17,7 +17,7 @@ from torch import Tensor
 
 from implicitkit.foundation.numbers import array
 from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem
-from implicitkit.linear.conditions.saddle import mv
+from implicitkit.linear.factors.dense import mv
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.constrained.sparse_step import Linear
 

@@ -21,8 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit.linear.conditions.saddle import mv
-from implicitkit.linear.factors.dense import cholesky_batched, svd_batched
+from implicitkit.linear.factors.dense import cholesky_batched, mv, svd_batched
 from implicitkit.solver.constrained.model import Local, Model
 
 __all__ = ["Curved"]

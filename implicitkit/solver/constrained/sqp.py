@@ -11,8 +11,7 @@ from torch import Tensor
 
 from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.foundation.options import at_least, check_options
-from implicitkit.linear.conditions.saddle import mv
-from implicitkit.linear.factors.dense import cholesky_batched
+from implicitkit.linear.factors.dense import cholesky_batched, mv
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.convexity import Curved
 from implicitkit.solver.constrained.model import First, Local, Model

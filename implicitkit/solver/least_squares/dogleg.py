@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.options import check_options, positive
-from implicitkit.linear.factors.dense import lstsq_batched
+from implicitkit.linear.factors.dense import lstsq_batched, mv
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.least_squares.gauss_newton import gauss_newton_step
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.normal_equations import NormalEquations, column_scales, normal_equations
+from implicitkit.solver.steps.paths import way_to_boundary
 from implicitkit.solver.steps.region import Region
 from implicitkit.sparsity.patterns import SMALLEST
 
@@ -88,11 +89,7 @@ def _path(cauchy: Tensor, newton: Tensor, radius: Tensor) -> Tensor:
     along, full = _length(cauchy), _length(newton)
     shorter = cauchy * (radius / along).clamp(max=1).nan_to_num(0).unsqueeze(1)
     d = newton - cauchy
-    # |cauchy + s d| = radius, the positive root in the form that does not cancel
-    dd, cd = d.square().sum(1), (cauchy * d).sum(1)
-    room = (radius.square() - along.square()).clamp_min(0)
-    root = (cd.square() + dd * room).sqrt()
-    s = torch.where(cd > 0, room / (cd + root), (root - cd) / dd).nan_to_num(0, 0, 0).clamp(0, 1)
+    s = way_to_boundary(cauchy, d, radius).nan_to_num(0, 0, 0).clamp(0, 1)
     bent = torch.addcmul(cauchy, s.unsqueeze(1), d)
     p = torch.where((along < radius).unsqueeze(1), bent, shorter)
     return torch.where((full <= radius).unsqueeze(1), newton, p)
@@ -115,4 +112,4 @@ class _Dense:
 
     def times(self, p: Tensor) -> Tensor:
         """``R p``."""
-        return torch.bmm(self.R, p.unsqueeze(2)).squeeze(2)
+        return mv(self.R, p)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.options import check_options, positive
-from implicitkit.linear.factors.dense import svd_batched
+from implicitkit.linear.factors.dense import mv, svd_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -255,31 +255,27 @@ class _Singular:
 
     def step(self, mu: Tensor, g: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises."""
-        b = _times(self.U.mT, self.r.to(self.U.dtype))
+        b = mv(self.U.mT, self.r.to(self.U.dtype))
         q = self._damped(mu, b)
         return self._back(q), 0.5 * (q * (self.s * b + mu.unsqueeze(1) * q)).sum(1)
 
     def answer(self, mu: Tensor, b: Tensor) -> Tensor:
         """``x`` with ``(R'R + mu D^2) x = -R'b``."""
-        return self._back(self._damped(mu, _times(self.U.mT, b.to(self.U.dtype))))
+        return self._back(self._damped(mu, mv(self.U.mT, b.to(self.U.dtype))))
 
     def correction(self, g: Tensor) -> Tensor:
         """``c`` with ``R'R c = g``."""
-        return _times(self.Vh.mT, _times(self.Vh, (g / self.D).to(self.s.dtype)) / self.s.square()) / self.D
+        return mv(self.Vh.mT, mv(self.Vh, (g / self.D).to(self.s.dtype)) / self.s.square()) / self.D
 
     def along(self, p: Tensor) -> Tensor:
         """``R p``, ``(batch, m)``."""
-        return _times(self.R, p.to(self.R.dtype))
+        return mv(self.R, p.to(self.R.dtype))
 
     def _damped(self, mu: Tensor, b: Tensor) -> Tensor:
         return self.s * b / (self.s.square() + mu.unsqueeze(1))
 
     def _back(self, q: Tensor) -> Tensor:
-        return -_times(self.Vh.mT, q) / self.D
-
-
-def _times(A: Tensor, x: Tensor) -> Tensor:
-    return torch.bmm(A, x.unsqueeze(2)).squeeze(2)
+        return -mv(self.Vh.mT, q) / self.D
 
 
 class _Normal:

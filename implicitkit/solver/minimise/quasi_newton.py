@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.options import at_least, check_options
+from implicitkit.linear.factors.dense import mv
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -110,7 +111,7 @@ class BFGS(QuasiNewton):
         return {"H": _identity(z).expand(z.shape[0], -1, -1), "scale": z.new_zeros(z.shape[0])}
 
     def direction(self, g: Tensor, memory: dict[str, Any]) -> Tensor:
-        return -torch.bmm(memory["H"], g.unsqueeze(2)).squeeze(2)
+        return -mv(memory["H"], g)
 
     def learn(self, memory: dict[str, Any], s: Tensor, y: Tensor, sy: Tensor, good: Tensor) -> dict[str, Any]:
         H, scale = memory["H"], memory["scale"]
@@ -119,7 +120,7 @@ class BFGS(QuasiNewton):
         H = H * gamma[:, None, None]
         rho = torch.where(good, 1 / sy, 0)
         s, y = torch.where(good.unsqueeze(1), s, 0), torch.where(good.unsqueeze(1), y, 0)
-        Hy = torch.bmm(H, y.unsqueeze(2)).squeeze(2)
+        Hy = mv(H, y)
         # H - rho (s (Hy)' + Hy s') + (rho + rho^2 y'Hy) s s' = H + s w' + w s'
         half = 0.5 * (rho + rho.square() * (y * Hy).sum(1))
         w = half.unsqueeze(1) * s - rho.unsqueeze(1) * Hy

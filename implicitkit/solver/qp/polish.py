@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.numbers import largest_moduli
-from implicitkit.linear.conditions.saddle import Saddle, mv
-from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched
+from implicitkit.linear.conditions.saddle import Saddle
+from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched, mv
 from implicitkit.problem.qp_data import QPData, natural_jacobian, natural_residual
 from implicitkit.solution import Status
 

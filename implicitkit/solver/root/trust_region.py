@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.options import check_options, flag, one_of, positive
-from implicitkit.linear.factors.dense import svd_batched
+from implicitkit.linear.factors.dense import mv, svd_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.factored import Jacobian, at_rounding, jacobian_at, leave
 from implicitkit.solver.steps.normal_equations import NormalEquations, normal_equations_of
+from implicitkit.solver.steps.paths import way_to_boundary
 from implicitkit.solver.steps.region import taken_where
 from implicitkit.sparsity.patterns import SMALLEST
 
@@ -129,10 +130,7 @@ class _Dogleg:
         along = torch.minimum(self.cauchy_length, radius)
         cauchy = -along.unsqueeze(1) * self.direction
         leg = self.newton - cauchy
-        # |cauchy + tau leg| = radius
-        a, b = leg.square().sum(1), (cauchy * leg).sum(1)
-        c = (radius**2 - along**2).clamp_min(0)
-        tau = (c / (b + (b**2 + a * c).sqrt())).nan_to_num(0, 0, 0).clamp(0, 1)
+        tau = way_to_boundary(cauchy, leg, radius).nan_to_num(0, 0, 0).clamp(0, 1)
         tau = torch.where(self.newton_length <= radius, 1, tau).unsqueeze(1)
         p = torch.where(tau < 1, cauchy + tau * leg, self.newton)
         linear = self.F + tau * self.J_newton - ((1 - tau) * along.unsqueeze(1)).nan_to_num(0, 0, 0) * self.J_direction
@@ -145,7 +143,7 @@ class _Exact:
     def __init__(self, J: Tensor, F: Tensor, D: Tensor) -> None:
         self.J, self.F = J / D.unsqueeze(1), F
         U, s, self.Vh = svd_batched(self.J)
-        self.b = _product(U.mT, F)
+        self.b = mv(U.mT, F)
         cut = s.shape[1] * torch.finfo(s.dtype).eps * s[:, :1]
         self.s = torch.where(s > cut, s, 0)
 
@@ -169,8 +167,8 @@ class _Exact:
             inside = (step > low) & (step < high)
             lam = torch.where(inside, step, torch.maximum((low * high).sqrt(), 1e-3 * high))
         y = torch.where(free.unsqueeze(1), y, sb / (s.square() + lam.unsqueeze(1)))
-        p = -_product(self.Vh.mT, y).nan_to_num(0, 0, 0)
-        return p, self.F + _product(self.J, p)
+        p = -mv(self.Vh.mT, y).nan_to_num(0, 0, 0)
+        return p, self.F + mv(self.J, p)
 
 
 class _Shifted:
@@ -216,7 +214,3 @@ class _Shifted:
             lam = torch.where(inside, step, torch.maximum((low * high).sqrt(), 1e-3 * high))
         shorter = (radius / length.clamp_min(torch.finfo(p.dtype).tiny)).clamp(max=1).unsqueeze(1)
         return p * shorter
-
-
-def _product(A: Tensor, x: Tensor) -> Tensor:
-    return torch.bmm(A, x.unsqueeze(2)).squeeze(2)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.factors.dense import lstsq_batched
+from implicitkit.linear.factors.dense import lstsq_batched, mv
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.linear.factors.direct import Verdict
 from implicitkit.linear.iterative.gmres import GMRES
@@ -72,11 +72,11 @@ class Jacobian:
 
     def times(self, x: Tensor) -> Tensor:
         """``J x``."""
-        return self.A.mv(x) if self.dense is None else torch.bmm(self.dense, x.unsqueeze(2)).squeeze(2)
+        return self.A.mv(x) if self.dense is None else mv(self.dense, x)
 
     def adjoint(self, w: Tensor) -> Tensor:
         """``J' w``."""
-        return self.A.rmv(w) if self.dense is None else torch.bmm(self.dense.mT, w.unsqueeze(2)).squeeze(2)
+        return self.A.rmv(w) if self.dense is None else mv(self.dense.mT, w)
 
     def direction(self, f: Evaluations, residual: Tensor) -> Tensor:
         """``d`` with ``J d = -F`` (:func:`factored_direction`)."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from implicitkit.foundation.numbers import array
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.factors.dense import cholesky_batched
+from implicitkit.linear.factors.dense import cholesky_batched, mv
 from implicitkit.linear.factors.direct import Verdict
 from implicitkit.linear.iterative.lsmr import LSMR
 from implicitkit.solver.evaluations import Evaluations
@@ -188,7 +188,7 @@ class _Dense:
         self.N = self.N / (D.unsqueeze(1) * D.unsqueeze(2))
 
     def largest(self) -> Tensor:
-        return largest_eigenvalue(lambda v: torch.bmm(self.N, v.unsqueeze(2)).squeeze(2), self.D)
+        return largest_eigenvalue(lambda v: mv(self.N, v), self.D)
 
     def solve(self, mu: Tensor, g: Tensor, which: Tensor | None = None) -> Tensor:
         shifted = self.N + torch.diag_embed(mu.to(self.N).unsqueeze(1).expand_as(self.D))
@@ -207,7 +207,7 @@ class _Dense:
         return p if which is None else torch.where(which.unsqueeze(1), p, 0)
 
     def times(self, p: Tensor) -> Tensor:
-        return torch.bmm(self.R, p.unsqueeze(2)).squeeze(2)
+        return mv(self.R, p)
 
 
 class _DenseFactors:
