@@ -5,6 +5,7 @@
     python benchmarks/bench_deq_training.py --seeds 5 --first 5       # a slice: seeds 5 to 9 are added to what is there
     python benchmarks/bench_deq_training.py --seeds 2 --steps 120     # a minute or two, nothing is kept
     python benchmarks/bench_deq_training.py --keep rows               # a row that is killed goes on from rows/
+    python benchmarks/bench_deq_training.py --rtol 1e-5               # at another tolerance, nothing is kept
 
 No weight is bounded, no failure ignored: ``DEQ(cell, rtol=1e-3)``.  ``warm``: called as ``layer(x, index=numbers of the
 samples)``, so that a solve starts from the sample's last equilibrium, 30 times of 31, as it does by ``layer(x)`` too where
@@ -61,7 +62,7 @@ from implicitkit_deq import DEQ, Forgive, ForgivenWarning, cells
 
 IN, FEATURES = 4, 16
 RATES = (1e-3, 1e-2)
-BOUND, DEPTH = 0.95, 40
+BOUND, DEPTH, RTOL = 0.95, 40, 1e-3
 SHARES = torch.tensor([[Forgive().share], [Forgive().backward_share]])  # forward and backward
 
 
@@ -266,14 +267,19 @@ class Training:
 
 
 def begin(
-    name: str, seeds: Sequence[int], rate: float, bounded: bool = False, every: int = Forgive().every
+    name: str,
+    seeds: Sequence[int],
+    rate: float,
+    bounded: bool = False,
+    every: int = Forgive().every,
+    rtol: float = RTOL,
 ) -> Training:
-    """DEQs with defaults but for ``Forgive(every=)``, and their optimiser."""
+    """DEQs with defaults but for ``Forgive(every=)`` and ``rtol``, and their optimiser."""
     side = Side(name, seeds, bounded)
     count = len(seeds)
     none = torch.zeros(count, dtype=torch.int64)
     relay = RelayBySeed(calls=side.cell.calls, pauses=none, asked=none.bool(), every=every)
-    layer = DEQ(side.cell, (FEATURES,), rtol=1e-3, solver=relay, on_failure=BySeed(every=1), in_dims=(0, 0))
+    layer = DEQ(side.cell, (FEATURES,), rtol=rtol, solver=relay, on_failure=BySeed(every=1), in_dims=(0, 0))
     return Training(side, layer, torch.optim.Adam(side.parameters(), rate))
 
 
@@ -286,13 +292,14 @@ def train(
     warm: bool,
     bounded: bool = False,
     every: int = Forgive().every,
+    rtol: float = RTOL,
     keep: Path | None = None,
 ) -> Runs:
     """DEQs with defaults; ``warm``: told which samples they see, so that a solve starts from the last equilibrium.
 
     ``keep``: a file that is written every 20 steps, and gone on from if it is there.
     """
-    going = begin(name, seeds, rate, bounded, every)
+    going = begin(name, seeds, rate, bounded, every, rtol)
     if keep is not None and keep.exists():
         going = torch.load(keep, weights_only=False)  # a file of our own: modules, the table of last equilibria
     while len(going.losses) < steps:
@@ -339,11 +346,13 @@ def unroll(name: str, seeds: Sequence[int], rate: float, steps: int, depth: int 
     return Runs(torch.stack(losses), none, milliseconds=1e3 * seconds / steps / len(seeds), long=long)
 
 
-def slice_of(name: str, seeds: Sequence[int], rate: float, steps: int, start: str, keep: Path | None) -> dict[str, Any]:
+def slice_of(
+    name: str, seeds: Sequence[int], rate: float, steps: int, start: str, rtol: float, keep: Path | None
+) -> dict[str, Any]:
     """What came of some seeds of one row: a list for each figure, one entry a seed; shares and times are the slice's."""
     warm = start == "warm"
-    runs = train(name, seeds, rate, steps, warm=warm, keep=keep)
-    bounded = train(name, seeds, rate, steps, warm=warm, bounded=True)
+    runs = train(name, seeds, rate, steps, warm=warm, rtol=rtol, keep=keep)
+    bounded = train(name, seeds, rate, steps, warm=warm, bounded=True, rtol=rtol)
     unrolled = unroll(name, seeds, rate, steps)
 
     def all_of(value: Any) -> list[Any]:
@@ -433,6 +442,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="*", type=float, default=list(RATES))
     parser.add_argument("--keep", type=Path, help="a folder for what a row that is killed needs to go on")
     parser.add_argument("--starts", nargs="*", default=["warm", "cold"], choices=["warm", "cold"])
+    parser.add_argument("--rtol", type=float, default=RTOL)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", ForgivenWarning)
@@ -445,9 +455,10 @@ def main() -> None:
     seeds = range(options.first, options.first + options.seeds)
     for name, rate, start in itertools.product(options.cells, options.rates, options.starts):
         title = f"{name}, rate {rate:g}, {start}"
-        keep = options.keep and options.keep / f"{title} {options.first} {options.seeds} {options.steps}.pt"
-        found = slice_of(name, seeds, rate, options.steps, start, keep)
-        whole = merge(title, found, about) if options.steps == 500 else row(title, found)
+        sizes = f"{options.first} {options.seeds} {options.steps}"
+        keep = options.keep and options.keep / f"{title} {sizes} {options.rtol:g}.pt"
+        found = slice_of(name, seeds, rate, options.steps, start, options.rtol, keep)
+        whole = merge(title, found, about) if (options.steps, options.rtol) == (500, RTOL) else row(title, found)
         said = {k: f"{v:.3g}" if isinstance(v, float) else v for k, v in whole.items() if k != "seeds"}
         print(", ".join(f"{k} {v}" for k, v in said.items()), flush=True)
 

@@ -15,7 +15,7 @@ the same data, applied six times. Neither adds numbers that are much longer than
 and of these the equilibrium gets fewer bits right, with all three seeds. What it knows by itself is how hard a sum is.
 
 *Checked:* the equilibrium against 1000 plain steps, its gradient against theirs, unrolled; on sums of the lengths trained on
-the median seed gets nine bits of ten right, and the longest carry tells the steps that a sum takes.
+nine bits of ten are right, and the longest carry tells the steps that a sum takes.
 """
 
 import math
@@ -78,12 +78,15 @@ def applied(cell, times, tokens, first):
 
 
 # %%
-# Training: the equilibrium is approached by six steps for four fifths of it, which is cheap, and then solved.
+# Training: the equilibrium is approached by six steps for four fifths of it, which is cheap, and then solved. In the last
+# fifth the learning rate falls to zero; were it constant, rounding would decide how much is forgotten there (of ten bits
+# seed 0 gets 0.82 to 0.96 right from weights that differ by 1e-7).
 
 
 def train(cell, find):
     optimiser = torch.optim.Adam(cell.parameters(), lr=3e-3)
-    for _ in range(training):
+    for step in range(training):
+        optimiser.param_groups[0]["lr"] = 3e-3 * min(1.0, 5 * (1 - step / training))
         tokens, bits, _ = sums(64, int(torch.randint(2, longest + 1, ())))
         z = find(tokens, first := torch.randint(0, 40, (64,)))
         loss = cross_entropy(cell.head(z).mT, bits) + 0.1 * jacobian_penalty(cell, z.detach(), (tokens, first))
@@ -132,7 +135,7 @@ gradients = [torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)]
 apart = [float(((a - b).norm() / b.norm()).detach()) for a, b in (both, gradients)]
 print(f"the equilibrium and 1000 steps differ by {apart[0]:.0e}, their gradients by {apart[1]:.0e}")
 assert max(apart) < 1e-5
-assert np.median(list(right.values()), 1)[:, :3].min() > 0.9
+assert np.array(list(right.values()))[:, :, :3].min() > 0.9
 assert trend > 0.2 and solved.double().mean() > 0.95
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
