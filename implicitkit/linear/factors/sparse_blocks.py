@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.numbers import array
+from implicitkit.foundation.operators import MatVec
 from implicitkit.linear.factors.analysis import Analysis, analyse
 from implicitkit.linear.factors.sparse_factors import SparseFactor
 from implicitkit.sparsity.compression import Coloured, known_entries
@@ -121,6 +122,32 @@ class SparseBlocks:
     def product(self, x: Tensor) -> Tensor:
         """``A x``, ``(batch, n)`` or ``(batch, n, k)``, by the matrices themselves."""
         return self._times(x, self.values)
+
+    def products(self, dtype: torch.dtype) -> tuple[MatVec, MatVec]:
+        """``v -> A v`` and ``w -> A' w`` of plain vectors ``(batch, n)``: the entries are laid out once."""
+        one = self.batch == 1 or self.is_one
+        A = self.ready.matrix(self.values[0]) if one else self.ready.stacked(self.values)
+        if dtype == torch.float32:
+            A = A.astype(np.float32)
+        A = A.T if self.transposed else A
+
+        def by(M: Any) -> MatVec:
+            def product(v: Tensor) -> Tensor:
+                given = v.detach().numpy()
+                found = (M @ given.T).T if one else (M @ given.reshape(-1)).reshape(given.shape)
+                return torch.from_numpy(found)
+
+            return product
+
+        return by(A), by(A.T)
+
+    def some(self, samples: Tensor) -> SparseBlocks:
+        """The matrices of these samples ``(k,)``."""
+        shape = (len(samples), self.values.shape[1])
+        values = np.broadcast_to(self.values[0], shape) if self.is_one else self.values[samples.numpy()]
+        other = SparseBlocks(self.ready, values)
+        other.transposed = self.transposed
+        return other
 
     def size(self, x: Tensor) -> Tensor:
         """``|A| |x|``, shaped as ``x``: the size of what is added up in a product with ``A``, entry by entry."""

@@ -25,6 +25,7 @@ from torch import Tensor
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, flag, positive
 from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.iterative.by_entries import ByEntries
 from implicitkit.linear.iterative.cycles import Correction, column, norms, restarted
 from implicitkit.linear.iterative.gmres import arnoldi, vectors
 from implicitkit.linear.iterative.inner_cg import conjugate, seems_definite
@@ -63,9 +64,11 @@ class Frugal(LinearSolver):
     def solve(
         self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
     ) -> LinearSolution:
-        most = math.ceil(self.price)
+        by = ByEntries(A)
+        most = math.ceil(by.affords(self.price))
         most = most if max_steps is None else min(most, max_steps)
         at = looks(self.price, self.unasked)
+        asks = (*at, *by.looks)
         slow, asked = torch.zeros(len(b), dtype=torch.bool, device=b.device), False
         definite = A.symmetric or A.definite  # as far as is known
         refuted = False  # conjugate gradients have shown that it is not
@@ -76,14 +79,20 @@ class Frugal(LinearSolver):
             def ask(least: Tensor, done: Tensor) -> bool:
                 """``least``: what is left of each residual after 0 to ``j`` products, ``(batch, j + 1)``."""
                 open_ = live & ~done
-                slow.copy_(open_ & is_slow(least * column(norm), target, self.price, self.unasked))
-                if self.together and bool(slow.any()):
-                    slow.copy_(open_)
-                return bool(slow.any()) and not bool((open_ & ~slow).any())
+                ahead = torch.where(open_, products_ahead(least * column(norm), target, at[0]), 0)
+                j = least.shape[1] - 1
+                if j in at:
+                    slow.copy_(~(ahead <= by.affords(self.price - j)))
+                    if self.together and bool(slow.any()):
+                        slow.copy_(open_)
+                    if bool(slow.any()) and not bool((open_ & ~slow).any()):
+                        return True
+                by.expect(float(torch.where(slow, 0, ahead).amax()))
+                return False
 
             x, used = torch.zeros_like(r), torch.zeros_like(budget)
             if definite:
-                x, r, used, definite = conjugate(A, r, target, live, budget, () if asked else at, ask)
+                x, r, used, definite = conjugate(by.operator, r, target, live, budget, () if asked else asks, ask)
                 budget, norm = budget - used, norms(r)
                 live = live & (norm > target) & (budget > 0)
                 asked, refuted = asked or definite, not definite
@@ -94,15 +103,15 @@ class Frugal(LinearSolver):
             def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
                 nonlocal definite
                 least = u.square().cumsum(1).rsqrt()
-                if not asked and least.shape[1] - 1 in at and ask(least, done):
+                if not asked and least.shape[1] - 1 in asks and ask(least, done):
                     return True
                 open_ = live & ~done
-                if bool((open_ & is_slow(least * column(norm), target, columns)).any()):
+                if not refuted and (by.written or bool((open_ & is_slow(least * column(norm), target, columns)).any())):
                     definite = bool((seems_definite(Ht) | ~open_).all())
                 return definite
 
-            places = (*(() if asked else at), *(() if refuted else (columns,)))
-            found = arnoldi(A, r, norm, target, live, budget, columns, (places, look), (), self.beyond)
+            places = (*(() if asked else asks), *(() if refuted else (columns,)))
+            found = arnoldi(by.operator, r, norm, target, live, budget, columns, (places, look), (), self.beyond)
             asked = not definite
             rest = torch.where(column(live), found.dx, 0)
             return Correction(x + rest, used + torch.where(live, found.steps, 0), slow)
@@ -128,6 +137,13 @@ def is_slow(left: Tensor, target: Tensor, price: float, unasked: int = 0) -> Ten
         unasked: as in :func:`looks`.
     """
     j = left.shape[1] - 1
-    since = int(_PART * j) if j == looks(price, unasked)[0] else j // 2
+    return ~(products_ahead(left, target, looks(price, unasked)[0]) <= price - j)
+
+
+def products_ahead(left: Tensor, target: Tensor, first: int) -> Tensor:
+    """How many more products each sample takes at the rate of the last ones, ``(batch,)``: infinitely many where what is
+    left does not fall, NaN where it is.  ``first``: products after which it is asked first; by then fewer tell the rate."""
+    j = left.shape[1] - 1
+    since = int(_PART * j) if j <= first else j // 2
     rate = (left[:, since] / left[:, j]).log() / (j - since)
-    return ~((left[:, j] / target).log() <= rate * (price - j))
+    return torch.where(rate <= 0, torch.inf, (left[:, j] / target).log() / rate)

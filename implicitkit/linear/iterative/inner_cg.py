@@ -61,26 +61,29 @@ def conjugate(
         a correction, what it leaves of ``r``, products used, and whether no curvature ``p'Ap`` was met that is zero or of
         the other sign, or far from ``r'Ap``, which it equals where ``A`` is symmetric; where one is they end.
     """
-    x, p, rs = torch.zeros_like(r), r, r.square().sum(1)
+    x, p, rs = torch.zeros_like(r), r, torch.linalg.vecdot(r, r)
     squares, goal, steps, open_ = [rs], target.square(), torch.zeros_like(budget), live
     fewer = Fewer(A)
+    left = int(torch.count_nonzero(open_))
     side = rs.new_zeros(())  # of zero on which A lies: the sign of the first curvature
     for k in range(1, int(budget.max()) + 1):
         Ap = fewer.A.mv(p)
-        curvature = (p * Ap).sum(1)
+        curvature = torch.linalg.vecdot(p, Ap)
         side = curvature.sign() if k == 1 else side
         steps = steps + open_
         sound = curvature * side > 0
         if k % _OFTEN == 0:
-            sound = sound & (((r - p) * Ap).sum(1).abs() <= _ASKEW * curvature.abs())
+            sound = sound & (torch.linalg.vecdot(r - p, Ap).abs() <= _ASKEW * curvature.abs())
         if bool((open_ & ~sound).any()):
             x, r, steps = fewer.whole((x, r, steps))
             return x, r, steps, False
-        alpha, keep = column(rs / curvature), column(open_)
-        x = torch.where(keep, torch.addcmul(x, alpha, p), x)
-        r = torch.where(keep, torch.addcmul(r, alpha, Ap, value=-1), r)
-        after = r.square().sum(1)
-        p = torch.where(keep, torch.addcmul(r, column(after / rs), p), p)
+        alpha = column(rs / curvature)
+        x_next, r_next = torch.addcmul(x, alpha, p), torch.addcmul(r, alpha, Ap, value=-1)
+        if left < len(open_):  # samples that are solved stay
+            x_next, r_next = torch.where(column(open_), x_next, x), torch.where(column(open_), r_next, r)
+        x, r = x_next, r_next
+        after = torch.linalg.vecdot(r, r)
+        p = torch.addcmul(r, column(after / rs), p)
         rs = after
         open_ = open_ & (rs > goal) & (steps < budget)
         squares.append(fewer.spread(rs, 1.0))

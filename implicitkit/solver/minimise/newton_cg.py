@@ -12,7 +12,8 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, optional, positive
-from implicitkit.linear.iterative.frugal import is_slow, looks
+from implicitkit.linear.iterative.by_entries import ByEntries
+from implicitkit.linear.iterative.frugal import looks, products_ahead
 from implicitkit.linear.iterative.inner_cg import left_by_minimal_residuals
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
@@ -168,13 +169,13 @@ def steihaug(
 
     Returns:
         ``p``, and the decrease of that model ``(batch,)``; ``None`` where a sample takes more products than ``price``, or
-        would at the rate of its first few (:func:`~implicitkit.linear.iterative.frugal.is_slow`).
+        would at the rate of its first few (:func:`~implicitkit.linear.iterative.frugal.products_ahead`).
     """
     p, r, d = torch.zeros_like(g), g, -g
     rr = g.square().sum(1)
-    residuals = [rr]
+    residuals, by, asks = [rr], ByEntries(H), looks(price)
     for k in range(1, max_steps + 1):
-        Hd = H.mv(d)
+        Hd = by.operator.mv(d)
         curvature = (d * Hd).sum(1)
         alpha = rr / curvature
         ahead = torch.addcmul(p, alpha.unsqueeze(1), d)
@@ -189,9 +190,13 @@ def steihaug(
         if bool(done.all()):
             break
         residuals.append(new)
-        if k in looks(price) and bool((is_slow(left_by_minimal_residuals(residuals), target, price) & ~done).any()):
-            return None
-        if k >= price:
+        if k in asks or k in by.looks:
+            more = products_ahead(left_by_minimal_residuals(residuals), target, min(asks, default=0))
+            more = torch.where(done, 0, more)
+            if k in asks and not bool((more <= by.affords(price - k)).all()):
+                return None
+            by.expect(float(more.amax()))
+        if k >= by.affords(price):
             return None
         d = torch.addcmul(-r, (new / rr).unsqueeze(1), d)
         d = torch.where(done.unsqueeze(1), 0, d)

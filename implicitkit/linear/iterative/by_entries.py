@@ -1,0 +1,74 @@
+r"""Products by the entries of a sparse matrix, from the moment that pays.
+
+A product with a Jacobian runs through the graph of the function, which takes several times as long as
+``sum_j a_ij v_j`` over the entries ``a_ij``.  These are shown by as many products as the pattern has colours
+(:mod:`implicitkit.sparsity.compression`): a Krylov method that needs more than that writes the matrix down first, although
+its factors may be out of reach.
+
+Source: Curtis, Powell & Reid (1974), IMA J. Appl. Math. 13 (entries from products); when it pays is this library's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.operators import MatVec, Operator
+
+__all__ = ["ByEntries"]
+
+_LOOKS = (8, 16, 32, 64, 128)  # products after which it is asked whether the matrix is to be written down
+_NUMBERS = (torch.float32, torch.float64)
+_PAYS = 2.0  # products to come, for each that shows entries
+_CHEAPER = 2.0  # times: a step of a Krylov method, of which the product is a part
+
+
+class ByEntries:
+    """The matrix ``A``, and when it is written down: never without a pattern, or on another device.
+
+    Attributes:
+        operator: ``A``, whose products go by entries as soon as these are known.
+        written: are they?
+        looks: numbers of products after which it is to be told how many it may :meth:`expect`.
+    """
+
+    def __init__(self, A: Operator) -> None:
+        self.A = self.operator = A
+        self.written = False
+        price = A.price() if A.like.device.type == "cpu" and A.like.dtype in _NUMBERS else None
+        self._products = 0 if price is None else price.products
+        self.looks = _LOOKS if self._products else ()
+        if self._products:
+            self._mv, self._rmv = A.mv, A.rmv
+            self.operator = A.derived(lambda v: self._mv(v), lambda w: self._rmv(w), A.dense, symmetric=A.symmetric)
+            self.operator.selects = self._select
+            self.expect(math.inf if A.formed is not None else 0)
+
+    def expect(self, products: float) -> None:
+        """So many are to come: the matrix is written down if that pays and it can be."""
+        if not products > _PAYS * self._products > 0:
+            return
+        self._products, self._blocks = 0, self.A.sparse()
+        if self._blocks is not None and not self._blocks.border:
+            self.written = True
+            self._mv, self._rmv = self._blocks.products(self.A.like.dtype)
+
+    def affords(self, products: float) -> float:
+        """How many products, once they go by entries, cost as much as so many by the graph."""
+        if self.written:
+            return _CHEAPER * products
+        return max(products, _CHEAPER * (products - self._products)) if self._products else products
+
+    def _select(self, samples: Tensor) -> Operator | None:
+        return _some(self.A, self._blocks, samples) if self.written else self.A.select(samples)
+
+
+def _some(A: Operator, blocks: Any, samples: Tensor) -> Operator:
+    """The matrices of some samples, by their entries."""
+    products: tuple[MatVec, MatVec] = blocks.some(samples).products(A.like.dtype)
+    found = A.derived(*products, lambda: A.dense()[samples], symmetric=A.symmetric, batch=len(samples))
+    found.selects = lambda index: _some(A, blocks, samples.index_select(0, index))
+    return found
