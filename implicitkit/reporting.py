@@ -204,6 +204,8 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
         culprits = record.system.problem.unusable(record.theta)
         if culprits:
             return f"No z can satisfy the data: {', '.join(culprits)}.", _NONFINITE
+    if said := record.system.problem.coupled(record.system, outcome.z, record.theta):
+        return said, frozenset(Status) - _NONFINITE
     failed = outcome.status != int(Status.CONVERGED)
     explained = record.system.problem.explain(record.system, outcome.z, record.theta, failed)
     if not explained and record.system.problem.kind.iteration:
