@@ -28,6 +28,7 @@ __all__ = [
     "POLICIES",
     "blank_failures",
     "check_policy",
+    "failed_samples",
     "linear_failure",
     "plain_solution",
     "raise_in_words",
@@ -291,13 +292,14 @@ def linear_failure(
 ) -> None:
     """Raise or warn that ``A x = b`` was not solved for some samples (``transposed``: in reverse mode); ``record``: of the
     solve whose derivative is asked for."""
-    failed = (~converged).nonzero().squeeze(1)
-    norms = residual_norm[failed]
-    order = torch.argsort(torch.nan_to_num(norms, nan=torch.inf), descending=True)[:5]
-    worst, worst_norms = failed[order].tolist(), norms[order].tolist()
+    failed = failed_samples(converged, record)
+    batch = _samples(converged, record)
+    norms = torch.where(converged, 0, residual_norm).view(-1, batch).amax(0)[list(failed)]
+    order = torch.argsort(torch.nan_to_num(norms, nan=torch.inf), descending=True)[:5].tolist()
+    worst, worst_norms = [failed[i] for i in order], norms[order].tolist()
     where = "backward (reverse mode)" if transposed else "forward-mode derivative"
     text = (
-        f"the linear solve of the {where} did not converge: {name}, {len(failed)} of {len(converged)} samples; "
+        f"the linear solve of the {where} did not converge: {name}, {len(failed)} of {batch} samples; "
         f"worst: "
         + ", ".join(f"sample {i}: residual {r:.3g}" for i, r in zip(worst, worst_norms, strict=True))
         + (f". {reason}" if reason else "")
@@ -315,12 +317,24 @@ def linear_failure(
     raise ConvergenceError(text, None, tuple(worst), tuple(worst_norms))
 
 
+def _samples(rows: Tensor, record: Record | None) -> int:
+    """How many samples the rows are of: many of each, the samples running fastest, where there are many derivatives."""
+    known = 0 if record is None or record.outcome is None else len(record.outcome.status)
+    return known if known and len(rows) % known == 0 else len(rows)
+
+
+def failed_samples(converged: Tensor, record: Record | None) -> tuple[int, ...]:
+    """The samples of a solve that have a derivative which was not found."""
+    good = converged.view(-1, _samples(converged, record)).all(0)
+    return tuple((~good).nonzero().squeeze(1).tolist())
+
+
 def _cause(record: Record, sample: int) -> str:
     """What the solve itself tells of a linear system that cannot be solved: where ``z`` is, and how it came there."""
     outcome = record.outcome
     if outcome is None or len(outcome.status) == 0:
         return ""
-    sample %= len(outcome.status)  # several right-hand sides at once
+    sample %= len(outcome.status)  # of part of a batch
     size = float(torch.linalg.vector_norm(outcome.z[sample].double()))
     status = Status(int(outcome.status[sample]))
     text = f". |z| = {size:.3g} there"
