@@ -980,7 +980,8 @@ def test_a_singular_solution_is_reported_beside_a_failure(linear_solver: str) ->
 @pytest.mark.parametrize("linear_solver", ["lu", "gmres"])
 def test_of_many_derivatives_the_samples_are_counted_and_named(linear_solver: str) -> None:
     t, rule = torch.tensor([1.0, 2.0, 0.0], dtype=D), ik.Implicit(linear_solver=linear_solver)
-    solve = lambda t: ik.root(lambda z, t: t * (z - 1), torch.ones(3, dtype=D), (t,), batch_dims=1, rule=rule).value  # noqa: E731
+    start = torch.full((3,), 2.0, dtype=D)  # a solution of the last equation
+    solve = lambda t: ik.root(lambda z, t: t * (z - 1), start, (t,), batch_dims=1, rule=rule).value  # noqa: E731
     for derivative in (torch.func.jacrev(solve), torch.func.jacfwd(solve)):
         with pytest.raises(ik.ConvergenceError, match=r"1 of 3 samples; worst: sample 2: ") as caught:
             derivative(t)
