@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from typing import Any, NoReturn
@@ -9,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat, recording
+from implicitkit.foundation import compat, recording, seeded
 from implicitkit.foundation.autocast import computing_dtype
 from implicitkit.foundation.errors import (
     CapabilityError,
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 _MANY = 50  # evaluations after which two more are no matter, and before which nothing has been in the way
+_STEP = 1e-6  # of z: more than single precision rounds to
 _NONFINITE = frozenset({Status.NONFINITE})
 POLICIES = ("raise", "warn", "ignore", "nan")
 """What ``on_failure=`` may be, everywhere."""
@@ -211,8 +213,38 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
     explained = record.system.problem.explain(record.system, outcome.z, record.theta, failed)
     if not explained and record.system.problem.kind.iteration:
         explained = _of_rounding(outcome.z[failed], outcome.residual_norm[failed]) or _of_slow_maps(outcome)
-    hint: str = explained
+    hint: str = explained or _of_jumps(record, failed)
     return hint, frozenset({Status.MAX_STEPS, Status.STALLED}) if hint else frozenset()
+
+
+def _of_jumps(record: Record, failed: Tensor) -> str:
+    """Of double precision: along a line through the points that failed, does the function jump by as much as is left of it?
+
+    Second differences of a smooth function fall to a sixteenth with steps of a quarter, those at a kink are few.  Rounding
+    in single precision, or an iteration inside that ends early, is in a third of them and more.
+    """
+    outcome, system = record.outcome, record.system
+    z, norms = outcome.z, outcome.residual_norm[failed]
+    stuck = bool(((outcome.status == int(Status.STALLED)) | (outcome.status == int(Status.MAX_STEPS)))[failed].all())
+    if system is None or z.dtype is not torch.float64 or outcome.evaluations < _MANY or not stuck:
+        return ""
+    sizes = []
+    with contextlib.suppress(Exception), compat.untracked(), compat.own_graphs():
+        direction = (1 + seeded.uniform(*z.shape, seed=0x6A).to(z)) * torch.where(
+            z == 0, z.abs().amax(1, keepdim=True), z
+        )
+        for step in (_STEP, _STEP / 4):
+            line = [system.residual(z + k * step * direction, *record.theta).detach() for k in range(-8, 9)]
+            second = torch.linalg.vector_norm(torch.stack(line).diff(n=2, dim=0), dim=2)
+            sizes.append(second.kthvalue(10, 0).values[failed])
+    if len(sizes) < 2 or not bool(((sizes[1] >= 0.1 * norms) & (sizes[1] >= 0.25 * sizes[0])).all()):
+        return ""
+    return (
+        f"The function is not smooth there: from one point to the next it jumps by about {float(sizes[1].max()):.1g}, which "
+        "is what is left of it. A part may be computed in single precision (a number z of torch.float64 times a matrix of "
+        "torch.float32 is one of torch.float32), or by a loop or a solve that ends before its own result is that exact: "
+        "convert the rest to torch.float64, or tighten what is inside. Or loosen rtol= / atol= to that."
+    )
 
 
 def _of_rounding(z: Tensor, norms: Tensor) -> str:
