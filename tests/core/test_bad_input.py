@@ -982,7 +982,7 @@ JUMPS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], Tensor, bool]]
     "number times matrix": (
         ik.root,
         lambda z: torch.linalg.eigvals(POINTS[:3] + z * torch.eye(3)).real.max() - AIMS[1],
-        zeros(()),
+        torch.zeros((), dtype=D),
         True,
     ),
     "single precision": (ik.root, lambda z: (z.float() ** 3 + z).double() - AIMS, zeros(3), True),
