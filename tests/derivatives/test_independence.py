@@ -91,6 +91,12 @@ def test_a_search_that_fails_among_coupled_samples_says_so(name: str, transform:
         transform(solve)(x)
 
 
+def test_a_search_that_ends_far_away_is_looked_at_nearer_to_zero() -> None:
+    f = lambda z, x: z**3 + z.mean(0) - x  # noqa: E731
+    with pytest.raises(ik.ConvergenceError, match="The samples of the batch are not independent"):
+        ik.root(f, torch.full_like(data(), 1e9), (data(),), batch_dims=1, max_steps=0)
+
+
 def _coupled(given: int, taken: int) -> Callable[[Tensor, Tensor], Tensor]:
     """One sample depends on one other."""
 
