@@ -246,7 +246,7 @@ PATTERNS = [
     Case("attention", _attention()),
     Case("attention to what came before", _attention(causal=True), extra=4),
     Case("attention to what a mask shows", _attention(lambda z: _SEEN)),
-    Case("attention with a mask of numbers", _attention(lambda z: z.view(-1, 2, 3, 2)[..., :1] * _POINTS[:3].sign())),
+    Case("attention with a mask of numbers", _attention(lambda z: z.view(-1, 2, 3, 2).flip(1)[..., :1] * _AIMS[:3])),
     Case(
         "views in place",
         lambda z: (z.view(-1, 3, 4) ** 2).transpose_(1, 2).unsqueeze_(1).squeeze_(1).sum(2).flatten(1),
