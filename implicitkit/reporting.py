@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from typing import Any, NoReturn
@@ -9,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat, recording
+from implicitkit.foundation import compat, recording, seeded
 from implicitkit.foundation.autocast import computing_dtype
 from implicitkit.foundation.errors import (
     CapabilityError,
@@ -28,6 +29,7 @@ __all__ = [
     "POLICIES",
     "blank_failures",
     "check_policy",
+    "failed_samples",
     "linear_failure",
     "plain_solution",
     "raise_in_words",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 _MANY = 50  # evaluations after which two more are no matter, and before which nothing has been in the way
+_STEP = 1e-6  # of z: more than single precision rounds to
 _NONFINITE = frozenset({Status.NONFINITE})
 POLICIES = ("raise", "warn", "ignore", "nan")
 """What ``on_failure=`` may be, everywhere."""
@@ -204,12 +207,44 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
         culprits = record.system.problem.unusable(record.theta)
         if culprits:
             return f"No z can satisfy the data: {', '.join(culprits)}.", _NONFINITE
+    if said := record.system.problem.coupled(record.system, outcome.z, record.theta):
+        return said, frozenset(Status) - _NONFINITE
     failed = outcome.status != int(Status.CONVERGED)
     explained = record.system.problem.explain(record.system, outcome.z, record.theta, failed)
     if not explained and record.system.problem.kind.iteration:
         explained = _of_rounding(outcome.z[failed], outcome.residual_norm[failed]) or _of_slow_maps(outcome)
-    hint: str = explained
+    hint: str = explained or _of_jumps(record, failed)
     return hint, frozenset({Status.MAX_STEPS, Status.STALLED}) if hint else frozenset()
+
+
+def _of_jumps(record: Record, failed: Tensor) -> str:
+    """Of double precision: along a line through the points that failed, does the function jump by as much as is left of it?
+
+    Second differences of a smooth function fall to a sixteenth with steps of a quarter, those at a kink are few.  Rounding
+    in single precision, or an iteration inside that ends early, is in a third of them and more.
+    """
+    outcome, system = record.outcome, record.system
+    z, norms = outcome.z, outcome.residual_norm[failed]
+    stuck = bool(((outcome.status == int(Status.STALLED)) | (outcome.status == int(Status.MAX_STEPS)))[failed].all())
+    if system is None or z.dtype is not torch.float64 or outcome.evaluations < _MANY or not stuck:
+        return ""
+    sizes = []
+    with contextlib.suppress(Exception), compat.untracked(), compat.own_graphs():
+        direction = (1 + seeded.uniform(*z.shape, seed=0x6A).to(z)) * torch.where(
+            z == 0, z.abs().amax(1, keepdim=True), z
+        )
+        for step in (_STEP, _STEP / 4):
+            line = [system.residual(z + k * step * direction, *record.theta).detach() for k in range(-8, 9)]
+            second = torch.linalg.vector_norm(torch.stack(line).diff(n=2, dim=0), dim=2)
+            sizes.append(second.kthvalue(10, 0).values[failed])
+    if len(sizes) < 2 or not bool(((sizes[1] >= 0.1 * norms) & (sizes[1] >= 0.25 * sizes[0])).all()):
+        return ""
+    return (
+        f"The function is not smooth there: from one point to the next it jumps by about {float(sizes[1].max()):.1g}, which "
+        "is what is left of it. A part may be computed in single precision (a number z of torch.float64 times a matrix of "
+        "torch.float32 is one of torch.float32), or by a loop or a solve that ends before its own result is that exact: "
+        "convert the rest to torch.float64, or tighten what is inside. Or loosen rtol= / atol= to that."
+    )
 
 
 def _of_rounding(z: Tensor, norms: Tensor) -> str:
@@ -289,13 +324,14 @@ def linear_failure(
 ) -> None:
     """Raise or warn that ``A x = b`` was not solved for some samples (``transposed``: in reverse mode); ``record``: of the
     solve whose derivative is asked for."""
-    failed = (~converged).nonzero().squeeze(1)
-    norms = residual_norm[failed]
-    order = torch.argsort(torch.nan_to_num(norms, nan=torch.inf), descending=True)[:5]
-    worst, worst_norms = failed[order].tolist(), norms[order].tolist()
+    failed = failed_samples(converged, record)
+    batch = _samples(converged, record)
+    norms = torch.where(converged, 0, residual_norm).view(-1, batch).amax(0)[list(failed)]
+    order = torch.argsort(torch.nan_to_num(norms, nan=torch.inf), descending=True)[:5].tolist()
+    worst, worst_norms = [failed[i] for i in order], norms[order].tolist()
     where = "backward (reverse mode)" if transposed else "forward-mode derivative"
     text = (
-        f"the linear solve of the {where} did not converge: {name}, {len(failed)} of {len(converged)} samples; "
+        f"the linear solve of the {where} did not converge: {name}, {len(failed)} of {batch} samples; "
         f"worst: "
         + ", ".join(f"sample {i}: residual {r:.3g}" for i, r in zip(worst, worst_norms, strict=True))
         + (f". {reason}" if reason else "")
@@ -313,12 +349,24 @@ def linear_failure(
     raise ConvergenceError(text, None, tuple(worst), tuple(worst_norms))
 
 
+def _samples(rows: Tensor, record: Record | None) -> int:
+    """How many samples the rows are of: many of each, the samples running fastest, where there are many derivatives."""
+    known = 0 if record is None or record.outcome is None else len(record.outcome.status)
+    return known if known and len(rows) % known == 0 else len(rows)
+
+
+def failed_samples(converged: Tensor, record: Record | None) -> tuple[int, ...]:
+    """The samples of a solve that have a derivative which was not found."""
+    good = converged.view(-1, _samples(converged, record)).all(0)
+    return tuple((~good).nonzero().squeeze(1).tolist())
+
+
 def _cause(record: Record, sample: int) -> str:
     """What the solve itself tells of a linear system that cannot be solved: where ``z`` is, and how it came there."""
     outcome = record.outcome
     if outcome is None or len(outcome.status) == 0:
         return ""
-    sample %= len(outcome.status)  # several right-hand sides at once
+    sample %= len(outcome.status)  # of part of a batch
     size = float(torch.linalg.vector_norm(outcome.z[sample].double()))
     status = Status(int(outcome.status[sample]))
     text = f". |z| = {size:.3g} there"

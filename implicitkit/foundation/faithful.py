@@ -10,6 +10,7 @@ zero.  While :func:`faithful` lasts they are
     logcumsumexp        y_i = logsumexp_{j <= i} x_j
     products by index   y_k = [self_k] prod_{j: index_j = k} x_j
     nearest neighbours  y_i = x_{j(i)}: the first derivative of F.interpolate by a factor is that of other neighbours
+    distances           y_ij = |a_i - b_j|_p, which have a second derivative only so
 
 as equal as rounding allows, and differentiable as often as one likes, the last two by doubling, in ``log n`` passes (sums
 of complex numbers over all pairs).
@@ -66,12 +67,17 @@ def transposed() -> Iterator[None]:
 
 
 class unfused(AbstractContextManager[None]):
-    """Around an evaluation whose derivative may be differentiated: attention by its formula, since torch's fast kernels have
-    one derivative, backwards.  Torch's switch is one for all threads: the first one inside turns it, the last one back."""
+    """Around an evaluation whose derivative may be differentiated: attention and distances by their formulas, since torch's
+    fast kernels have one derivative, backwards.  Torch's switch is one for all threads: the first one inside turns it, the
+    last one back."""
 
     _lock = threading.Lock()
     _inside = 0
     _switch: AbstractContextManager[Any] = _AS_IT_IS
+
+    @staticmethod
+    def on() -> bool:
+        return unfused._inside > 0
 
     def __enter__(self) -> None:
         with unfused._lock:
@@ -318,6 +324,27 @@ def _interpolate(
     return out
 
 
+def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, *more: Any, **named: Any) -> Tensor:
+    """Between all rows, by the formula where it may be differentiated twice: torch has one derivative, backwards."""
+    if not unfused.on() or not (x1.ndim > 1 and x2.ndim > 1 and x1.shape[-1] == x2.shape[-1]):
+        return torch.cdist(x1, x2, p, *more, **named)
+    return _lengths(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
+
+
+def _pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    """Between the rows, the same."""
+    if not unfused.on() or input.ndim != 2:
+        return torch.pdist(input, p)
+    i, j = torch.triu_indices(len(input), len(input), 1, device=input.device)
+    return _lengths(input.index_select(0, i) - input.index_select(0, j), p)
+
+
+def _lengths(d: Tensor, p: float) -> Tensor:
+    """Norms of the rows; of those that are zero the derivatives are, too."""
+    none = (d == 0).all(-1)
+    return torch.linalg.vector_norm(d.masked_fill(none.unsqueeze(-1), 1), p, dim=-1).masked_fill(none, 0)
+
+
 _MAPPED: dict[Any, Callable[..., Tensor]] = {
     torch.select_scatter: _select_scatter,
     Tensor.select_scatter: _select_scatter,
@@ -342,4 +369,6 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.scatter_reduce: _scatter_reduce,
     Tensor.scatter_reduce_: _scatter_reduce_,
     F.interpolate: _interpolate,
+    torch.cdist: _cdist,
+    torch.pdist: _pdist,
 }

@@ -142,8 +142,8 @@ DRAWN = (
 )
 ELSEWHERE = (
     "at the solution the function uses a tensor that requires grad, or belongs to a torch.func transform, which it did not "
-    "use at z0 (it branches on values): its derivative would be lost. Pass that tensor as an argument: "
-    "ik.solve(problem, z0, (..., tensor))"
+    "use at z0 (it branches on values, or what it reads, an attribute say, is another tensor since the solve): its "
+    "derivative would be lost. Pass that tensor as an argument: ik.solve(problem, z0, (..., tensor))"
 )
 KEPT = (
     "the function keeps a tensor from one evaluation to the next that it computed from parameters or arguments (a cache "

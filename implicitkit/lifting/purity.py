@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -50,17 +51,19 @@ def watched(
     device = given[0].device
     held = [] if isinstance(into.function, nn.Module) else [(n, t, version(t)) for n, t in named_tensors(into.function)]
     random = _random_state(device)
-    if constants:
+
+    def run() -> Any:
+        if not constants:
+            return evaluate(), None
         copies = [t.clone() for _, t in constants]
         with swapped([slots for slots, _ in constants], copies, 0, into.compiled):
-            out = evaluate()
-            after = [present(slots[0]) for slots, _ in constants]
-        _refuse_written(given, versions, states)
-        _note_buffers(into, constants, copies, after)
-    else:
-        out = evaluate()
-        _refuse_written(given, versions, states)
-    if random is not None and not torch.equal(random, _random_state(device)):  # type: ignore[arg-type]
+            return evaluate(), (copies, [present(slots[0]) for slots, _ in constants])
+
+    out, buffers = run()
+    _refuse_written(given, versions, states)
+    if buffers is not None:
+        _note_buffers(into, constants, *buffers)
+    if random is not None and not torch.equal(random, _random_state(device)) and _draws(lambda: run()[0], out):  # type: ignore[arg-type]
         into.random = True
         warn(
             "the function draws random numbers (dropout in training, noise): every evaluation is a different map, so "
@@ -82,11 +85,20 @@ def moved(t: Any) -> Any:
     return t + 0.01 * (1 + t.abs()) if isinstance(t, Tensor) and t.is_floating_point() else t
 
 
+def _draws(again: Callable[[], Any], out: Any) -> bool:
+    """Has the function drawn the random numbers that were drawn meanwhile, or another thread?  Theirs change nothing."""
+    return threading.active_count() == 1 or _differ(out, again())
+
+
+def _differ(*trees: Any) -> bool:
+    plain = ([compat.physical(t) for t in compat.tensors_in(tree)] for tree in trees)  # no vmap may be asked
+    return any(not torch.equal(a.detach().nan_to_num(), b.detach().nan_to_num()) for a, b in zip(*plain, strict=False))
+
+
 def _note_state(written: Iterable[str], out: Any, again: Any) -> None:
     """Warn where a function that has written into tensors of its scope returns something else at the same point then: it
     has a state that nobody solves for (a counter, or a list of what it was given, is none)."""
-    plain = ([compat.physical(t) for t in compat.tensors_in(tree)] for tree in (out, again))  # no vmap may be asked
-    if any(not torch.equal(a.detach().nan_to_num(), b.detach().nan_to_num()) for a, b in zip(*plain, strict=False)):
+    if _differ(out, again):
         warn(
             f"the function writes into {', '.join(map(repr, written))}, which it captures, and depends on what it has "
             "written: at the same point it returns something else the next time. That is a state besides z, which the solve "

@@ -7,6 +7,7 @@ that system as an :class:`Operator` and plain ``(batch, n)`` matrices: no pytree
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -28,7 +29,8 @@ class LinearSolution(NamedTuple):
     ``x``: ``(batch, n)``.  ``residual_norm``: ``(batch,)``, ``|A x - b|_2``.  ``steps``: ``(batch,)`` int64, products
     with ``A`` or ``A^T`` that the sample needed.  ``converged``: ``(batch,)`` bool.  ``reason``: one clause for people,
     used when something did not converge ("the matrix is singular", "stagnated after 20 restarts").
-    ``doubt``: a sentence for a warning where something converged in the sense of least squares only.
+    ``doubt``: a sentence for a warning where something converged in the sense of least squares only.  ``error``: what to
+    raise, told the samples that have failed, where it is the solution that has no derivative.
 
     Units: ``x`` as the unknowns, ``residual_norm`` as ``b``.
     """
@@ -39,6 +41,7 @@ class LinearSolution(NamedTuple):
     converged: Tensor
     reason: str = ""
     doubt: str = ""
+    error: Callable[[tuple[int, ...]], Exception] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class LinearSolver(Configured):
         if len(answers) == 1:
             return answers[0]
         x, residual_norm, steps, converged = (torch.cat(tensors) for tensors in list(zip(*answers, strict=True))[:4])
-        reason, doubt = (
-            next((said for said in all_said if said), "") for all_said in zip(*(a[4:] for a in answers), strict=True)
+        rest = (
+            next((said for said in all_said if said), all_said[0]) for all_said in list(zip(*answers, strict=True))[4:]
         )
-        return LinearSolution(x, residual_norm, steps, converged, reason, doubt)
+        return LinearSolution(x, residual_norm, steps, converged, *rest)

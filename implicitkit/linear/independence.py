@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable
 
 import torch
+from torch import Tensor
 
-from implicitkit.foundation import seeded
+from implicitkit.foundation import autodiff, seeded
+from implicitkit.foundation.linear_map import Map
 from implicitkit.foundation.operators import Operator
 
-__all__ = ["refuse_coupled"]
+__all__ = ["refuse_coupled", "why_coupled"]
 
 _SEEN: dict[Hashable, None] = {}  # what has been found in order, the oldest first
 _MANY = 4096
+_CURE = "Make one system of them with batch_dims=0, or let the function treat every sample alone (module.eval())"
 
 
 def refuse_coupled(A: Operator, key: Hashable) -> None:
@@ -33,21 +37,40 @@ def refuse_coupled(A: Operator, key: Hashable) -> None:
     """
     if A.batch == 1 or key in _SEEN:
         return
-    weights = seeded.uniform(A.batch, A.size, seed=1).to(A.like) + 0.5
-    for given in _looks(A.batch).to(A.like.device):
-        pulled = A.rmv(torch.where(given.unsqueeze(1), weights, 0)).detach().abs().nan_to_num(0, 0, 0).amax(1)
-        foreign = torch.where(given, 0, pulled)
-        if float(foreign.max()) > torch.finfo(pulled.dtype).eps ** 0.75 * float(pulled.max()):
-            raise ValueError(
-                "the samples of the batch are not independent, as batch_dims says they are: the equations of others depend "
-                f"on the unknowns of sample {int(foreign.argmax())} (a mean or a norm over the batch does that, batch "
-                "normalisation in training mode, or attention and recurrent layers without batch_first=True), and a "
-                "derivative formed sample by sample would be wrong. Make one system of them with batch_dims=0, or let the "
-                "function treat every sample alone (module.eval())"
-            )
+    if said := _coupled(A.rmv, A.like.new_empty(A.batch, A.size)):
+        raise ValueError(f"{said}, and a derivative formed sample by sample would be wrong. {_CURE}")
     _SEEN[key] = None
     if len(_SEEN) > _MANY:
         del _SEEN[next(iter(_SEEN))]
+
+
+def why_coupled(residual: Map, z: Tensor) -> str:
+    """A sentence for a search that failed, if samples are coupled at ``z``, where it ended, or nearer to zero."""
+    with contextlib.suppress(Exception):  # the function is not to be differentiated, or not to be called there
+        for point in (z, z / (1 + z.abs())) if len(z) > 1 else ():
+            pull = autodiff.vjp(residual, point)[1]
+            if said := _coupled(lambda w: pull(w)[0], z):  # noqa: B023
+                return f"{said[0].upper()}{said[1:]}, and moving each of them for itself may lead nowhere. {_CURE}."
+    return ""
+
+
+def _coupled(pull: Map, like: Tensor) -> str:
+    """Half a sentence that says so, and of which sample, if products with ``J^T`` see that samples are.
+
+    Args:
+        pull: a product, of matrices ``like`` that, ``(batch, n)``.
+    """
+    weights = seeded.uniform(*like.shape, seed=1).to(like) + 0.5
+    for given in _looks(len(like)).to(like.device):
+        pulled = pull(torch.where(given.unsqueeze(1), weights, 0)).detach().abs().nan_to_num(0, 0, 0).amax(1)
+        foreign = torch.where(given, 0, pulled)
+        if float(foreign.max()) > torch.finfo(pulled.dtype).eps ** 0.75 * float(pulled.max()):
+            return (
+                "the samples of the batch are not independent, as batch_dims says they are: the equations of others depend "
+                f"on the unknowns of sample {int(foreign.argmax())} (a mean or a norm over the batch does that, batch "
+                "normalisation in training mode, or attention and recurrent layers without batch_first=True)"
+            )
+    return ""
 
 
 def _looks(batch: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import Configured, check_options, flag
 from implicitkit.foundation.trees import Layout
 from implicitkit.linear.factors.sparse_form import SMALLEST, sparse_blocks
+from implicitkit.linear.independence import why_coupled
 from implicitkit.problem.auxiliary import ValueOnly
 from implicitkit.problem.kind import ROOT, Kind, as_kind
 from implicitkit.problem.selection import selection
@@ -238,6 +239,10 @@ class Problem(Configured):
         parts = (("The function does not depend on", "z", unused), ("Nothing moves", "F", fixed))
         said = [f"{words} {', '.join(_named(system, t, name))} there." for words, name, t in parts if bool(t.any())]
         return " ".join([*said, "No step along a derivative changes that: start elsewhere."]) if said else ""
+
+    def coupled(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> str:
+        """A sentence, if samples that ``batch_dims`` calls independent are not."""
+        return why_coupled(lambda y: system.residual(y, *theta), z)
 
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """``F`` at a plain ``z``, on its graph, and ``dF/dz`` there (a problem that knows its blocks says them)."""

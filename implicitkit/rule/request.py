@@ -21,7 +21,7 @@ from implicitkit.linear.claims import answer
 from implicitkit.linear.equilibrated import equilibrated
 from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.iterative.preconditioners import preconditioner
-from implicitkit.reporting import linear_failure
+from implicitkit.reporting import failed_samples, linear_failure
 from implicitkit.rule.changed_function import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
 from implicitkit.rule.determinacy import warn_if_singular
 from implicitkit.rule.gauge import without_gauge
@@ -229,6 +229,8 @@ class Request:
             residual = lambda z: self.record.system.residual(z, *self.record.theta)  # noqa: E731
             answer = without_gauge(A, b, answer, limited["rtol"], residual, self.record.outcome.z)
             whole = bool(answer.converged.all())
+        if answer.error is not None and not whole:
+            raise answer.error(failed_samples(answer.converged, self.record))
         if A.formed is not None and A.formed.regular:
             self.system.factored = A.formed.T if transposed else A.formed
         # an exact solver that finds -b where it asked for A: J = 0, is it?

@@ -66,7 +66,14 @@ class ConeKKT(ik.LinearSolver):
         found = self._found(A, b, rtol, atol, max_steps)
         if found.doubt:
             extend.warn(found.doubt, extend.DegenerateWarning)
-        return found
+        return found if self.degenerate != "raise" else found._replace(error=_degenerate)
+
+    def derivative(self, A: ik.extend.Operator, b: Tensor) -> Tensor:
+        """The solution alone, ``(batch, n)``, or what it raises where there is none."""
+        found = self.solve(A, b)
+        if found.error is not None and not bool(found.converged.all()):
+            raise found.error(tuple((~found.converged).nonzero().squeeze(1).tolist()))
+        return found.x
 
     def answer(self, A: ik.extend.Operator, b: Tensor) -> Tensor:
         """The solution alone, ``(batch, n)``, of a system that is nobody's derivative."""
@@ -76,14 +83,14 @@ class ConeKKT(ik.LinearSolver):
         self, A: ik.extend.Operator, b: Tensor, rtol: float, atol: float, max_steps: int | None
     ) -> ik.extend.LinearSolution:
         solver = self._solver if A.sparse() is None else self._of_sparse
-        found = solver.solve(A, b, rtol=max(rtol, _RTOL), atol=atol, max_steps=max_steps)
-        if self.degenerate == "raise" and not bool(found.converged.all()):
-            names = (~found.converged).nonzero().squeeze(1).tolist()
-            listed = ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")
-            raise DegenerateError(
-                f"the solution of sample(s) {listed} is not differentiable: {extend.SINGULAR}", None, tuple(names)
-            )
-        return found
+        return solver.solve(A, b, rtol=max(rtol, _RTOL), atol=atol, max_steps=max_steps)
+
+
+def _degenerate(samples: tuple[int, ...]) -> DegenerateError:
+    listed = ", ".join(map(str, samples[:8])) + (", ..." if len(samples) > 8 else "")
+    return DegenerateError(
+        f"the solution of sample(s) {listed} is not differentiable: {extend.SINGULAR}", None, samples
+    )
 
 
 def sparse_operator(

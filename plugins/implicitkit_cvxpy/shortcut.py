@@ -95,7 +95,7 @@ def _first_order(ctx: Any, g: Sequence[Tensor]) -> list[Tensor | None]:
     P, _, A, b = (t.detach() for t in ctx.data)
     w = ctx.w.detach()
     J, project = call.problem.jacobian(w, P, A, b)
-    u = call.rule.solve(J.T, cotangent).x
+    u = call.rule.derivative(J.T, cotangent)
     n = call.problem.n
     x, y, u_x, v = w[:, :n], w[:, n:], u[:, :n], project(u[:, n:])
     P_held, A_held = call.problem.P_held, call.problem.A_held

@@ -977,6 +977,49 @@ def test_a_singular_solution_is_reported_beside_a_failure(linear_solver: str) ->
     assert g[0].item() == pytest.approx(0.25) and g[2].item() == 0
 
 
+AIMS = torch.tensor([0.3, 0.7, 1.0], dtype=D)
+JUMPS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], Tensor, bool]] = {
+    "number times matrix": (
+        ik.root,
+        lambda z: torch.linalg.eigvals(POINTS[:3] + z * torch.eye(3)).real.max() - AIMS[1],
+        torch.zeros((), dtype=D),
+        True,
+    ),
+    "single precision": (ik.root, lambda z: (z.float() ** 3 + z).double() - AIMS, zeros(3), True),
+    "in a map": (ik.fixed_point, lambda z: 0.5 * z.float().cos().double() + AIMS, zeros(3), True),
+    "in residuals": (
+        ik.least_squares,
+        lambda z: torch.cat([(z.float() ** 2).double() - AIMS, 0.3 * z]),
+        zeros(3) + 1,
+        True,
+    ),
+    "no root": (ik.root, lambda z: z**2 + AIMS, zeros(3) + 1, False),
+    "a jump": (ik.root, lambda z: torch.sign(z - 1.3) + 0.1 * z, zeros(3), False),
+    "many kinks": (ik.argmin, lambda z: (POINTS @ z - POINTS[:, 0].cos()).abs().sum(), zeros(3) + 1, False),
+}
+POINTS = torch.randn(20, 3, dtype=D, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.filterwarnings("ignore::implicitkit.ImpureFunctionWarning")
+@pytest.mark.parametrize("name", JUMPS)
+def test_a_function_of_fewer_digits_than_its_unknown_is_told_from_one_without_a_solution(name: str) -> None:
+    verb, function, z0, jumps = JUMPS[name]
+    with pytest.raises(ik.ConvergenceError) as caught:
+        verb(function, z0)
+    assert ("computed in single precision" in str(caught.value)) == jumps
+
+
+@pytest.mark.parametrize("linear_solver", ["lu", "gmres"])
+def test_of_many_derivatives_the_samples_are_counted_and_named(linear_solver: str) -> None:
+    t, rule = torch.tensor([1.0, 2.0, 0.0], dtype=D), ik.Implicit(linear_solver=linear_solver)
+    start = torch.full((3,), 2.0, dtype=D)  # a solution of the last equation
+    solve = lambda t: ik.root(lambda z, t: t * (z - 1), start, (t,), batch_dims=1, rule=rule).value  # noqa: E731
+    for derivative in (torch.func.jacrev(solve), torch.func.jacfwd(solve)):
+        with pytest.raises(ik.ConvergenceError, match=r"1 of 3 samples; worst: sample 2: ") as caught:
+            derivative(t)
+        assert caught.value.samples == (2,)
+
+
 @pytest.mark.parametrize("linear_solver", ["lu", "gmres", "bicgstab"])
 def test_failed_linear_solve_under_nan_is_nan(linear_solver: str) -> None:
     solution, x = _singular_solution(linear_solver, "nan")

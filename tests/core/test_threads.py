@@ -127,6 +127,31 @@ def test_reparametrised_weights(wrap: Callable[[nn.Module], nn.Module]) -> None:
     assert _beside(lambda: _gradient(m), look) > 0
 
 
+@pytest.mark.parametrize("mine", [False, True])
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_another_thread_draws_are_not_the_functions(mine: bool) -> None:
+    done, x = threading.Event(), torch.linspace(-1, 1, 3)
+    waits = threading.Thread(target=done.wait)  # a notebook has such threads
+    waits.start()
+
+    def f(z: Tensor, x: Tensor) -> Tensor:
+        _elsewhere(lambda: torch.rand(1))
+        return 0.3 * z.cos() + x + (1e-3 * torch.rand(3) if mine else 0)
+
+    try:
+        if mine:
+            with pytest.raises(ik.ImpureFunctionWarning, match="draws random numbers"):
+                ik.fixed_point(f, torch.zeros(3), (x,))
+        else:
+            y = x.clone().requires_grad_()
+            z = ik.fixed_point(f, torch.zeros(3), (y,)).value
+            (g,) = torch.autograd.grad(z.sum(), y)
+            torch.testing.assert_close(g, 1 / (1 + 0.3 * z.detach().sin()))
+    finally:
+        done.set()
+        waits.join()
+
+
 def test_optimisers_and_copies_made_on_another_thread_hold_the_parameters() -> None:
     m = Map()
     names, copies = dict(m.named_parameters()), []

@@ -166,6 +166,26 @@ def test_every_function() -> None:
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
+@pytest.mark.parametrize("name", ["cdist", "cdist1", "cdist_mm", "pdist"])
+def test_distances_have_more_than_the_one_derivative_of_torch(name: str) -> None:
+    value, _ = _problem(name)
+    p = torch.tensor(AT)
+    second = _differences(grad(value), p, 1e-5)
+    for derivative in (hessian(value), jacrev(grad(value)), jacfwd(jacfwd(value))):
+        torch.testing.assert_close(derivative(p), second, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("between", [lambda z: torch.cdist(z, z), F.pdist])
+def test_a_minimum_with_distances_between_its_own_rows(between: Callable[[Tensor], Tensor]) -> None:
+    x, w = torch.randn(5, 2, generator=torch.Generator().manual_seed(0)), torch.linspace(-1, 1, 10).view(5, 2)
+    energy = lambda z, x: (z - x).square().sum() + 0.1 * (-between(z)).exp().sum()  # noqa: E731
+    value = lambda x: (ik.argmin(energy, x.detach(), (x,)).value * w).sin().sum()  # noqa: E731
+    y = x.clone().requires_grad_()
+    (g,) = torch.autograd.grad(value(y), y)
+    far = (value(x + 1e-5 * w) - value(x - 1e-5 * w)) / 2e-5
+    torch.testing.assert_close((g * w).sum(), far, rtol=1e-6, atol=1e-7)
+
+
 X = torch.randn(5, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 PER_CHANNEL, INDEX = torch.tensor([1.5, 0.3, -0.2, 2.0], dtype=torch.float64), torch.tensor([0, 2, 1])
 

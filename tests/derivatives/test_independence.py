@@ -67,6 +67,36 @@ def test_coupled_samples_are_refused(name: str) -> None:
         )
 
 
+WITHIN: dict[str, dict[str, Any]] = {
+    "objective": {},
+    "bounds": {"bounds": (-1.0, 1.0)},
+    "constraints": {"constraints": [ik.Inequality(lambda z, x: z - 1)]},
+    "prox": {"prox": ik.prox.l1(0.1)},
+    "set": {"project": ik.project.l2_ball(1.0)},
+}
+
+
+@pytest.mark.filterwarnings("ignore::implicitkit.ImpureFunctionWarning")
+@pytest.mark.parametrize("name", [*COUPLED, *(f"objective in {name}" for name in WITHIN)])
+@pytest.mark.parametrize("transform", [lambda f: f, torch.func.grad, torch.vmap])
+def test_a_search_that_fails_among_coupled_samples_says_so(name: str, transform: Callable[..., Any]) -> None:
+    verb, f = COUPLED[name.split(" in ")[0]]
+    options = WITHIN.get(name.split(" in ")[-1], {})
+    f = f if name in COUPLED else lambda z, x: (z - x).square().sum(1) + 10 * z.mean(0).square().sum()
+    if transform is torch.vmap and name == "batch normalisation":
+        f = lambda z, x: 0.3 * torch.nn.functional.batch_norm(z, None, None, training=True) + x  # noqa: E731
+    x = data().expand(2, BATCH, N) if transform is torch.vmap else data()
+    solve = lambda x: verb(f, x.cos(), (x,), batch_dims=1, max_steps=0, **options).value.sum()  # noqa: E731
+    with pytest.raises(ik.ConvergenceError, match=r"The samples of the batch are not independent.*batch_dims=0"):
+        transform(solve)(x)
+
+
+def test_a_search_that_ends_far_away_is_looked_at_nearer_to_zero() -> None:
+    f = lambda z, x: z**3 + z.mean(0) - x  # noqa: E731
+    with pytest.raises(ik.ConvergenceError, match="The samples of the batch are not independent"):
+        ik.root(f, torch.full_like(data(), 1e9), (data(),), batch_dims=1, max_steps=0)
+
+
 def _coupled(given: int, taken: int) -> Callable[[Tensor, Tensor], Tensor]:
     """One sample depends on one other."""
 

@@ -17,6 +17,15 @@ def _of(words: str) -> str:
 PRODUCTS = "tests/solver/test_products_differentiated.py"
 MUTANTS = [
     *mutants(
+        "implicitkit/sparsity/rules/contractions.py",
+        "tests/linear/test_sparsity.py -k 'misses_nothing and (bag or attention or pairs or bilinear)'",
+        ("rows[taken]", "taken"),
+        ('side="right"', 'side="left"'),
+        ("device=q.device).tril()", "device=q.device).triu()"),
+        ("kept = [1 if d in sums else size", "kept = [size if d in sums else 1"),
+        ("if mask is not None and trace.tracked(mask):", "if False:"),
+    ),
+    *mutants(
         "implicitkit/foundation/linear_map.py",
         PRODUCTS,
         ("_Product.apply(ctx.back, ctx.forth, g)", "_Product.apply(ctx.forth, ctx.back, g)"),

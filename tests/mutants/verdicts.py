@@ -350,6 +350,10 @@ MUTANTS = [
             "_others(z, args, attribute, word)",
         ),
         (""" "sequence", f"concatenate {kind}")""", ")", "tests/core/test_bad_input.py -k 'list or tuple'"),
+        ("sizes[1] >= 0.1 * norms", "sizes[1] >= 0", "tests/core/test_bad_input.py -k fewer_digits"),
+        ("sizes[1] >= 0.1 * norms", "sizes[1] >= 1e6 * norms", "tests/core/test_bad_input.py -k fewer_digits"),
+        ("second.kthvalue(10, 0)", "second.max(0)", "tests/core/test_bad_input.py -k fewer_digits"),
+        (".view(-1, _samples(converged, record)).all(0)", "", "tests/core/test_bad_input.py -k many_derivatives"),
     ),
     *mutants(
         "docs/_ext/pictures.py",

@@ -43,6 +43,7 @@ _PERMUTED = torch.randperm(12, generator=_g)
 _FIVE, _RANGE = torch.tensor([[0, 5]]), torch.arange(6.0, dtype=torch.float64)[None]
 _STATISTICS = tuple(torch.rand(4, 4, generator=_g, dtype=torch.float64) + 0.1)
 _POINTS = torch.randn(5, 3, generator=_g, dtype=torch.float64)
+_FORM = torch.randn(2, 3, 3, generator=_g, dtype=torch.float64)
 _MASK = torch.arange(12) % 3 == 0
 
 
@@ -111,6 +112,33 @@ def _rosenbrock(z: Tensor) -> Tensor:
 def _sampled(z: Tensor) -> Tensor:
     x = torch.sin(torch.arange(50).double()).view(1, 2, 5, 5).expand(len(z), 2, 5, 5)
     return F.grid_sample(x, z.view(-1, 3, 4, 2) / 4, align_corners=False).flatten(1)
+
+
+def _bags(mode: str = "sum", **options: Any) -> Callable[[Tensor], Tensor]:
+    """Bags of rows of each sample's table; the second of three is empty, a row is twice in one, and one is padding."""
+    rows, first = torch.tensor([0, 2, 2, 3, 1, 0]), torch.tensor([0, 3, 3])
+    own = options.pop("own", False)
+
+    def bags(z: Tensor) -> Tensor:
+        numbers = [{"per_sample_weights": x[:6].sin()} if own else {} for x in z]
+        tables = zip(z, numbers, strict=True)
+        return torch.stack(
+            [F.embedding_bag(rows, x.view(4, 3), first, mode=mode, **n, **options) for x, n in tables]
+        ).flatten(1)
+
+    return bags
+
+
+def _attention(masked: Callable[[Tensor], Any] | None = None, causal: bool = False) -> Callable[[Tensor], Tensor]:
+    def attention(z: Tensor) -> Tensor:
+        x = z.view(-1, 2, 3, 2)
+        mask = None if masked is None else masked(z)
+        return F.scaled_dot_product_attention(x, 2 * x, x.sin(), mask, is_causal=causal).flatten(1)
+
+    return attention
+
+
+_SEEN = torch.tensor([[True, True, False], [False, True, True], [True, False, True]])
 
 
 def _resized(**options: Any) -> Callable[[Tensor], Tensor]:
@@ -205,6 +233,20 @@ PATTERNS = [
         lambda z: torch.cdist(z.view(-1, 4, 3), z.view(-1, 4, 3).flip(1), p=3.0).flatten(1),
         extra=12,
     ),
+    Case("distances of pairs", lambda z: torch.stack([F.pdist(x.view(4, 3)) for x in z])),
+    Case("bilinear form", lambda z: F.bilinear(z.view(-1, 4, 3), z.view(-1, 4, 3).flip(1), _FORM).flatten(1)),
+    Case(
+        "gradient of a bilinear form",
+        _gradient(lambda z: F.bilinear(z.view(-1, 4, 3), z.view(-1, 4, 3).cos(), _FORM).pow(2).sum((1, 2))),
+    ),
+    Case("bags", _bags()),
+    Case("bags, mean", _bags("mean", padding_idx=3)),
+    Case("bags, largest", _bags("max"), extra=9),
+    Case("bags with numbers of their own", _bags(own=True)),
+    Case("attention", _attention()),
+    Case("attention to what came before", _attention(causal=True), extra=4),
+    Case("attention to what a mask shows", _attention(lambda z: _SEEN)),
+    Case("attention with a mask of numbers", _attention(lambda z: z.view(-1, 2, 3, 2).flip(1)[..., :1] * _AIMS[:3])),
     Case(
         "views in place",
         lambda z: (z.view(-1, 3, 4) ** 2).transpose_(1, 2).unsqueeze_(1).squeeze_(1).sum(2).flatten(1),

@@ -181,6 +181,6 @@ RULES: dict[str, Rule] = {
     "native_batch_norm_backward": of_channels_backward,
     "native_group_norm": of_groups,
     "native_group_norm_backward": of_groups,
-    **dict.fromkeys(("dot", "vdot", "trace", "dist", "_pdist_forward"), along(_none)),
+    **dict.fromkeys(("dot", "vdot", "trace", "dist"), along(_none)),
     **dict.fromkeys(_MATRICES, matrices),
 }

@@ -19,7 +19,7 @@ from implicitkit.sparsity.index_sets import IndexSets
 from implicitkit.sparsity.rules.pointwise import broadcast
 from implicitkit.sparsity.tracing import Rule, Trace
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "from_right"]
 
 
 def _nonzeros(A: Tensor) -> tuple[np.ndarray, ...] | None:
@@ -40,11 +40,11 @@ def _product(trace: Trace, A: Tensor, B: Tensor) -> list[IndexSets]:
     q = B.shape[2]
     found = []
     if trace.tracked(B):
-        found.append(_from_right(trace.read(B), A, None if trace.tracked(A) else _nonzeros(A), (batch, m, k, q)))
+        found.append(from_right(trace.read(B), None if trace.tracked(A) else _nonzeros(A), (batch, m, k, q)))
     if trace.tracked(A):  # (A B)^T = B^T A^T
         sets = index_sets.take(trace.read(A), _turned(batch, m, k))
         constant = None if trace.tracked(B) else _nonzeros(B.mT if B.layout is torch.strided else B.transpose(1, 2))
-        right = _from_right(sets, A, constant, (batch, q, k, m))
+        right = from_right(sets, constant, (batch, q, k, m))
         found.append(index_sets.take(right, _turned(batch, q, m)))
     return found
 
@@ -54,10 +54,8 @@ def _turned(batch: int, rows: int, columns: int) -> np.ndarray:
     return np.arange(batch * rows * columns).reshape(batch, rows, columns).transpose(0, 2, 1).reshape(-1)
 
 
-def _from_right(
-    sets: IndexSets, A: Tensor, constant: tuple[np.ndarray, ...] | None, sizes: tuple[int, int, int, int]
-) -> IndexSets:
-    """Rows ``(b, i, k)`` of ``A B`` from ``sets``, those of ``B``."""
+def from_right(sets: IndexSets, constant: tuple[np.ndarray, ...] | None, sizes: tuple[int, int, int, int]) -> IndexSets:
+    """Rows ``(b, i, k)`` of ``A B`` from those of ``B``; ``constant``: where ``A`` is not zero (``None``: anywhere)."""
     batch, m, k, q = sizes
     if constant is None or len(constant[0]) == batch * m * k:  # all of a column of B
         groups = np.arange(batch)[:, None, None] * q + np.arange(q) + np.zeros((1, k, 1), dtype=int)
@@ -84,21 +82,7 @@ def _rule(with_bias: bool) -> Rule:
     return rule
 
 
-def distances(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """``_cdist_forward(A, B, p, mode)`` of ``(*batch, m, k)`` and ``(*batch, q, k)``: a row of each."""
-    m, q = out.shape[-2:]
-    first, last = (
-        index_sets.merge(trace.read(t), np.repeat(np.arange(t.shape[:-1].numel()), t.shape[-1]), t.shape[:-1].numel())
-        for t in args[:2]
-    )
-    batch = np.arange(out.numel() // max(1, m * q))
-    rows = np.repeat(np.arange(len(batch) * m), q)
-    columns = np.repeat(batch, m * q) * q + np.tile(np.arange(q), len(batch) * m)
-    trace.write(out, index_sets.union([index_sets.take(first, rows), index_sets.take(last, columns)]))
-
-
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("mm", "bmm", "mv"), _rule(False)),
     **dict.fromkeys(("addmm", "baddbmm", "addmv", "_sparse_addmm"), _rule(True)),
-    "_cdist_forward": distances,
 }

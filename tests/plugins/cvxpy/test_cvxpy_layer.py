@@ -608,8 +608,20 @@ def test_policies_at_a_linear_program_with_a_face_of_solutions() -> None:
             found = derivative(leaf)[0]
         close(found, torch.full_like(found, 0.5), 1e-8)
     strict = ConvexLayer(problem, [p], [x], degenerate="raise")
-    with pytest.raises(DegenerateError, match=r"sample\(s\) 0, 1 is not differentiable.*lstsq.*smooth"):
+    with pytest.raises(DegenerateError, match=r"sample\(s\) 0 is not differentiable.*lstsq.*smooth"):
         torch.func.jacrev(strict)(value)
+
+
+def test_samples_of_many_derivatives_are_named_by_their_own_numbers() -> None:
+    x, c = cp.Variable(2), cp.Parameter(2)
+    program = cp.Problem(cp.Minimize(cp.sum_squares(x - c)), [x >= 0, x[0] >= 0])  # one twice
+    layer = ConvexLayer(program, [c], [x], degenerate="raise")
+    values = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [2.0, 2.0]], dtype=F64)
+    pull = lambda c: torch.autograd.grad(layer(c.requires_grad_())[0].sum(), c)  # noqa: E731
+    for derivative in (torch.func.jacrev(layer), torch.func.jacfwd(layer), torch.vmap(torch.func.jacrev(layer)), pull):
+        with pytest.raises(DegenerateError, match=r"sample\(s\) 1 is not") as caught:
+            derivative(values.clone())
+        assert caught.value.samples == (1,)
 
 
 def test_smooth_policy_is_the_derivative_of_the_central_path() -> None:
