@@ -35,6 +35,7 @@ _STALE = 12  # products with the factors of a matrix nearby before they are give
 _COLOURS = 24  # products side by side that cost no more than refinement by the factors of a matrix roughly like this
 _NEAR = 0.3  # of a right-hand side that refinement with them may leave, at most, before they are
 _WORTH = 20.0  # products that factors must cost for a Krylov method to be tried before them
+_DENSE_TRIAL = 2.0  # times the price of dense factors, which is their least: in a batch they cost twice as much
 _SERIES = 2.0  # terms of a series of products in the time of one step of GMRES
 _ALONE = 64  # right-hand sides for which a matrix is factored whatever a Krylov method might do for each
 _EACH = 10  # products that one right-hand side takes of a Krylov method, or of refinement, at least
@@ -95,7 +96,8 @@ class Auto(LinearSolver):
         if not state.done and asked:
             state.add(GMRES().solve_many(A, state.open_part(), max_steps=max_steps or _FIRST, **limits))
         if worth >= _WORTH and not alone:
-            state.add(Frugal(worth).solve_many(A, state.open_part(), max_steps=max_steps, **limits))
+            trial = Frugal(worth if A.price() is not None else _DENSE_TRIAL * worth)
+            state.add(trial.solve_many(A, state.open_part(), max_steps=max_steps, **limits))
         if not state.done and (not A.fixed_point or alone) and A.sparse() is not None:
             state.add(solve_with(A.sparse(), A, state.open_part(), **limits))
         dear = worth >= _WORTH and self._is_affordable(A)  # and no Krylov method costs less
