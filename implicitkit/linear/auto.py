@@ -50,7 +50,7 @@ class Auto(LinearSolver):
     1. Factors of the very matrix, or of one nearby (the solver's last Jacobian), if there are any: refinement, or GMRES
        with them as preconditioner.  (Those of ``R'R``, of a fit, unless its sparse Hessian takes 24 products or fewer.)
     2. A preconditioner, if the user gave one, with ``gmres``.  What it cannot do is left to the others:
-    3. ``gmres`` where factors would cost as much as twenty products or more, for as long as they do
+    3. ``gmres`` where factors would cost twenty products or more, for as long as they do, dense ones twice as long
        (:mod:`implicitkit.linear.iterative.frugal`); not of fixed-point maps.  Where all samples have one matrix, as one
        product shows, they cost those of one.
     4. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function; or where 3 has found it so.

@@ -136,6 +136,7 @@ MUTANTS = [
         ("if found < _WORTH or not A.alike():", "if True:"),
         ("if found < _WORTH or not A.alike():", "if found < _WORTH:"),
         ("cheap = cheap or (0 < worth < _WORTH and A.price() is None)", "pass"),
+        ("else _DENSE_TRIAL * worth", "else worth", "tests/linear/test_frugal.py -k needs_no_dense"),
     ),
     *mutants(
         "implicitkit/linear/factors/sparse_factors.py",
