@@ -103,7 +103,9 @@ _NO_ROOT = (
 _AGAIN = 0.1  # share of a residual that failed, by which two evaluations may differ
 _KINK = (
     "Loosen rtol= / atol=, or try another solver= or z0. A gradient that does not vanish where the objective stops falling "
-    "is that of a kink (relu, abs, max): smooth it, or state it as prox= or constraints=."
+    "is that of a kink (relu, abs, max): smooth it, or state it as prox= or constraints=. A sum of kinks (|X w - y|_1, the "
+    "loss of quantile regression) is a linear program: ik.QuadraticProgram(None, q, ...), with the parts of X w - y above "
+    "and below zero as further unknowns."
 )
 
 

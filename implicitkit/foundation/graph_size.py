@@ -16,7 +16,7 @@ _PASSES = ("LinalgVectorNorm", "LinalgNorm", "LinalgCross")
 _OWN, _MORE = torch.autograd.function.BackwardCFunction, ("Linalg", "Conv", "Cdist")
 _MATRICES, _BATCHED = ("Mm", "Addmm", "Mv", "Addmv"), ("Bmm", "Baddbmm")
 _SAVED = ("_saved_self", "_saved_mat1", "_saved_mat2", "_saved_batch1", "_saved_batch2")
-_ROWS, _EACH_OWN = 3, 7  # rows for which a matrix takes as long again, and how much longer one takes in a batch of them
+_READ, _ROWS, _EACH_OWN = 3, 3, 7  # what a matrix counts, to be read; so many rows as it again; each of a batch of them
 _SHORT, _SLOWER = 8, 4  # numbers in a row below which an operation takes as many times longer for each
 
 
@@ -34,8 +34,9 @@ def size_of_graph(out: Tensor, unknown: int = 1) -> tuple[int, int, int]:
 
 
 def read_by_products(out: Tensor) -> int:
-    """Numbers of the matrices that a product through the graph of ``out`` multiplies by: each once, and once more for every
-    three rows that are multiplied by it; those of a batch, each with a vector of its own, as seven times as many."""
+    """Numbers of the matrices that a product through the graph of ``out`` multiplies by: each three times, since to read one
+    takes as long as nine rows that are multiplied by it, and once more for every three of these; those of a batch, each with
+    a vector of its own, as seven times as many."""
     found = 0
     for node in nodes_behind([out.grad_fn]):
         own = type(node).__name__.startswith(_BATCHED)
@@ -44,7 +45,8 @@ def read_by_products(out: Tensor) -> int:
             for name, matrix in ((name, getattr(node, name, None)) for name in _SAVED):
                 if matrix is not None and matrix.numel():
                     rows = given / matrix.shape[-1 if name.endswith("2") else -2]
-                    found += matrix.numel() * _EACH_OWN if own else int(matrix.numel() * (1 + rows / _ROWS))
+                    several = own and len(matrix) > 1
+                    found += int(matrix.numel() * (_EACH_OWN if several else _READ + rows / _ROWS))
     return found
 
 

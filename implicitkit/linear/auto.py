@@ -34,6 +34,7 @@ _STALE = 12  # products with the factors of a matrix nearby before they are give
 _COLOURS = 24  # products side by side that cost no more than refinement by the factors of a matrix roughly like this
 _NEAR = 0.3  # of a right-hand side that refinement with them may leave, at most, before they are
 _WORTH = 20.0  # products that factors must cost for a Krylov method to be tried before them
+_DENSE_TRIAL = 2.0  # times the price of dense factors, which is their least: in a batch they cost twice as much
 _SERIES = 2.0  # terms of a series of products in the time of one step of GMRES
 _ALONE = 64  # right-hand sides for which a matrix is factored whatever a Krylov method might do for each
 _EACH = 10  # products that one right-hand side takes of a Krylov method, or of refinement, at least
@@ -48,7 +49,7 @@ class Auto(DirectSolver):
     1. Factors of the very matrix, or of one nearby (the solver's last Jacobian), if there are any: refinement, or GMRES
        with them as preconditioner.  (Those of ``R'R``, of a fit, unless its sparse Hessian takes 24 products or fewer.)
     2. A preconditioner, if the user gave one, with ``gmres``.  What it cannot do is left to the others:
-    3. ``gmres`` where factors would cost as much as twenty products or more, for as long as they do
+    3. ``gmres`` where factors would cost twenty products or more, for as long as they do, dense ones twice as long
        (:mod:`implicitkit.linear.iterative.frugal`); not of fixed-point maps.  Where all samples have one matrix, as one
        product shows, they cost those of one.
     4. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function; or where 3 has found it so.
@@ -89,7 +90,8 @@ class Auto(DirectSolver):
         if not state.done and asked:
             state.add(GMRES().solve_many(A, state.open_part(), max_steps=max_steps or _FIRST, **limits))
         if worth >= _WORTH and not alone:
-            state.add(Frugal(worth).solve_many(A, state.open_part(), max_steps=max_steps, **limits))
+            trial = Frugal(worth if A.price() is not None else _DENSE_TRIAL * worth)
+            state.add(trial.solve_many(A, state.open_part(), max_steps=max_steps, **limits))
         if not state.done and (not A.fixed_point or alone) and A.sparse() is not None:
             state.add(solve_with(A.sparse(), A, state.open_part(), **limits))
         dear = worth >= _WORTH and self._is_affordable(A)  # and no Krylov method costs less

@@ -46,7 +46,7 @@ _LAYERED = 10.0  # for the square of the unknowns: the cube of how far a grid in
 _UNSURE = 4.0  # times what factors cost at least, where they may fill
 _SIDE = 1.0  # for a number of a product beside hundreds of others, ...
 _SIDE_FIT = 0.4  # ... of residuals, that of the state, ...
-_SIDE_WEIGHT = 0.001  # ... by which parameters are used again
+_SIDE_WEIGHT, _SIDE_WEIGHT_FIT = 3e-4, 1e-3  # ... by which parameters are used again
 _WRITTEN = 1.3  # for an entry of a matrix that stands in the graph: it is written down there
 _PLAIN = 9.0  # nodes of the graph of a function of a few operations
 _DENSE = 0.014  # for each of ``n^3``, ...
@@ -208,7 +208,7 @@ def price_of_dense_fit(batch: int, rows: int, size: int, work: Work, singular: b
     """Of ``batch`` dense Jacobians ``(rows, size)`` of residuals and the factors of their normal equations (``singular``:
     their singular values as well), in steps of conjugate gradients."""
     side = min(rows, 2 * size)
-    found = 2 * CALL + side * max(_SIDE_FIT * batch * size + _SIDE_WEIGHT * work.weight, work.touched)
+    found = 2 * CALL + side * max(_SIDE_FIT * batch * size + _SIDE_WEIGHT_FIT * work.weight, work.touched)
     mults = rows * size**2 / (1 + size / _BLOCKED)
     factored = batch * (_SMALL + _GRAM * mults + (_SINGULAR_SMALL + _SINGULAR * mults if singular else 0))
     return (found + factored) / product_of_fit(batch, size, work)

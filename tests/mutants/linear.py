@@ -145,6 +145,7 @@ MUTANTS = [
         ("if found < _WORTH or not A.alike():", "if True:"),
         ("if found < _WORTH or not A.alike():", "if found < _WORTH:"),
         ("cheap = cheap or (0 < worth < _WORTH and A.price() is None)", "pass"),
+        ("else _DENSE_TRIAL * worth", "else worth", "tests/linear/test_frugal.py -k needs_no_dense"),
     ),
     *mutants(
         "implicitkit/linear/factors/sparse_factors.py",
@@ -394,14 +395,14 @@ MUTANTS = [
     *mutants(
         "implicitkit/foundation/graph_size.py",
         "tests/linear/test_prices_of_products.py",
-        ("matrix.numel() * _EACH_OWN if own", "matrix.numel() if own"),
+        ("_EACH_OWN if several else", "1 if several else"),
         ('matrix.shape[-1 if name.endswith("2") else -2]', "matrix.shape[-1]"),
     ),
     *mutants(
         "implicitkit/foundation/autodiff.py",
         "tests/linear/test_prices_of_products.py",
         ("price(alike, gone_through)", "price(alike)"),
-        ("or rows * read_by_products(out) >= WORTH", "", "tests/linear/test_structured.py -k each"),
+        ("or rows * read_by_products(out) >= 2 * WORTH", "", "tests/linear/test_structured.py -k each"),
         ("return lambda v: product(v) - v", "return product", "tests/linear/test_steps_of_the_series.py"),
         ("batch, -1)) for e in eye.split(some)]", "batch, -1)) for e in eye.split(rows)]"),
         ("e) for e in eye.split(some)]", "e) for e in eye.split(count)]"),

@@ -68,6 +68,36 @@ def test_a_search_that_ends_in_a_kink_has_left_no_domain(solver: str, dtype: tor
     assert ik.Status(int(found.status)).name in ("STALLED", "MAX_STEPS")
 
 
+@pytest.mark.parametrize("solver", ["auto", "lbfgs"])
+def test_a_sum_of_kinks_is_told_to_be_a_linear_program(solver: str) -> None:
+    """Which has the minimum, where as many kinks meet as there are unknowns, and its derivative."""
+    m, q = 21, 0.3
+    generator = torch.Generator().manual_seed(0)
+    X, noise = (torch.randn(m, k, generator=generator, dtype=F64) for k in (2, 1))
+    y = (X.sum(1) + noise.squeeze(1)).requires_grad_()
+    zero = torch.zeros(2, dtype=F64)
+
+    def quantile(w: Tensor, y: Tensor) -> Tensor:
+        return torch.maximum(q * (y - X @ w), (q - 1) * (y - X @ w)).sum()
+
+    with pytest.raises(ik.ConvergenceError, match=r"sum of kinks .* linear program: ik.QuadraticProgram\(None, q"):
+        ik.argmin(quantile, zero, (y,), solver=solver)
+    one = torch.eye(m, dtype=F64)
+    cost = torch.cat([zero, q * one.new_ones(m), (1 - q) * one.new_ones(m)])
+    signs = torch.cat([one.new_zeros(2 * m, 2), -torch.eye(2 * m, dtype=F64)], 1)
+    program = ik.QuadraticProgram(None, cost, torch.cat([X, one, -one], 1), y, signs, signs.new_zeros(2 * m))
+    w = ik.solve(program).value[:2]
+    residuals = (y - X @ w).detach()
+    met = residuals.abs() < 1e-9
+    assert int(met.sum()) == 2
+    moved = w.detach() + 1e-4 * torch.randn(50, 2, generator=generator, dtype=F64)
+    assert all(quantile(v, y) > quantile(w, y) for v in moved)
+    (slope,) = torch.autograd.grad(w[0], y)
+    want = torch.zeros(m, dtype=F64)
+    want[met] = torch.linalg.inv(X[met])[0]
+    torch.testing.assert_close(slope, want, rtol=1e-7, atol=1e-9)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Inflections of one unknown, ``x^3``, beside others that have a minimum: a few products with the Hessian must show it.
 def _bowl(n: int) -> Tensor:
