@@ -1126,11 +1126,14 @@ class Clock:
         return draws[self.kind]()
 
 
+FEW: dict[str, Any] = {"max_steps": 150}  # noise does not become less with more of them
 DRAWN: dict[str, Callable[[Callable[[], Any]], ik.Solution]] = {
-    "fixed point": lambda r: ik.fixed_point(lambda z: 0.5 * torch.cos(z) + 1e-3 * r(), zeros(2), solver="picard"),
-    "root": lambda r: ik.root(lambda z: z**3 + z - 2 + 1e-3 * r(), zeros(2)),
-    "minimum": lambda r: ik.argmin(lambda z: (z - 1 - 1e-3 * r()).square().sum(), zeros(2)),
-    "fit": lambda r: ik.least_squares(lambda z: torch.cat([z - 1 - 1e-3 * r(), z.square() - 2]), zeros(2)),
+    "fixed point": lambda r: ik.fixed_point(
+        lambda z: 0.5 * torch.cos(z) + 1e-3 * r(), zeros(2), solver="picard", **FEW
+    ),
+    "root": lambda r: ik.root(lambda z: z**3 + z - 2 + 1e-3 * r(), zeros(2), **FEW),
+    "minimum": lambda r: ik.argmin(lambda z: (z - 1 - 1e-3 * r()).square().sum(), zeros(2), **FEW),
+    "fit": lambda r: ik.least_squares(lambda z: torch.cat([z - 1 - 1e-3 * r(), z.square() - 2]), zeros(2), **FEW),
 }
 
 

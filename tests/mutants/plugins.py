@@ -219,6 +219,11 @@ MUTANTS = [
         ("np.where(row == column, 1.0,", "np.where(row == column, 2.0,"),
     ),
     *mutants(
+        "plugins/implicitkit_cvxpy/cones/numeric.py",
+        LAYER + " -k 'projections'",
+        ("if not bool(moving.any())", "if not bool(moving.all())"),
+    ),
+    *mutants(
         "plugins/implicitkit_cvxpy/cones/exponential.py",
         LAYER + " -k 'projections'",
         (

@@ -88,8 +88,8 @@ def inputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def oracle(case: Case) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Native operations only: 60 applications of a contractive map, or nine undamped Newton steps; value and derivatives
-    converge together."""
+    """Native operations only: 60 applications of a contractive map, or six undamped Newton steps; value and derivatives
+    converge together (eleven steps differ by 1e-15 in second derivatives)."""
 
     def solve(z0: Tensor, W: Tensor, b: Tensor) -> Tensor:
         z = z0
@@ -97,7 +97,7 @@ def oracle(case: Case) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
             for _ in range(60):
                 z = case.function(z, W, b)
             return z
-        for _ in range(9):
+        for _ in range(6):
             J = torch.func.jacrev(case.residual)(z, W, b)
             z = z - torch.linalg.solve(J, case.residual(z, W, b))
         return z

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.extend import constants
-from implicitkit_cvxpy.cones.numeric import ORDER
+from implicitkit_cvxpy.cones.numeric import ORDER, increasing_root
 
 __all__ = ["project_exponential"]
 
@@ -75,20 +75,15 @@ def _coordinates(v: Tensor) -> Tensor:
     high = torch.where(s > 0, r / s.clamp_min(1e-300), infinity)
     high = torch.minimum(high, torch.where(r < 0, 1 - s / r.clamp_max(-1e-300), infinity))
     low, high = low.clamp(-_LIMIT, _LIMIT), high.clamp(-_LIMIT, _LIMIT)
-    rho = 0.5 * (low + high)
-    for _ in range(100):
+
+    def function(rho: Tensor) -> tuple[Tensor, Tensor]:
         e, quadratic = rho.exp(), rho * rho - rho + 1
         upper, lower = (rho - 1) * r + s, r - rho * s
-        value = (upper * e - lower / e) / quadratic - t
-        slope = ((r + upper) * e + (s + lower) / e - (2 * rho - 1) * (value + t)) / quadratic
-        low, high = torch.where(value < 0, rho, low), torch.where(value < 0, high, rho)
-        newton = rho - value / slope
-        middle = 0.5 * (low + high)
-        following = torch.where((newton > low) & (newton < high), newton, middle)
-        moved = (following - rho).abs().max() if rho.numel() else rho.new_zeros(())
-        rho = following
-        if not bool(moved > 1e-15 * (1 + rho.abs().max())):
-            break
+        value = (upper * e - lower / e) / quadratic
+        slope = ((r + upper) * e + (s + lower) / e - (2 * rho - 1) * value) / quadratic
+        return value - t, slope
+
+    rho = increasing_root(function, low, high)
     quadratic = rho * rho - rho + 1
     a = ((rho - 1) * r + s) / quadratic
     c = (r - rho * s) * (-rho).exp() / quadratic

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.extend import constants
-from implicitkit_cvxpy.cones.numeric import ORDER
+from implicitkit_cvxpy.cones.numeric import ORDER, increasing_root
 
 __all__ = ["project_power"]
 
@@ -63,17 +63,7 @@ def _radius(packed: Tensor) -> Tensor:
     """``r`` and the derivative of :func:`_mismatch` there, ``(..., 2)``."""
     v, alpha = packed[..., :3], packed[..., 3]
     size = v[..., 2].abs()
-    low, high = torch.zeros_like(size), size.clone()
-    r = 0.5 * size
-    for _ in range(200):
-        value, slope = _mismatch(r, v, alpha), _slope(r, v, alpha)
-        low, high = torch.where(value > 0, r, low), torch.where(value > 0, high, r)
-        newton, middle = r - value / slope, 0.5 * (low + high)
-        following = torch.where((newton > low) & (newton < high), newton, middle)
-        moved = ((following - r).abs() / size).max() if r.numel() else r.new_zeros(())
-        r = following
-        if not bool(moved > 4e-16):
-            break
+    r = increasing_root(lambda r: (-_mismatch(r, v, alpha), -_slope(r, v, alpha)), torch.zeros_like(size), size)
     return torch.stack([r, _slope(r, v, alpha)], -1)
 
 

@@ -125,19 +125,22 @@ DEAR = tuple(
     for n in EVERY
     if n.rpartition(".")[2].lower().replace("-", "_") in ("nelder_mead", "powell", "cobyqa", "integrate")
 )
-# the dear ones take few steps, whatever the tolerance; SciPy's are called in one way, and at other tolerances slow tests
+# the dear ones take few steps, whatever the tolerance, and SciPy's are called in one way: those at other tolerances are slow
+# tests.  A square: each solver has each cell and each tolerance once, and each pair of these comes with a third of the
+# solvers; the other two thirds are slow tests.
 AT_TOLERANCES = [
-    pytest.param(n, rtol, marks=pytest.mark.slow if n.startswith("scipy.") and rtol != 1e-2 else ())
-    for n in EVERY
-    for rtol in (1e-1, 1e-2, 1e-3)
+    pytest.param(n, rtol, name, marks=() if quick else pytest.mark.slow, id=f"{n}-{rtol}-{name}")
+    for i, n in enumerate(EVERY)
+    for j, rtol in enumerate((1e-1, 1e-2, 1e-3))
+    for k, name in enumerate(SMALL)
     if rtol == 1e-2 or n not in DEAR
+    for quick in [(i + j + k) % 3 == 0 and (rtol == 1e-2 or not n.startswith("scipy."))]
 ]
 MAY_FAIL = (*DEAR, "scipy.minimize.dogleg")  # few steps, for time; no positive definite Hessian
 
 
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize(("solver", "rtol"), AT_TOLERANCES)
-def test_no_solver_leaks(name: str, solver: str, rtol: float) -> None:
+@pytest.mark.parametrize(("solver", "rtol", "name"), AT_TOLERANCES)
+def test_no_solver_leaks(solver: str, rtol: float, name: str) -> None:
     """Bit by bit: with ``causal=False`` most of these leak 1e-4 to 1e-1."""
     torch.manual_seed(0)
     layer = DEQ(SMALL[name](), rtol=rtol, atol=0.0, solver=EVERY[solver], on_failure="ignore")
@@ -163,9 +166,9 @@ def _whole_sequence_leak(cell: cells.Cell, x: Tensor, rtol: float) -> float:
 
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("rtol", [1e-1, 1e-2, 1e-3])
-def test_no_leak_at_any_tolerance(name: str, solver: str, rtol: float) -> None:
-    """With the whole sequence deciding when to stop, the same layers leak 1e-4 to 1e-1."""
+def test_no_leak_at_any_tolerance(name: str, solver: str) -> None:
+    """With the whole sequence deciding when to stop, the same layers leak 1e-4 to 1e-1.  Each solver has each tolerance."""
+    rtol = (1e-1, 1e-2, 1e-3)[(list(SOLVERS).index(solver) + list(CELLS).index(name)) % 3]
     torch.manual_seed(0)
     layer = DEQ(CELLS[name](), rtol=rtol, atol=0.0, solver=SOLVERS[solver], on_failure="raise")
     x = torch.randn(2, 20, 4, dtype=F64)
@@ -213,11 +216,13 @@ def test_a_sequence_that_does_not_contract_leaks_nothing_of_its_own_future(solve
     cell = cells.Transformer(4, 16, 2, scale=2.0, dtype=F64)
     x, other = torch.randn(3, 16, 4, dtype=F64), torch.randn(3, 16, 4, dtype=F64)
     other[:, :8] = x[:, :8]
-    layer = DEQ(cell, rtol=1e-4, atol=0.0, solver=solver, on_failure="ignore", max_steps=20)
+    how: dict[str, Any] = {"rtol": 1e-4, "atol": 0.0, "solver": solver, "on_failure": "ignore"}
+    how["max_steps"] = 4 if solver == "trust_region" else 20  # each of those is dear
+    layer = DEQ(cell, **how)
     alone = torch.cat([x[:1], other[1:2], x[2:]])
     with torch.no_grad():
         assert torch.equal(layer(x)[1, :8], layer(alone)[1, :8])
-        whole = DEQ(cell, rtol=1e-4, atol=0.0, solver=solver, on_failure="ignore", max_steps=20, in_dims=None)
+        whole = DEQ(cell, **how, in_dims=None)
         assert torch.equal(whole(x)[:, :8], whole(other)[:, :8])
 
 

@@ -585,7 +585,7 @@ def test_a_learned_start_saves_steps(kind: str) -> None:
     with pytest.raises(RuntimeError, match="no start to train"):
         DEQ(cell).start_loss()
     losses = []
-    for _ in range(300):
+    for _ in range(120):
         layer(x)
         value = layer.start_loss()
         optimiser.zero_grad()

@@ -195,6 +195,7 @@ SLOW = (
     "bias",
     "traces",
     "structures",
+    "steep",
 )
 THEOREMS: dict[str, Callable[[dict[str, Any]], None]] = {
     f.__name__: f

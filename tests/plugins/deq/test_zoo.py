@@ -15,6 +15,7 @@ import implicitkit as ik
 
 ROOT = Path(__file__).parents[3]
 TRAINED = {"sequence": 20, "multiscale": 40}  # steps: at first neither contracts fast
+IMAGES = ("multiscale", "flow")  # two of eight samples, which are independent, do
 TIGHT = {"rtol": 1e-11, "rule": ik.Implicit(rtol=1e-11)}
 
 
@@ -37,6 +38,8 @@ def tasks(zoo: Any) -> Any:
             model = zoo.ZOO[name]()
             zoo.train(model, TRAINED.get(name, 0))
             inputs, target = model.example()
+            if name in IMAGES:
+                inputs, target = tuple(x[:2].detach() for x in inputs), target[:2]
             found[name] = (*zoo.doubled(model, inputs, target), zoo.exact(model, inputs, target))
         return found[name]
 
