@@ -24,17 +24,6 @@ from implicitkit.foundation.wording import kind_of, of_operations
 from implicitkit.lifting.reach import reachable_modules
 from implicitkit.solution import Record, Solution, Status
 
-__all__ = [
-    "POLICIES",
-    "blank_failures",
-    "check_policy",
-    "linear_failure",
-    "plain_solution",
-    "raise_in_words",
-    "report_failure",
-    "warn_if_unsteady",
-]
-
 _MANY = 50  # evaluations after which two more are no matter, and before which nothing has been in the way
 _NONFINITE = frozenset({Status.NONFINITE})
 POLICIES = ("raise", "warn", "ignore", "nan")

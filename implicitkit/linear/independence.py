@@ -9,8 +9,6 @@ import torch
 from implicitkit.foundation import seeded
 from implicitkit.foundation.operators import Operator
 
-__all__ = ["refuse_coupled"]
-
 _SEEN: dict[Hashable, None] = {}  # what has been found in order, the oldest first
 _MANY = 4096
 

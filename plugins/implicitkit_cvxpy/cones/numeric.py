@@ -8,7 +8,5 @@ give every derivative up to that order, in every mode, out of elementary operati
 
 from __future__ import annotations
 
-__all__ = ["ORDER"]
-
 ORDER = 3
 """Derivatives of projections that are exact."""
