@@ -25,18 +25,6 @@ from implicitkit.foundation.wording import kind_of, of_operations
 from implicitkit.lifting.reach import reachable_modules
 from implicitkit.solution import Record, Solution, Status
 
-__all__ = [
-    "POLICIES",
-    "blank_failures",
-    "check_policy",
-    "failed_samples",
-    "linear_failure",
-    "plain_solution",
-    "raise_in_words",
-    "report_failure",
-    "warn_if_unsteady",
-]
-
 _MANY = 50  # evaluations after which two more are no matter, and before which nothing has been in the way
 _STEP = 1e-6  # of z: more than single precision rounds to
 _NONFINITE = frozenset({Status.NONFINITE})

@@ -19,9 +19,6 @@ from implicitkit.foundation.wording import UNSTEADY
 if TYPE_CHECKING:
     from implicitkit.foundation.trees import Layout
 
-__all__ = ["LinearReport", "Solution", "Status"]
-
-
 # other libraries' names, and ours
 _OTHER_NAMES = {
     "x": "value", "z": "value", "zs": "value", "z_star": "value", "params": "value", "root": "value", "result": "value",

@@ -27,8 +27,6 @@ from implicitkit.lifting.reach import captured_rows
 from implicitkit.sparsity.identity import identity_of, settings_of
 from implicitkit.sparsity.patterns import Sparsity
 
-__all__ = ["LevelKernel", "System", "check_output"]
-
 Kernel = Callable[..., Tensor]
 LevelKernel = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
 """``(matrices of states, theta) -> tensors``, each result with the batch in front."""

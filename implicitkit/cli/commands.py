@@ -31,8 +31,6 @@ from implicitkit.foundation.errors import UnknownNameError
 from implicitkit.registry.plugins import PluginWarning, plugins
 from implicitkit.registry.table import describe
 
-__all__ = ["main"]
-
 _CHECKED = ("solvers", "linear-solvers", "rules")
 _SECTIONS = ("solvers", "problems", "rules", "linear-solvers", "plugins")
 

@@ -24,8 +24,6 @@ from implicitkit.solver.catalogue import get_solver
 from implicitkit.solving import verbs
 from implicitkit.solving.layer import implicit
 
-__all__ = ["Finding", "devices", "examine"]
-
 _START = 0.7
 
 

@@ -24,8 +24,6 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.anderson import Anderson
 from implicitkit.solver.method import Method
 
-__all__ = ["BlockOutcome", "BlockReport", "Blocks"]
-
 _MODES = ("sequential", "concurrent")
 _SWEEPS = Anderson(memory=10, period=1)
 

@@ -17,8 +17,6 @@ from implicitkit.composition.stepper import ComponentStepper
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options
 
-__all__ = ["run"]
-
 
 def run(
     steppers: Sequence[ComponentStepper],

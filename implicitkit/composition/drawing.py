@@ -9,8 +9,6 @@ import networkx as nx
 
 from implicitkit.composition.wiring import Wiring
 
-__all__ = ["draw"]
-
 _BOX = 0.32  # half the size of a node's surroundings
 
 

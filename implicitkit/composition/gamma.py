@@ -18,9 +18,6 @@ from torch import Tensor
 from implicitkit.composition.wiring import Wiring
 from implicitkit.foundation.trees import tree_flatten
 
-__all__ = ["Gamma"]
-
-
 _PLAIN = (RuntimeError, ValueError, TypeError, IndexError)
 Bound = Callable[..., tuple[Any, ...]]
 

@@ -19,8 +19,6 @@ from implicitkit.foundation import autodiff, compat, graph
 from implicitkit.foundation.operators import Operator
 from implicitkit.system import System
 
-__all__ = ["JacobianByComponent", "linearise"]
-
 
 def _every(found: Sequence[Tensor | None]) -> list[Tensor]:
     """Derivatives by points that each enter their own residual, ``map(z) - z``: none is left out."""

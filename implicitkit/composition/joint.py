@@ -24,8 +24,6 @@ from implicitkit.problem.fixed_point import FixedPoint
 from implicitkit.registry.operations import operation
 from implicitkit.system import System
 
-__all__ = ["Joint", "chain", "compose"]
-
 _SEPARATOR = "."
 
 

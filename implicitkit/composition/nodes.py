@@ -16,8 +16,6 @@ from implicitkit.composition.gamma import Gamma
 from implicitkit.foundation.trees import Layout, tree_unflatten
 from implicitkit.system import LevelKernel, System
 
-__all__ = ["Component", "Nodes"]
-
 
 class Nodes:
     """The nodes of a joint system.

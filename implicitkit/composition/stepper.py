@@ -15,8 +15,6 @@ from implicitkit.solver.method import Method
 from implicitkit.solver.verdict.judging import Judge
 from implicitkit.solver.verdict.strides import by_the_last_step
 
-__all__ = ["RUNNING", "ComponentStepper"]
-
 RUNNING = -1  # the status of a sample still in work
 
 

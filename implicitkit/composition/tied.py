@@ -24,8 +24,6 @@ from implicitkit.composition.joint import Joint
 from implicitkit.composition.wiring import Wiring
 from implicitkit.foundation.options import check_arguments, flag
 
-__all__ = ["Stacked", "Tied", "tie"]
-
 
 class Stacked(NamedTuple):
     """The matrices of a tied network: ``W_z (n, n)``, ``W_x (n, m)``, ``b (n,)``, and where each layer's rows lie."""

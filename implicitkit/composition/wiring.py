@@ -8,8 +8,6 @@ import networkx as nx
 
 from implicitkit.foundation.wording import did_you_mean
 
-__all__ = ["Wiring"]
-
 
 class Wiring:
     """The names of a composition: nodes, what each reads, external inputs.  Immutable.

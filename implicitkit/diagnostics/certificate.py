@@ -43,8 +43,6 @@ from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solution import Solution
 from implicitkit.system import System
 
-__all__ = ["Certificate", "certify"]
-
 _DENSE = 256  # unknowns a sample up to which norms come from singular values
 _POWER_STEPS = 12
 _SOLVE_RTOL = 1e-6  # of the linear solves with large blocks

@@ -28,8 +28,6 @@ from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.solving.verbs import solve
 from implicitkit.system import System
 
-__all__ = ["Analysis", "Cost", "analyse"]
-
 _SAMPLES = 4  # of a batch, that are looked at
 _DENSE = 1024  # unknowns a sample up to which matrices are formed
 

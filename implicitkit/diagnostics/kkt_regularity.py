@@ -20,8 +20,6 @@ from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.quadratic_program import QPConditions
 from implicitkit.solution import Solution
 
-__all__ = ["Degeneracy", "degeneracy", "regularity"]
-
 
 @dataclass(frozen=True)
 class Degeneracy:

@@ -32,8 +32,6 @@ from implicitkit.problem.base import Problem
 from implicitkit.solution import Solution
 from implicitkit.system import System
 
-__all__ = ["Stability", "stability"]
-
 _DENSE = 512  # unknowns a sample up to which the whole spectrum is computed
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["cast_as_now", "computing_dtype", "default_tolerance", "full_precision"]
-
 _HALF = 1e-4  # eps of a precision in which eps^(2/3) is many times what rounding allows
 
 

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["held"]
-
 
 def held(v: Tensor, low: Any = None, high: Any = None) -> Tensor:
     """``v``, or the end that it has passed, ``low`` or ``high`` (tensors of its shape, or ``None``), each with its own

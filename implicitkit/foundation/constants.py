@@ -15,8 +15,6 @@ from torch.autograd import Function
 
 from implicitkit.foundation import tracers
 
-__all__ = ["constants"]
-
 
 def constants(function: Callable[..., Any], *inputs: Tensor) -> Any:
     """``function(*inputs)`` on plain tensors, whatever transforms surround the call; the result has derivative zero.

@@ -6,19 +6,6 @@ import inspect
 import warnings
 from typing import Any
 
-__all__ = [
-    "CapabilityError",
-    "CapturedTensorError",
-    "ChangedFunctionError",
-    "ConvergenceError",
-    "ConvergenceWarning",
-    "DegenerateWarning",
-    "ImpureFunctionWarning",
-    "SparsityWarning",
-    "UnknownNameError",
-    "warn",
-]
-
 _SKIPPED = ("torch", "contextlib", "functools", "implicitkit")
 
 

@@ -22,8 +22,6 @@ from torch.overrides import TorchFunctionMode
 from implicitkit.foundation import compat
 from implicitkit.foundation.trees import tree_flatten, tree_map
 
-__all__ = ["attempted", "failing_as_nan"]
-
 _WORDS = ("linalg.", "torch.linalg.")  # with which errors of lu_factor and eig begin, which are no LinAlgError
 
 

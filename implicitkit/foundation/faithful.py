@@ -37,8 +37,6 @@ from torch.overrides import TorchFunctionMode
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
 
-__all__ = ["faithful", "is_replaced", "mapped", "transposed", "unfused"]
-
 _HALF = (torch.float16, torch.bfloat16)
 _AS_IT_IS = nullcontext()
 

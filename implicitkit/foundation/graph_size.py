@@ -10,8 +10,6 @@ from torch import Tensor
 
 from implicitkit.foundation.graph import nodes_behind
 
-__all__ = ["has_own_matrices", "read_by_products", "size_of_graph"]
-
 _PASSES = ("LinalgVectorNorm", "LinalgNorm", "LinalgCross")
 _OWN, _MORE = torch.autograd.function.BackwardCFunction, ("Linalg", "Conv", "Cdist")
 _MATRICES, _BATCHED = ("Mm", "Addmm", "Mv", "Addmv"), ("Bmm", "Baddbmm")

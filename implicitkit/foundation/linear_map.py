@@ -19,8 +19,6 @@ from torch import Tensor
 
 from implicitkit.foundation import compat, graph
 
-__all__ = ["product"]
-
 Map: TypeAlias = Callable[[Tensor], Tensor]
 
 

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 
-__all__ = ["array", "largest", "largest_moduli", "numbers"]
-
 
 def numbers(t: Tensor) -> np.ndarray:
     """``t`` in double precision on the host, whatever transforms surround it; what ``torch.vmap`` maps over stays where it

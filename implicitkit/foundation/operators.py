@@ -14,19 +14,6 @@ from torch import Tensor
 
 from implicitkit.foundation import graph, linear_map, seeded
 
-__all__ = [
-    "BlockStructure",
-    "MatVec",
-    "Operator",
-    "minus",
-    "preconditioned",
-    "repeated",
-    "seem_alike",
-    "shifted",
-    "single",
-    "within",
-]
-
 MatVec = Callable[[Tensor], Tensor]
 _SAMPLES, _ROWS = 4, 128  # from which it is asked whether all samples have one matrix
 _NEAR = 1e-3  # of its largest number, what a product with some samples alone may differ by in arithmetic of few digits

@@ -23,9 +23,6 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
 
-__all__ = ["holds", "linearising", "paused", "recorded", "recorder", "refusing", "unrecorded"]
-
-
 _paused = contextvars.ContextVar("_paused", default=False)
 
 

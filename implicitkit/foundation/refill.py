@@ -10,8 +10,6 @@ from torch import Tensor
 
 from implicitkit.foundation.compat import tree_flatten, tree_unflatten
 
-__all__ = ["refilled"]
-
 
 def refilled(args: tuple[Any, ...]) -> Callable[[Sequence[Tensor]], tuple[Any, ...]]:
     """``tensors -> args``: the same tree with these in the place of its tensors, in their order; containers are made anew.

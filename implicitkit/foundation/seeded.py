@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["normal", "signs", "uniform"]
-
 _FEW = 4096  # numbers that are remembered
 
 

@@ -37,8 +37,6 @@ from implicitkit.foundation import compat, graph, seeded
 from implicitkit.foundation.graph import Edge
 from implicitkit.foundation.structured_rules import Diagonal, Unusual, through, through_full
 
-__all__ = ["WORTH", "rows_by_structure", "side_by_side"]
-
 WORTH = 1 << 22  # multiplications of the products, all samples and rows, below which these cost no more
 _NODES = 4000  # of a graph that is gone through, at most
 _SEVERAL = 16  # diagonals of one tensor, at most: what stencils make of it takes a few

@@ -25,8 +25,6 @@ from torch import Tensor
 from implicitkit.foundation import graph
 from implicitkit.foundation.graph import Edge
 
-__all__ = ["Diagonal", "Unusual", "Way", "through", "through_full"]
-
 
 class Unusual(Exception):
     """Not a graph for this."""

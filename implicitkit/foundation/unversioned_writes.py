@@ -16,8 +16,6 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.trees import tree_flatten
 from implicitkit.foundation.wording import called
 
-__all__ = ["IN_PLACE", "FirstCalls", "Values"]
-
 _LOOKS = 8  # calls at most that are looked at, of states that are zero, on which a product writes nothing
 
 IN_PLACE = (

@@ -9,11 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "COMPILED_ONCE", "DRAWN", "ELSEWHERE", "KEPT", "NOT_DIFFERENTIABLE", "UNSEEN", "UNSTEADY", "called", "check_returned",
-    "did_you_mean", "kind_of", "nearest", "of_operations", "of_the_objective", "option_error",
-]  # fmt: skip
-
 _IN_NUMPY = ("Can't call numpy()", "data pointer of Tensor that doesn't have storage", "to numpy array")
 _BY_TORCH = ("derivative", "differentiate twice", "differentiable twice", "double backward", "the backward or vjp")
 NOT_DIFFERENTIABLE = (*_BY_TORCH, *_IN_NUMPY)

@@ -11,8 +11,6 @@ from implicitkit.solver.base import Found
 from implicitkit.solver.black_box import BlackBoxFunction
 from implicitkit.solver.catalogue import register_solver
 
-__all__ = ["METHODS", "integrate"]
-
 METHODS = ("BDF", "Radau", "LSODA")
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.foundation.numbers import numbers
 
-__all__ = ["integrate"]
-
 Slope = Callable[[Tensor, Tensor], Tensor]
 Jacobian = Callable[[Callable[[Tensor], Tensor], Tensor], Any]
 

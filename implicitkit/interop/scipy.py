@@ -26,8 +26,6 @@ from implicitkit.solver.black_box import BlackBoxFunction
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.steps.bracketing import check_ends, ends_of
 
-__all__ = ["SOLVERS", "SciPySolver"]
-
 _TINY = 1e-300  # where SciPy wants a positive tolerance
 _EPS = float(np.finfo(np.float64).eps)
 

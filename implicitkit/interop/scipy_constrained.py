@@ -27,8 +27,6 @@ from implicitkit.solver.qp.base import judge
 from implicitkit.solver.qp.interior_point import interior_point
 from implicitkit.solver.steps.refinement import refine
 
-__all__ = ["LBFGSB", "SLSQP", "TrustConstr"]
-
 Array = np.ndarray
 _NEAR = 1e-4  # what is active
 _DENSE = 512

@@ -22,8 +22,6 @@ from torch import Tensor
 from implicitkit.solver.base import Found
 from implicitkit.solver.black_box import BlackBoxFunction
 
-__all__ = ["Session"]
-
 _ATTEMPTS = 12
 _PROGRESS = 0.5
 _NOISE = 100  # differences of values below so many units of rounding are taken from gradients ...

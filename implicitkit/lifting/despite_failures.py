@@ -8,8 +8,6 @@ from typing import Any
 from implicitkit.foundation.failing_matrices import attempted
 from implicitkit.lifting.lifted import Lifted, lift
 
-__all__ = ["lift_despite_failures"]
-
 
 def lift_despite_failures(
     function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Callable[[Any], None], batch: int

@@ -14,8 +14,6 @@ from implicitkit.foundation import compat
 from implicitkit.lifting.reach import below
 from implicitkit.lifting.watch import Constants, Slot, is_substituted
 
-__all__ = ["Entries", "Rest", "differentiated", "explicit", "has_lazy", "present", "to_lift"]
-
 
 def explicit(t: Tensor) -> bool:
     """Must this captured tensor become an argument for its derivative, or its batch, to be seen?"""

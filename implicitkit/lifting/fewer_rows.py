@@ -16,8 +16,6 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.wording import UNSTEADY
 
-__all__ = ["Larger", "watched"]
-
 Kernel = Callable[..., Tensor]
 
 _ALIKE: dict[Hashable, None] = {}  # functions that have had the same values on fewer rows, the oldest first

@@ -13,8 +13,6 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.trees import tree_map
 from implicitkit.lifting.replacing import Replacing
 
-__all__ = ["Ordinary", "despite_inference_mode"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

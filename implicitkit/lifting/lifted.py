@@ -57,8 +57,6 @@ from implicitkit.lifting.watch import (
 )
 from implicitkit.lifting.work import Work
 
-__all__ = ["Lifted", "check_leaves", "check_solution", "lift", "lift_closed"]
-
 
 @dataclass
 class Lifted:

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Entry", "Overlay", "replaced"]
-
 _get, _has = dict.__getitem__, dict.__contains__  # quicker than super(), at every look at a parameter
 
 Entry = tuple[nn.Module, str, str, Any]  # a module; "_parameters", "_buffers" or "_modules"; a key; what it is to hold

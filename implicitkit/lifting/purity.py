@@ -17,8 +17,6 @@ from implicitkit.lifting.entries import present
 from implicitkit.lifting.reach import named_tensors, version
 from implicitkit.lifting.watch import Constants, swapped
 
-__all__ = ["moved", "watched"]
-
 
 class Impurities(Protocol):
     """What :func:`watched` notes: buffers that every evaluation updates, and whether random numbers are drawn."""

@@ -18,18 +18,6 @@ from torch import Tensor, nn
 
 from implicitkit.foundation import compat, tracers
 
-__all__ = [
-    "Scope",
-    "below",
-    "buffers_untouched",
-    "can_keep",
-    "holds_compiled",
-    "modules_held",
-    "modules_in_use",
-    "reachable_modules",
-]
-
-
 _DEPTH = 6  # how far reachable objects are followed
 _LIBRARIES = ("torch", "numpy", "builtins", "scipy", "implicitkit")  # whose functions hold nothing of the user's
 

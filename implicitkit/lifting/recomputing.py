@@ -15,8 +15,6 @@ from implicitkit.foundation.faithful import faithful
 from implicitkit.lifting.reach import modules_in_use
 from implicitkit.lifting.watch import Substitute, swapped
 
-__all__ = ["Recomputing", "surroundings"]
-
 
 @contextlib.contextmanager
 def surroundings(lifted: Any, slots: Any, tensors: Sequence[Tensor], captured: Sequence[Tensor]) -> Iterator[None]:

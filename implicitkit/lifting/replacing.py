@@ -8,8 +8,6 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Replacing"]
-
 
 class Replacing(TorchFunctionMode):
     """While it lasts, every torch operation gets ``instead(t)`` for each tensor ``t`` among its arguments, in lists and

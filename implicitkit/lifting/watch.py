@@ -18,24 +18,6 @@ from implicitkit.lifting.overlay import replaced
 from implicitkit.lifting.replacing import Replacing
 from implicitkit.lifting.work import Tally
 
-__all__ = [
-    "Called",
-    "Constants",
-    "Cuts",
-    "Discover",
-    "Looks",
-    "Slot",
-    "Substitute",
-    "graph_leaves",
-    "is_substituted",
-    "leaks",
-    "memory",
-    "resolve",
-    "substitutions",
-    "swapped",
-    "used",
-]
-
 Slot = tuple[nn.Module, str, str]  # a module, "_parameters" or "_buffers" (or an attribute of its own), and a key
 Constants = list[tuple[list[Slot], Tensor]]  # tensors of modules that are no arguments, and where they are
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from implicitkit.foundation.compat import tensors_in
 
-__all__ = ["Tally", "Work"]
-
 _PRODUCTS = {
     "matmul": 0,
     "__matmul__": 0,

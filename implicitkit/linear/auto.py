@@ -22,8 +22,6 @@ from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.linear.iterative.symmetry import Unsaid
 from implicitkit.linear.price import price_of_dense_like
 
-__all__ = ["Auto"]
-
 _FEW = 64  # unknowns up to which a dense matrix is the first choice whatever it costs
 _WORK = 3e7  # batch * n * (n + numbers in one evaluation): above it a Krylov method is tried before a dense matrix
 _SMALL = 32  # ... and of a fixed-point map, whose systems take few products

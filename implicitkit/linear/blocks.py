@@ -25,8 +25,6 @@ from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import get_linear_solver, register_linear_solver
 from implicitkit.linear.iterative.cycles import norms
 
-__all__ = ["BlockSubstitution"]
-
 
 @register_linear_solver("blocks")
 @dataclass(frozen=True)

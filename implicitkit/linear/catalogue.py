@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from implicitkit.registry.table import TABLES
 
-__all__ = ["get_linear_solver", "linear_solvers", "register_linear_solver"]
-
 T = TypeVar("T")
 _TABLE = TABLES["linear_solvers"]
 

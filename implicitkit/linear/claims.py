@@ -16,8 +16,6 @@ from implicitkit.foundation.operators import Operator, repeated
 from implicitkit.foundation.wording import kind_of
 from implicitkit.linear.base import LinearSolution, LinearSolver
 
-__all__ = ["answer"]
-
 _REFUTED = "it calls converged what a product with the matrix does not bear out"
 _SLACK = 10.0  # times the tolerance: norms that are kept up to date drift
 

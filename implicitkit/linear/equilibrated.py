@@ -29,8 +29,6 @@ from implicitkit.foundation import seeded
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
 
-__all__ = ["Equilibrated", "equilibrated"]
-
 _APART = 1e-6  # of the largest entry of a sample: how small others are where they may have other units
 _CHANCE = 1e-4  # part of all entries that may be so by chance
 _UNEVEN = 1e3  # times the smallest, rows or columns that are worth the trouble

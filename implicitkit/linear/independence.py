@@ -12,8 +12,6 @@ from implicitkit.foundation import autodiff, seeded
 from implicitkit.foundation.linear_map import Map
 from implicitkit.foundation.operators import Operator
 
-__all__ = ["refuse_coupled", "why_coupled"]
-
 _SEEN: dict[Hashable, None] = {}  # what has been found in order, the oldest first
 _MANY = 4096
 _CURE = "Make one system of them with batch_dims=0, or let the function treat every sample alone (module.eval())"

@@ -15,8 +15,6 @@ from implicitkit.linear.factors.sparse_form import confirmed
 from implicitkit.sparsity.identity import identity_of
 from implicitkit.sparsity.patterns import SMALLEST, Sparsity, detected
 
-__all__ = ["JacobianMatrix"]
-
 Function = Callable[[Tensor], Tensor]
 
 

@@ -19,20 +19,6 @@ from typing import NamedTuple
 
 from implicitkit.foundation.operators import Operator
 
-__all__ = [
-    "CALL",
-    "Price",
-    "Work",
-    "cost_of_product",
-    "has_layers",
-    "price_of",
-    "price_of_dense",
-    "price_of_dense_fit",
-    "price_of_dense_like",
-    "price_of_sparse_fit",
-    "touched_beside",
-]
-
 CALL = 6000.0  # numbers whose product takes as long as the call itself
 _WEIGHT = 0.015  # of a number of the state, for one of the parameters
 _BAND = 3.0  # numbers of a product for one entry in a band, ...

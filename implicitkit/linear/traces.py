@@ -16,8 +16,6 @@ from torch import Tensor
 
 from implicitkit.foundation.options import at_least, check_arguments, function, instance, one_of, optional, tensor
 
-__all__ = ["Estimate", "log_determinant", "trace"]
-
 Product = Callable[[Tensor], Tensor]
 _GENERATOR = optional(instance("a torch.Generator", torch.Generator))
 

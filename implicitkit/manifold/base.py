@@ -10,8 +10,6 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.options import Configured
 
-__all__ = ["Manifold"]
-
 
 class Manifold(Configured):
     """A set of tensors that near each of its points looks like vectors; all leading dimensions are a batch of points.

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from implicitkit.manifold.base import Manifold, expect
 
-__all__ = ["SE3", "SO3", "UnitQuaternion"]
-
 _TERMS = 10
 _SMALL = 1e-2  # of (|v| / w)^2, below which the logarithm is taken from its series
 _INVERSE = (

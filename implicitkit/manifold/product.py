@@ -12,8 +12,6 @@ from torch import Tensor
 from implicitkit.foundation import trees
 from implicitkit.manifold.base import Manifold
 
-__all__ = ["Euclidean", "Product", "as_manifold"]
-
 
 @dataclass(frozen=True)
 class Euclidean(Manifold):

@@ -26,8 +26,6 @@ from implicitkit.problem.kind import ARGMIN, Kind
 from implicitkit.problem.natural_map import natural_of
 from implicitkit.problem.scaling import Rescaled, divided, units_of_start
 
-__all__ = ["Argmin"]
-
 
 @dataclass(frozen=True, repr=False)
 class Argmin(Problem):

@@ -11,8 +11,6 @@ from implicitkit.foundation.wording import kind_of
 from implicitkit.problem.robust import Robust
 from implicitkit.problem.wrapping import Around
 
-__all__ = ["ValueOnly", "auxiliary"]
-
 
 class ValueOnly(Around):
     """``function(z, *args) -> (value, aux)`` as a function that returns the value."""

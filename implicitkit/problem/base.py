@@ -21,8 +21,6 @@ from implicitkit.problem.kind import ROOT, Kind, as_kind
 from implicitkit.problem.selection import selection
 from implicitkit.system import System
 
-__all__ = ["Problem", "Restated", "deeper"]
-
 _FLAG = flag()
 _BESIDE = 1e-3  # of max(|z|, 1), where what depends on nothing at a point depends on nothing still
 

@@ -19,8 +19,6 @@ from implicitkit.problem.base import Kernel
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.robust import Robust
 
-__all__ = ["BoundedLeastSquares"]
-
 
 class Residuals(NamedTuple):
     """Asks for the residual vector instead of the objective."""

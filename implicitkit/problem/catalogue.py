@@ -10,8 +10,6 @@ from implicitkit.problem.base import Problem
 from implicitkit.problem.kind import Kind, register_kind
 from implicitkit.registry.table import TABLES, Entry, check_name, describe_value, origin
 
-__all__ = ["get_problem_entry", "problems", "register_problem"]
-
 T = TypeVar("T")
 _TABLE = TABLES["problems"]
 

@@ -14,8 +14,6 @@ from implicitkit.manifold.product import Product, as_manifold
 from implicitkit.problem.base import Problem, Restated, deeper
 from implicitkit.problem.wrapping import Around
 
-__all__ = ["OnChart", "check_manifold", "on_chart"]
-
 
 class OnChart(Around):
     """``function(retract(centre, delta), *args)`` as a function of ``delta``, with the centre the first of the arguments."""

@@ -29,8 +29,6 @@ from implicitkit.problem.kind import Kind
 if TYPE_CHECKING:
     from implicitkit.system import System
 
-__all__ = ["INITIAL_VALUE", "Collocation", "Mesh", "evaluate", "radau", "starts", "times"]
-
 INITIAL_VALUE = Kind("initial_value", ("root", "least_squares", "minimise"), like_state=True, solver="newton")
 
 _ENTRIES = 1 << 24  # entries of the blocks up to which their pattern is said; else it is looked for

@@ -22,19 +22,6 @@ from torch import Tensor
 
 from implicitkit.foundation.errors import DegenerateWarning, warn
 
-__all__ = [
-    "DEGENERATE",
-    "KAPPA",
-    "are_kept",
-    "check_degenerate",
-    "lesser",
-    "natural",
-    "plus",
-    "plus_slope",
-    "settled",
-    "warn_zero_gradient",
-]
-
 DEGENERATE = ("lstsq", "raise", "smooth")
 """What the derivative of a degenerate solution may be: of least norm, an error, that of a relaxed program."""
 

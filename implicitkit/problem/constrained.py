@@ -44,8 +44,6 @@ from implicitkit.problem.natural_map import natural_of
 from implicitkit.problem.qualification import NO_MULTIPLIERS, lacks_multipliers
 from implicitkit.system import System
 
-__all__ = ["ConstrainedMinimisation", "State"]
-
 _NEARLY = 1e-3  # of 1 + |z|: a violation that may be on its way to zero ...
 _FAR = 100.0  # ... of a |z| that is larger no more: it runs away
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-__all__ = ["Constraint", "Equality", "Inequality"]
-
 
 @dataclass(frozen=True)
 class Constraint:

@@ -29,8 +29,6 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, compat, seeded, trees
 from implicitkit.foundation.trees import Layout
 
-__all__ = ["cost_of", "in_the_users_units"]
-
 _WAYS = (1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)  # of z, the ways along which curvature is looked at: the first that shows some
 _SEEN = 1e3  # units of rounding of a slope by which it must change for that
 _MOST = 2.0**200  # of c; in float32 2^60

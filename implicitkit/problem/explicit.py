@@ -17,8 +17,6 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.foundation.numbers import largest
 
-__all__ = ["STEPS", "March", "follow"]
-
 Slope = Callable[[Tensor, Tensor], Tensor]
 
 STEPS = 20_000

@@ -13,8 +13,6 @@ from implicitkit.problem.base import Kernel, Problem, require_callable
 from implicitkit.problem.kind import FIXED_POINT, Kind
 from implicitkit.registry.operations import operation
 
-__all__ = ["FixedPoint"]
-
 
 @dataclass(frozen=True, repr=False)
 class FixedPoint(Problem):

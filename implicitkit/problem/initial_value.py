@@ -20,8 +20,6 @@ from implicitkit.problem.explicit import follow
 from implicitkit.problem.integration import first_crossing, get_integrator, hermite
 from implicitkit.problem.kind import Kind
 
-__all__ = ["InitialValue"]
-
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
 _APART = 1e-2  # of its size, by which the trajectory of the integrator may differ from that of the equations
 FEWEST = 16  # numbers of a state from which it is looked where its right-hand side has entries

@@ -24,8 +24,6 @@ from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.explicit import March
 from implicitkit.registry.operations import operation
 
-__all__ = ["Crossing", "auto", "dormand_prince", "first_crossing", "get_integrator", "hermite"]
-
 Slope = Callable[[Tensor, Tensor], Tensor]
 Integrator = Callable[[Slope, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 

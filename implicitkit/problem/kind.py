@@ -12,20 +12,6 @@ from dataclasses import dataclass, field
 from implicitkit.foundation.options import check_options, flag, instance, one_of, string, whole
 from implicitkit.foundation.wording import did_you_mean
 
-__all__ = [
-    "ARGMIN",
-    "CONSTRAINED",
-    "FIXED_POINT",
-    "LEAST_SQUARES",
-    "QUADRATIC_PROGRAM",
-    "ROOT",
-    "STEADY_STATE",
-    "Kind",
-    "as_kind",
-    "kinds",
-    "register_kind",
-]
-
 _RETURNS = ("state", "scalar", "vector", "program")
 
 

@@ -22,8 +22,6 @@ from implicitkit.problem.robust import LOSSES, Robust
 from implicitkit.problem.scaling import Rescaled, check_scales, divided, scales
 from implicitkit.problem.wrapping import Around
 
-__all__ = ["LeastSquares"]
-
 
 @dataclass(frozen=True, repr=False)
 class LeastSquares(Problem):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["natural_of"]
-
 _FORMS = ("natural", "gap")  # what says ``z - prox(z - slope, 1)`` ...
 _MAPS = ("__call__", "apply", "project")  # ... and what says ``prox``
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from implicitkit.linear.factors.dense import mv
 
-__all__ = ["QPData", "natural_jacobian", "natural_residual"]
-
 
 class QPData(NamedTuple):
     """Data of a batch of programs, nothing absent: ``P (B, n, n)``, ``q (B, n)``, ``A (B, p, n)``, ``b (B, p)``,

@@ -22,8 +22,6 @@ from implicitkit.linear.factors.dense import mv
 from implicitkit.problem.complementarity import plus_slope
 from implicitkit.problem.qp_data import natural_jacobian
 
-__all__ = ["QPJacobian"]
-
 _KINK = 1e-9  # of the state, within which a multiplier and its constraint are both zero
 
 

@@ -25,8 +25,6 @@ from torch import Tensor
 
 from implicitkit.foundation import compat, recording
 
-__all__ = ["UNEVEN", "Units", "units_of"]
-
 UNEVEN = 1e4  # between the largest and the least row or column, or between either and one
 _ROUNDS = 20  # each halves the exponents
 

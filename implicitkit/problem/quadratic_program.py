@@ -24,8 +24,6 @@ from implicitkit.problem.qp_units import UNEVEN, Units, units_of
 from implicitkit.problem.sparse_conditions import MATRICES, Places, as_entries, as_sparse, is_sparse, sparse_jacobian
 from implicitkit.system import System
 
-__all__ = ["Multipliers", "QPConditions", "QuadraticProgram"]
-
 _EVENT = {"P": 2, "q": 1, "A": 2, "b": 1, "G": 2, "h": 1, "lower": 1}  # dimensions of one program's part
 _ABSENT = {"h": math.inf, "lower": -math.inf}  # of a constraint that is not there
 

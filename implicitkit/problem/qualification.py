@@ -31,8 +31,6 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, seeded
 
-__all__ = ["NO_MULTIPLIERS", "balances_by_rounding", "lacks_multipliers"]
-
 _GROWN = 30.0  # times the gradient of the objective
 _BESIDE = 0.1  # of 1 + |z|
 _STEPS = 3.0  # away from where the constraints are met

@@ -41,8 +41,6 @@ from implicitkit.foundation import compat, trees
 from implicitkit.foundation.wording import kind_of
 from implicitkit.problem.wrapping import Around
 
-__all__ = ["LOSSES", "Robust"]
-
 _SMALL = 1e-4  # below which w is taken from its series
 
 

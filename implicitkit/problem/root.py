@@ -13,8 +13,6 @@ from implicitkit.problem.base import Problem, Restated, deeper, require_callable
 from implicitkit.problem.kind import ROOT, Kind
 from implicitkit.problem.wrapping import Around
 
-__all__ = ["Root", "RootBetween"]
-
 
 @dataclass(frozen=True, repr=False)
 class Root(Problem):

@@ -23,8 +23,6 @@ from implicitkit.foundation import autodiff, compat, trees
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.wrapping import Around
 
-__all__ = ["Rescaled", "check_scales", "divided", "scales", "units_of_start"]
-
 _APART = 1e8  # times the number of unknowns: so far apart entries of a start are not by chance
 _EVENER = 0.5  # of the decades that a gradient spans, what it spans in units of the start, at most
 _FAR = (1e4, -1e4, 30.0, -30.0)  # times the start: within so many units a gradient changes, and does not fade

@@ -12,8 +12,6 @@ from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.operators import Operator, within
 from implicitkit.system import System
 
-__all__ = ["selection"]
-
 Equations = Callable[[System, Sequence[Tensor]], Callable[[Tensor], Tensor]]
 
 

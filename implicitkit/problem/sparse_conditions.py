@@ -28,8 +28,6 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.entries import of_entries
 from implicitkit.problem.complementarity import plus_slope
 
-__all__ = ["MATRICES", "Places", "as_entries", "as_sparse", "is_sparse", "sparse_jacobian"]
-
 MATRICES = ("P", "A", "G")
 
 

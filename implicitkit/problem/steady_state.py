@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 from implicitkit.problem.base import Problem, require_callable
 from implicitkit.problem.kind import STEADY_STATE, Kind
 
-__all__ = ["SteadyState"]
-
 
 @dataclass(frozen=True, repr=False)
 class SteadyState(Problem):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-__all__ = ["Around"]
-
 
 class Around:
     """A function made of ``function``; a subclass defines ``__call__``.

@@ -13,8 +13,6 @@ from implicitkit.sets.base import Projection, check_tensors, check_values
 from implicitkit.sets.simplex import EntropicProjection
 from implicitkit.solving.verbs import root, solve
 
-__all__ = ["Birkhoff", "KLBirkhoff", "KLTransport", "Transport"]
-
 _LEVELS = 6  # of Sinkhorn's smoothing, each four times the one before
 _SWEEPS = 10
 

@@ -11,8 +11,6 @@ from implicitkit.problem.quadratic_program import QuadraticProgram
 from implicitkit.sets.base import Projection, check_tensors
 from implicitkit.solving.verbs import solve
 
-__all__ = ["Affine", "Polyhedron"]
-
 
 @dataclass(frozen=True)
 class Polyhedron(Projection):

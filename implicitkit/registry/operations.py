@@ -11,8 +11,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["operation", "provide"]
-
 _places: dict[str, str] = {}
 
 

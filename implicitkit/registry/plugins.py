@@ -20,8 +20,6 @@ from importlib import metadata
 
 import torch
 
-__all__ = ["GROUP", "PluginInfo", "PluginWarning", "announce", "loading", "owner", "plugins", "prepare", "refresh"]
-
 GROUP = "implicitkit.plugins"
 """The entry-point group in which a distribution names the module that registers its parts."""
 

@@ -17,8 +17,6 @@ from implicitkit.foundation.options import check_arguments, flag
 from implicitkit.foundation.wording import did_you_mean, kind_of, option_error
 from implicitkit.registry import plugins
 
-__all__ = ["TABLES", "Entry", "Table", "check_choice", "describe", "instantiate", "refuse_options", "with_option"]
-
 T = TypeVar("T")
 
 _LISTED = 40  # so many names are listed, of more the nearest

@@ -9,8 +9,6 @@ from torch.autograd import Function
 
 from implicitkit.foundation import compat
 
-__all__ = ["envelope"]
-
 
 def envelope(value: Tensor, theta: Tensor, slope: Tensor, dims: int) -> Tensor:
     r"""``value``, with ``slope`` for its derivative by ``theta``; further derivatives are those of ``slope``.

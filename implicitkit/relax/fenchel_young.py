@@ -16,8 +16,6 @@ from implicitkit.relax.envelope import envelope
 from implicitkit.relax.perturbed import Perturbed
 from implicitkit.sets.base import Projection
 
-__all__ = ["FenchelYoung"]
-
 
 @dataclass(frozen=True)
 class FenchelYoung(Configured):

@@ -15,8 +15,6 @@ from implicitkit.foundation.constants import constants
 from implicitkit.foundation.options import Configured, at_least, check_options, function, one_of, optional, positive
 from implicitkit.relax.envelope import envelope
 
-__all__ = ["Perturbed"]
-
 _NOISES = ("normal", "gumbel")
 
 

@@ -20,8 +20,6 @@ from implicitkit.foundation.options import check_arguments, flag, or_tensor, pos
 from implicitkit.sets.base import against
 from implicitkit.sets.cones import Monotone
 
-__all__ = ["soft_rank", "soft_sort"]
-
 _STRENGTH, _FLAG = or_tensor(positive()), flag()
 _FALLING = Monotone(decreasing=True)
 

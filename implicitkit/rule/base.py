@@ -11,8 +11,6 @@ from implicitkit.foundation.wording import kind_of
 from implicitkit.problem.kind import Kind
 from implicitkit.rule.request import Request
 
-__all__ = ["Rule"]
-
 
 class Rule(Configured):
     r"""How the derivative is formed.

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from implicitkit.registry.table import TABLES, with_option
 
-__all__ = ["get_rule", "register_rule", "rules", "rules_with"]
-
 T = TypeVar("T")
 _TABLE = TABLES["rules"]
 

@@ -22,8 +22,6 @@ from implicitkit.solution import Record
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.system import System
 
-__all__ = ["refuse_changed", "refuse_cut", "refuse_hidden", "refuse_other_tensors"]
-
 _CURE = (
     "Take the derivative before the change, bind the value when the function is made (lambda z, x, k=k: ...), or pass it as "
     "an argument: ik.solve(problem, z0, (x, k))"

@@ -21,8 +21,6 @@ from torch.overrides import TorchFunctionMode
 from implicitkit.foundation.compat import tensors_in
 from implicitkit.lifting.watch import Looks
 
-__all__ = ["by_numbers"]
-
 _PART = 1e-3  # of what F changes by: what counts
 _LOOSE = 10.0  # times |F|: what a step size may change by along w, where a solution is loose
 _SAME = 0.1  # of it, how far two quotients may differ

@@ -38,8 +38,6 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
 from implicitkit.solution import Record, Status
 
-__all__ = ["warn_if_singular"]
-
 _ASKED, _LOOSE = 0.001, 10.0  # times the root of rtol, and rtol: relative errors of a solution that are asked about
 _STEEP, _SUSPECT = 1e8, 0.01  # |x| / |b| and |e| / |b| from which on rounding is asked about
 _ROUNDED, _DRAWS = 0.05, 4  # the part of x that rounding may make, in the mean square of so many draws

@@ -38,8 +38,6 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.factors.dense import SINGULAR, lstsq_batched
 
-__all__ = ["without_gauge"]
-
 _LARGEST = 1024  # unknowns of which singular values are taken
 _NUMBERS = 1 << 25  # in all matrices, at most
 _BACK = 8  # corrections on the way back to a solution

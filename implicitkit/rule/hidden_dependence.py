@@ -46,8 +46,6 @@ from implicitkit.solution import Record
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.system import System
 
-__all__ = ["warn_if_hidden"]
-
 _KEPT = 1000  # functions that are remembered
 _STEP = {torch.float64: 1e-5, torch.float32: 1e-3}  # relative to z
 _WIDER, _APART = 4.0, 16.0

@@ -17,8 +17,6 @@ from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import register_rule
 from implicitkit.rule.request import Request
 
-__all__ = ["Implicit"]
-
 
 @register_rule("implicit")
 @dataclass(frozen=True)

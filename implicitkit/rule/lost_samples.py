@@ -24,8 +24,6 @@ from implicitkit.lifting.reach import named_tensors
 from implicitkit.solution import Record, Status
 from implicitkit.system import System
 
-__all__ = ["is_lost", "without_lost"]
-
 _NOWHERE = (Status.DIVERGED, Status.UNBOUNDED, Status.NONFINITE)
 
 

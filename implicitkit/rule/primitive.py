@@ -32,8 +32,6 @@ from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
 from implicitkit.system import System
 
-__all__ = ["ImplicitSolve", "root"]
-
 
 class ImplicitSolve(Protocol):
     """What the primitive asks of a request (:class:`~implicitkit.rule.request.Request`): opaque to autograd and to the

@@ -36,8 +36,6 @@ from implicitkit.solver.method import TrackedEvaluations
 from implicitkit.sparsity.watching import solved_inside
 from implicitkit.system import System
 
-__all__ = ["Request"]
-
 _EXPLAINED = 0.5  # share of a right-hand side that may be left of a sample that failed, before its derivative is zero
 
 

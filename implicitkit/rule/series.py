@@ -18,8 +18,6 @@ from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import register_rule
 from implicitkit.rule.request import Request
 
-__all__ = ["Neumann", "OneStep", "Phantom"]
-
 
 class _Series(Rule):
     needs: ClassVar[tuple[str, ...]] = ("fixed_point",)

@@ -17,8 +17,6 @@ from torch.autograd import Function
 
 from implicitkit.foundation.trees import tree_flatten, tree_unflatten
 
-__all__ = ["said_beside"]
-
 
 def said_beside(said: Sequence[Any], batched: bool, figures: Tensor | None) -> Any:
     """``info`` for the caller, with derivative zero.

@@ -16,8 +16,6 @@ from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import register_rule
 from implicitkit.rule.request import Request
 
-__all__ = ["Unroll"]
-
 
 @register_rule("unroll")
 @dataclass(frozen=True)

@@ -16,8 +16,6 @@ from implicitkit.sets.base import Projection, against, length
 from implicitkit.sets.groups import ByRow
 from implicitkit.sets.simplex import onto_simplex
 
-__all__ = ["Ball", "L1Ball", "L1Sphere", "L2Ball", "L2Sphere", "LinfBall"]
-
 
 @dataclass(frozen=True)
 class Ball(Projection):

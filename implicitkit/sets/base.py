@@ -12,8 +12,6 @@ from implicitkit.foundation import trees
 from implicitkit.foundation.constants import constants
 from implicitkit.foundation.options import Configured, check_options, optional, tensor
 
-__all__ = ["Projection", "against", "check_order", "check_point", "check_tensors", "check_values", "length"]
-
 
 class Projection(Configured):
     """``P(v) = argmin_{x in C} |x - v|^2``; a subclass defines :meth:`project` on one tensor.

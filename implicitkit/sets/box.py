@@ -13,8 +13,6 @@ from implicitkit.foundation.clamping import held
 from implicitkit.foundation.options import check_options, number, optional, or_tensor
 from implicitkit.sets.base import Projection, check_order
 
-__all__ = ["Box"]
-
 
 @dataclass(frozen=True)
 class Box(Projection):

@@ -11,8 +11,6 @@ from torch import Tensor
 from implicitkit.foundation.options import check_options, flag
 from implicitkit.sets.base import Projection, length
 
-__all__ = ["Monotone", "Nonnegative", "SecondOrderCone"]
-
 
 @dataclass(frozen=True)
 class Nonnegative(Projection):

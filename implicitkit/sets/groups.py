@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["ByRow", "blocks"]
-
 
 class ByRow:
     """A map that treats each vector along the last dimension alone."""

@@ -12,8 +12,6 @@ from implicitkit.foundation.constants import constants
 from implicitkit.foundation.options import check_options, finite, number, optional, or_tensor, tensor
 from implicitkit.sets.base import Projection, against, check_order
 
-__all__ = ["BoxSection", "Halfspace", "Hyperplane"]
-
 
 @dataclass(frozen=True)
 class Hyperplane(Projection):

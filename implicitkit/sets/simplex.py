@@ -12,8 +12,6 @@ from implicitkit.foundation.options import at_least, check_options, or_tensor, p
 from implicitkit.sets.base import Projection, against
 from implicitkit.sets.groups import ByRow
 
-__all__ = ["EntropicProjection", "KLSimplex", "Simplex", "SparseSimplex", "onto_simplex"]
-
 
 @dataclass(frozen=True)
 class Simplex(ByRow, Projection):

@@ -19,8 +19,6 @@ from torch.autograd import Function
 from implicitkit.foundation import compat
 from implicitkit.sets.base import Projection
 
-__all__ = ["PSDCone", "positive_part"]
-
 
 @dataclass(frozen=True)
 class PSDCone(Projection):

@@ -21,8 +21,6 @@ from torch import Tensor
 
 from implicitkit.foundation.constants import constants
 
-__all__ = ["denoise"]
-
 
 def denoise(v: Tensor, threshold: Tensor) -> Tensor:
     r"""The minimiser along the last dimension.

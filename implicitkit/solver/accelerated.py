@@ -14,8 +14,6 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.anderson import Anderson
 from implicitkit.solver.method import Method
 
-__all__ = ["Accelerated"]
-
 
 class Accelerated(Method):
     r"""``ik.Accelerated("gradient_descent")``: the method's step taken for a fixed-point map ``z -> step(z)``, and that map

@@ -29,8 +29,6 @@ from implicitkit.solver.root.idle_unknowns import Awakened
 from implicitkit.solver.root.trust_region import TrustRegion
 from implicitkit.sparsity.patterns import SMALLEST
 
-__all__ = ["choose", "stages"]
-
 _DENSE = 1024  # unknowns a sample up to which Newton's dense Jacobian is the first choice
 _DENSE_AT_ALL = 4096  # ... up to which it is the last resort
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most

@@ -21,8 +21,6 @@ from implicitkit.foundation.options import Configured
 from implicitkit.solution import Status
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["Found", "Options", "Outcome", "Solver", "account"]
-
 
 @dataclass(frozen=True)
 class Options:

@@ -21,8 +21,6 @@ from implicitkit.solver.subset import subset
 from implicitkit.solver.verdict.judging import Judge
 from implicitkit.solver.visible import plain
 
-__all__ = ["MISTAKES", "BlackBox", "BlackBoxFunction", "verdict"]
-
 #: Exceptions that tell of a mistake in the program of a user's solver, not of a point that it could not find.
 #: (An IndexError may be of either kind: the first sign change of a sample that has none.)
 MISTAKES = (NameError, AttributeError, TypeError, KeyError, ImportError, NotImplementedError)

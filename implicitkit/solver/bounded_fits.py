@@ -15,8 +15,6 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, graph
 
-__all__ = ["Fits", "FittedPoint"]
-
 _KEPT = 2  # points
 
 

@@ -30,8 +30,6 @@ from implicitkit.solver.base import Solver
 from implicitkit.solver.black_box import BlackBox
 from implicitkit.solver.method import Method
 
-__all__ = ["check_serves", "get_solver", "register_solver", "serves", "solvers", "solvers_with"]
-
 T = TypeVar("T")
 _TABLE = TABLES["solvers"]
 _BATCHES = ("loop", "native", "joint")

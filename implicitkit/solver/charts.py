@@ -21,8 +21,6 @@ from implicitkit.solver.black_box import verdict
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.judging import Judge
 
-__all__ = ["Arrived", "through_charts"]
-
 _CHARTS = 8
 _NEAR = 0.5  # a sample that went no further than this in its chart is not looked at again
 # ends that may be those of the chart, and not of the problem

@@ -17,8 +17,6 @@ from torch import Tensor
 from implicitkit.linear.price import CALL, cost_of_product
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["cost_of", "dropping_pays", "gains", "is_cheap", "steps_needed"]
-
 _PERIOD = 3  # of mixing, unless it is said
 _PLAIN_CALLS, _PLAIN_PASSES = 2.0, 0.5  # what surrounds a plain step
 _CALLS, _PASSES, _CACHED, _BEYOND = 11.0, 1.2, 2.0**17, 2.0  # what mixing in one step of three adds to every one

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Counted"]
-
 
 class Counted:
     """Something whose evaluations are counted, in a ``whole`` as well if there is one.

@@ -26,8 +26,6 @@ from implicitkit.solver.verdict.judging import Judge
 from implicitkit.solver.verdict.minima import Progress
 from implicitkit.solver.verdict.strides import by_the_last_step
 
-__all__ = ["iterate"]
-
 _DROP = 0.8  # rows are dropped when no more than this share of them is still at work
 _RESCUES = 30  # steps out of the domain that plain ones take the place of
 _AS_GOOD = 2.0  # times the least |F|: rounding errors of the same size

@@ -20,8 +20,6 @@ from implicitkit.solver.visible import curvature, none_of, plain, refuse, with_g
 from implicitkit.sparsity.patterns import SMALLEST
 from implicitkit.system import System
 
-__all__ = ["Evaluations"]
-
 _GRADIENTS = ("minimise", "least_squares")  # what is solved by those whose ``f`` is a gradient
 _FEW_ROWS = 64  # constraints, each of which takes a product, where the Hessian has a low-rank part
 

@@ -19,8 +19,6 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ConvergenceError
 
-__all__ = ["Outside"]
-
 _RAISED = (torch.linalg.LinAlgError, ConvergenceError, ArithmeticError, ValueError)
 # what Python, its math module and NumPy say of numbers; others who raise these errors say something else
 _OF_MATH = ("math domain error", "math range error")

@@ -28,8 +28,6 @@ from implicitkit.solver.verdict.noise import refuse_noise
 from implicitkit.solver.verdict.probing import DENSE
 from implicitkit.solver.verdict.scales import in_working_precision
 
-__all__ = ["find"]
-
 _SPECTRUM = 256  # unknowns up to which it is asked whether a flow leaves the state found
 _FAR = 1e6  # times the start, or 1
 _ASIDE = 0.1  # of the way that a solve has come, to other states of a family

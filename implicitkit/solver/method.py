@@ -17,8 +17,6 @@ from implicitkit.solver.driver import iterate
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.system import System
 
-__all__ = ["Method", "TrackedEvaluations"]
-
 
 class Method(Solver):
     """An iterative method: ``init`` once, then ``step`` until the driver is satisfied.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from implicitkit.foundation.trees import Layout
 
-__all__ = ["matrix_norm", "start_size"]
-
 
 def matrix_norm(norm: Any, layout: Layout) -> Callable[[Tensor], Tensor] | None:
     """``norm`` as a function of packed rows, ``(batch, n) -> (batch,)``; ``None``: the 2-norm.

@@ -20,8 +20,6 @@ from implicitkit.solver.starts import has_no_slope
 from implicitkit.solver.subset import subset
 from implicitkit.solver.verdict.noise import refuse_noise
 
-__all__ = ["Polyalgorithm", "Stage"]
-
 _ENOUGH = 2  # stages that find that an objective falls forever
 
 

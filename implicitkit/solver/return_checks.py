@@ -11,8 +11,6 @@ from implicitkit.foundation.wording import kind_of
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Outcome
 
-__all__ = ["kept", "outcome", "point", "stepped", "steps_of"]
-
 _INSIDE = ("x", "value", "root", "params")  # where other libraries' results have their point
 
 

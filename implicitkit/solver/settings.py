@@ -20,8 +20,6 @@ from implicitkit.solution import Record, Status
 from implicitkit.solver.base import Options
 from implicitkit.solver.norms import matrix_norm
 
-__all__ = ["asked_for", "options_of"]
-
 
 def options_of(
     problem: Problem,

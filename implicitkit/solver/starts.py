@@ -13,8 +13,6 @@ from torch import Tensor
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["beside", "has_a_value", "has_no_slope", "is_lowest"]
-
 _MOVES = (1e-3, -1e-3, 1e-6, -1e-6, 0.1)  # times 1 + |z|: outwards first, since roots and logarithms end at zero
 _ALONE = 8  # unknowns that are moved one by one
 _SPREAD = 0.6180339887498949  # no two unknowns move by the same: |z_1 - z_2| has no derivative either

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["WholeBatch", "ask", "subset"]
-
 
 def subset(f: Evaluations, which: Tensor, whole: bool = False) -> tuple[Tensor, Any, Any]:
     """The samples of all rows in which one is asked for (``whole``: of all rows), and the system and tensors of those."""

@@ -38,8 +38,6 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.return_checks import point
 from implicitkit.solver.verdict.judging import Judge
 
-__all__ = ["Start", "UserSolver", "with_multipliers"]
-
 _CUT = 1e-12  # singular values below that share of the largest are none, and below ten units of rounding
 _STEPS = 20  # through a proximal map, which is made of few pieces as a rule
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat
 
-__all__ = ["curvature", "none_of", "plain", "refuse", "with_graph"]
-
 
 def with_graph(f: Any, kernel: Callable[[Tensor], Tensor], z: Tensor, name: str) -> dict[str, Tensor]:
     """``"f"``, ``"residual"``, ``"value"`` or ``"residuals"`` at ``z``, and what comes along with it, each with its graph at

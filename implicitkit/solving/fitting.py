@@ -28,8 +28,6 @@ from implicitkit.reporting import raise_in_words
 from implicitkit.solution import Solution
 from implicitkit.solving.verbs import least_squares
 
-__all__ = ["CurveFit", "curve_fit"]
-
 
 class _Fit(NamedTuple):
     parameters: Tensor

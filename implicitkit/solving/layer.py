@@ -20,8 +20,6 @@ from implicitkit.solution import Solution
 from implicitkit.solver.user_solver import UserSolver
 from implicitkit.solving.verbs import solve
 
-__all__ = ["implicit"]
-
 
 def implicit(
     problem: Problem,

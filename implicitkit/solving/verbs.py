@@ -53,8 +53,6 @@ from implicitkit.solver.user_solver import Start
 from implicitkit.solving.wrong_options import refuse_empty_vmap, refuse_option, refuse_problem
 from implicitkit.system import System, check_output
 
-__all__ = ["argmin", "fixed_point", "least_squares", "root", "solve", "steady_state"]
-
 
 @opaque_to_compile
 def solve(

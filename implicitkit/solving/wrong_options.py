@@ -13,8 +13,6 @@ from implicitkit.problem.base import Problem
 from implicitkit.rule.catalogue import rules_with
 from implicitkit.solver.catalogue import solvers_with
 
-__all__ = ["refuse_empty_vmap", "refuse_option", "refuse_problem"]
-
 _OF_PROBLEMS = "the problem"
 _ELSEWHERE = {
     "bracket": "ik.root", "constraints": "ik.argmin", "prox": "ik.argmin", "project": "ik.argmin",

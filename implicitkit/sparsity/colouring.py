@@ -24,8 +24,6 @@ import scipy.sparse as sp
 
 from implicitkit.sparsity.index_sets import IndexSets
 
-__all__ = ["Colouring", "colour", "fewest", "groups_of_columns", "most"]
-
 _DISTANCES = 4096  # distances that strides are tried for
 _WORTH = 0.7  # rows are set apart where that leaves no more than this share of the products
 _TABLE = 8  # numbers of a table for each to be put there, up to which that is faster than to sort them

@@ -19,8 +19,6 @@ from implicitkit.sparsity.colouring import Colouring, colour, fewest, most
 from implicitkit.sparsity.index_sets import IndexSets
 from implicitkit.sparsity.same_pattern import Pattern, with_entries
 
-__all__ = ["Coloured", "as_pattern", "below_each_other", "coloured", "known_entries", "product_of_one"]
-
 _CHUNK = 1 << 18  # numbers in one batch of products: fewer cost more calls, more take memory and save no time
 _CHUNK_ELSEWHERE = 1 << 25
 # samples, and numbers in all products, from which a test for a common matrix pays

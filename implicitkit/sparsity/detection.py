@@ -25,8 +25,6 @@ from implicitkit.sparsity.rules import RULES
 from implicitkit.sparsity.tracing import NotTraceable, NumpyGuard, Trace
 from implicitkit.sparsity.watching import watched_by
 
-__all__ = ["Detected", "detect"]
-
 
 @dataclass(frozen=True)
 class Detected:

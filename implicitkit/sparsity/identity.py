@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from implicitkit.foundation import compat
 
-__all__ = ["identity_of", "settings_of"]
-
 _NUMBERS = (int, float, str, bytes, bool, type(None))
 _NAMES = 32  # attributes of one object, and items of one list, that are looked at
 _numbered: dict[int, tuple[weakref.ref[Any], int]] = {}  # by address

@@ -15,20 +15,6 @@ from typing import TypeAlias
 import numpy as np
 import scipy.sparse as sp
 
-__all__ = [
-    "IndexSets",
-    "TooDense",
-    "empty",
-    "everything",
-    "identity",
-    "merge",
-    "named",
-    "overwrite",
-    "take",
-    "through",
-    "union",
-]
-
 IndexSets: TypeAlias = sp.csr_matrix
 _MOST = 40_000_000
 _budget: ContextVar[tuple[int, int]] = ContextVar("budget", default=(_MOST, 0))

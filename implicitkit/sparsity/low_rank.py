@@ -40,8 +40,6 @@ from implicitkit.sparsity.compression import product_of_one
 from implicitkit.sparsity.index_sets import IndexSets, take
 from implicitkit.sparsity.same_pattern import Pattern
 
-__all__ = ["Bordered", "Entries", "LowRank", "bordered"]
-
 _GROUPS = 3  # of rows, for V
 _COVER = 0.05  # of the columns that one group meets, at most
 _RARE = 4  # rows that use a number, at most, for them to be found each by itself

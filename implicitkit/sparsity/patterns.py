@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from implicitkit.sparsity.compression import Coloured
     from implicitkit.sparsity.low_rank import Bordered
 
-__all__ = ["SMALLEST", "Sparsity", "detected"]
-
 SMALLEST = 128  # unknowns from which a pattern is looked for
 _KEPT = 128  # functions whose pattern is remembered
 _FRACTION = 8  # a matrix with more than one entry in so many is not worth the name sparse ...

@@ -15,8 +15,6 @@ import scipy.sparse as sp
 
 from implicitkit.sparsity.index_sets import IndexSets
 
-__all__ = ["Pattern", "with_entries"]
-
 M = TypeVar("M", sp.csr_matrix, sp.csc_matrix)
 
 

@@ -20,8 +20,6 @@ from implicitkit.foundation.compat import tree_flatten
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.index_sets import IndexSets
 
-__all__ = ["NotTraceable", "NumpyGuard", "Rule", "Trace", "names"]
-
 T = TypeVar("T")
 
 

@@ -14,8 +14,6 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-__all__ = ["Watcher", "solved_inside", "watched_by"]
-
 T = TypeVar("T")
 
 

@@ -18,8 +18,6 @@ from implicitkit.solving.verbs import solve
 from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close
 from implicitkit.testing.known import KNOWN, known_problems, twofold, unsolvable
 
-__all__: list[str] = []
-
 _MANY = 200  # evaluations: fewer may be what any tolerance takes
 
 

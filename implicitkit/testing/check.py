@@ -28,24 +28,6 @@ from implicitkit.solution import Solution, Status
 from implicitkit.solving.verbs import solve
 from implicitkit.testing.known import Endless, Known, known_problems, limited
 
-__all__ = [
-    "CHECKS",
-    "NATIVE",
-    "PROBLEMS",
-    "SOLVERS",
-    "Check",
-    "Subject",
-    "Suite",
-    "Unended",
-    "Unsolved",
-    "all_converged",
-    "check",
-    "close",
-    "of_each_part",
-    "same",
-    "solved",
-]
-
 _PARTS = 64  # of which it is remembered what they take
 _ROUNDING = 1e-12  # what libraries of linear algebra leave between two runs: their sums follow the memory's alignment
 

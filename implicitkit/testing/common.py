@@ -29,8 +29,6 @@ from torch import Tensor
 
 from implicitkit.testing.check import Suite
 
-__all__ = ["add_common_checks"]
-
 _ROUNDING = 1e-11  # of the size of an answer: sums follow the memory's alignment
 _DEEP = 12  # containers in containers that are looked into
 _CONTAINERS = (list, dict, set, collections.deque, Tensor, np.ndarray)

@@ -20,8 +20,6 @@ from implicitkit.testing.check import PROBLEMS, SOLVERS, Subject, all_converged,
 from implicitkit.testing.common import add_common_checks
 from implicitkit.testing.known import Known, known_problems
 
-__all__: list[str] = []
-
 
 # ------------------------------------------------------------------------------------------------- tensors as they came
 @check(

@@ -17,17 +17,6 @@ from implicitkit.solver.catalogue import get_solver
 from implicitkit.testing.check import NATIVE, Unended, Unsolved
 from implicitkit.testing.checks import LINEAR_SOLVERS, PROGRAMS, RULES, SOLVERS, Check, Suite
 
-__all__ = [
-    "CheckResult",
-    "ConformanceError",
-    "ConformanceReport",
-    "SolverCheck",
-    "check_linear_solver",
-    "check_rule",
-    "check_solver",
-    "parametrize_with_checks",
-]
-
 _NUMBERS = re.compile(r"\d+")  # sizes of the problems of a check, which do not tell causes apart
 _UNSOLVED, _ENDLESS = "unsolved", "endless"
 _CAUSES: dict[type, str] = {Unsolved: _UNSOLVED, Unended: _ENDLESS}

@@ -24,19 +24,6 @@ from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
 
-__all__ = [
-    "KNOWN",
-    "MOST",
-    "Endless",
-    "Known",
-    "counting",
-    "known_problems",
-    "limited",
-    "spend",
-    "twofold",
-    "unsolvable",
-]
-
 MOST = 50_000  # evaluations in one check: four times what the dearest solver of this library needs (SciPy's CG)
 
 _left: ContextVar[list[int] | None] = ContextVar("_left", default=None)

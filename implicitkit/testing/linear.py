@@ -17,8 +17,6 @@ from implicitkit.testing.common import add_common_checks
 from implicitkit.testing.known import spend
 from implicitkit.testing.rules import RULES, RuleSubject
 
-__all__ = ["LINEAR_SOLVERS", "LinearSubject"]
-
 _FAR = 20  # times the tolerance: the largest error of a solution whose residual is within it (condition below 10)
 _LOOKS = 3  # products that are counted as steps or are not: the first residual, the last
 _MANY = 10  # products: fewer may be what any tolerance takes

@@ -19,8 +19,6 @@ from implicitkit.testing.check import Suite, Unsolved, close, of_each_part, solv
 from implicitkit.testing.common import add_common_checks
 from implicitkit.testing.known import counting
 
-__all__ = ["PROGRAMS", "Program", "ProgramSubject"]
-
 _MORE = 20  # steps than twice those of samples with a solution: some go on as long as they may where there is none
 _FAR = 200  # times the tolerance: how far a solution may be where the optimality conditions hold to it
 _D, _a = (

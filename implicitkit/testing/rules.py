@@ -19,8 +19,6 @@ from implicitkit.testing.check import PROBLEMS, Suite, close, of_each_part, solv
 from implicitkit.testing.common import add_common_checks
 from implicitkit.testing.known import KNOWN, Known, known_problems, unsolvable
 
-__all__ = ["RULES", "RuleSubject", "jacobian_of"]
-
 _SHIFT = 1e-5  # of the arguments, for second derivatives by differences of first ones
 _SAME_WAY = 0.5  # cosine of the angle to the exact gradient, at least, of an approximation on easy problems
 

@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["AffineMap", "Vector"]
-
 _RUNS = 8  # pieces that a map may be put together from before a gather is better
 
 

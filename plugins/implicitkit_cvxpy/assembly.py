@@ -28,9 +28,6 @@ from implicitkit_cvxpy.compat import CanonicalProgram
 from implicitkit_cvxpy.cones.form import Cones
 from implicitkit_cvxpy.storage import DENSE, Entries
 
-__all__ = ["Assembly", "SparseAssembly", "Variables", "is_sparse"]
-
-
 Array = Any
 _LARGE = 500  # unknowns and multipliers from which it is asked
 _FULL = 16  # one entry in so many, above which a program is dense

@@ -9,8 +9,6 @@ import cvxpy as cp
 
 from implicitkit_cvxpy.compat import affine_in_parameters, is_dpp
 
-__all__ = ["check_problem"]
-
 
 def check_problem(problem: Any, parameters: Any, variables: Any, gp: bool) -> None:
     """Raise unless a layer can be built.

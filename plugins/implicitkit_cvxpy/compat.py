@@ -20,17 +20,6 @@ from cvxpy.utilities import scopes
 
 from implicitkit_cvxpy.cones.form import Cones
 
-__all__ = [
-    "TESTED",
-    "CanonicalProgram",
-    "Entry",
-    "Recovery",
-    "affine_in_parameters",
-    "canonicalise",
-    "is_dpp",
-    "tested_version",
-]
-
 TESTED = ("1.9", "1.10")
 """Releases ``>= TESTED[0]`` and ``< TESTED[1]`` are known to fit."""
 

@@ -19,8 +19,6 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit import extend
 
-__all__ = ["CustomMethod"]
-
 _ONLY_BACKWARD = (
     "custom_method= gives first derivatives by backward() and nothing else: its functions are not known to torch. Leave it "
     "out for {what}"

@@ -23,8 +23,6 @@ from implicitkit_cvxpy.cones.product import Group
 from implicitkit_cvxpy.cones.semidefinite import order_of
 from implicitkit_cvxpy.units import Units
 
-__all__ = ["balanced"]
-
 _LITTLE = 1e-6  # of the smallest units, where several serve
 
 

@@ -15,8 +15,6 @@ from implicitkit import Status
 from implicitkit_cvxpy.parameters import Declared
 from implicitkit_cvxpy.report import ConeSolution, ProgramError
 
-__all__ = ["explain", "program_error"]
-
 _MEANING = {
     Status.INFEASIBLE: "infeasible, no point satisfies the constraints",
     Status.UNBOUNDED: "unbounded, the objective falls without limit on the constraints",

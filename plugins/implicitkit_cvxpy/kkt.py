@@ -24,8 +24,6 @@ import implicitkit as ik
 from implicitkit import extend
 from implicitkit_cvxpy.storage import Entries
 
-__all__ = ["ConeKKT", "DegenerateError", "sparse_operator"]
-
 _RTOL = 1e-9
 
 

@@ -28,8 +28,6 @@ from implicitkit_cvxpy.report import ConeSolution
 from implicitkit_cvxpy.rounds import Rounds
 from implicitkit_cvxpy.shortcut import Call, shortcut
 
-__all__ = ["ConvexLayer"]
-
 
 class ConvexLayer(extend.Configured, nn.Module):
     r"""The solution of a parametrised convex program as a differentiable function of its parameters.

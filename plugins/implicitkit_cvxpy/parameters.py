@@ -17,8 +17,6 @@ from implicitkit import extend
 from implicitkit_cvxpy.affine import Vector
 from implicitkit_cvxpy.compat import CanonicalProgram
 
-__all__ = ["Parameters"]
-
 _SLACK = 1e-5  # relative; finite differences of a symmetric parameter, one entry at a time, pass
 _SIGNS = {
     "pos": "positive (pos=True)",

@@ -32,8 +32,6 @@ from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.scaled_residual import UNEVEN, WRONG, roughness
 from implicitkit_cvxpy.units import Units
 
-__all__ = ["finish"]
-
 _SOLVED = 1e-7  # |F| relative to the data
 _ENOUGH = 1e-11  # no further step for dense quadratic programs, whose derivative does not depend on the last digits
 _ROUNDING = 1e-14

@@ -27,8 +27,6 @@ from implicitkit_cvxpy.cones import DualCone
 from implicitkit_cvxpy.kkt import sparse_operator
 from implicitkit_cvxpy.storage import DENSE, Entries, Held
 
-__all__ = ["ConeProgram", "KKTOperator", "one_batch"]
-
 
 @dataclass(frozen=True, repr=False)
 class ConeProgram(ik.Problem):

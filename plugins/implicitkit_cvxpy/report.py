@@ -12,8 +12,6 @@ import implicitkit as ik
 from implicitkit import Status, extend
 from implicitkit_cvxpy.program import ConeProgram
 
-__all__ = ["ConeSolution", "ProgramError", "StructurallyZeroGradientWarning"]
-
 
 class ProgramError(ik.ConvergenceError):
     """Some programs of a batch have no solution, or none was found.

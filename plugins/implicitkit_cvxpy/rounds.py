@@ -24,8 +24,6 @@ from implicitkit_cvxpy.program import ConeProgram, one_batch
 from implicitkit_cvxpy.scaled_residual import LOST, UNEVEN, roughness
 from implicitkit_cvxpy.units import Units
 
-__all__ = ["Rounds"]
-
 _LIMIT = 4  # rounds in units near the last solution
 
 

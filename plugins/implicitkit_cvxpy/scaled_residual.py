@@ -16,8 +16,6 @@ from implicitkit_cvxpy.equilibration import balanced
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.units import Units, by_cone, row_sizes
 
-__all__ = ["LOST", "UNEVEN", "WRONG", "roughness"]
-
 UNEVEN = 1e-9  # roughness of a point that asks for other units
 WRONG = 1e-6  # of one that is no solution
 LOST = 1e-2  # of one that tells no units

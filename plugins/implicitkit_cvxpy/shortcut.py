@@ -22,8 +22,6 @@ from implicitkit import extend
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.program import ConeProgram
 
-__all__ = ["Call", "shortcut"]
-
 
 @dataclass
 class Call:

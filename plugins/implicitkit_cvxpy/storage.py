@@ -20,8 +20,6 @@ from torch import Tensor
 
 from implicitkit import extend
 
-__all__ = ["DENSE", "Dense", "Entries", "Held"]
-
 
 class Held(Protocol):
     """What can be done with a batch of matrices ``(m, n)`` without knowing how they are held."""

@@ -22,8 +22,6 @@ from implicitkit_cvxpy.cones import Automorphism, DualCone
 from implicitkit_cvxpy.cones.automorphism import power_of_two, terms
 from implicitkit_cvxpy.storage import Entries
 
-__all__ = ["Units", "by_cone", "row_sizes"]
-
 _LEAST = 1e-8  # of the largest slack in units, at which one is measured whose multiplier is zero
 _NOTHING = 1e-12  # of the least number given, or of one: what is smaller is zero
 

@@ -12,8 +12,6 @@ from torch.nn.utils import parametrize
 
 from implicitkit.extend import options
 
-__all__ = ["load_torchdeq"]
-
 _G, _V = "_g", "_v"
 
 

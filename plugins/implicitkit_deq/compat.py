@@ -18,18 +18,6 @@ from torch.utils.checkpoint import CheckpointFunction
 import implicitkit as ik
 from implicitkit_deq.held.sharding import is_gathered
 
-__all__ = [
-    "SETTING",
-    "autocast_on",
-    "called_whole",
-    "computed_again",
-    "hooks_that_set",
-    "is_batched",
-    "observed",
-    "unseen",
-    "version",
-]
-
 SETTING = "_forward_pre_hooks"  # where a module keeps hooks that are called before it
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")

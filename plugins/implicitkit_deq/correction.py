@@ -9,8 +9,6 @@ from torch import Tensor
 
 from implicitkit.extend import options
 
-__all__ = ["fixed_point_correction"]
-
 
 def fixed_point_correction(criterion: Callable[[Any], Tensor], states: Sequence[Any], gamma: float = 0.8) -> Tensor:
     r"""``sum_i gamma^{k - i} criterion(states_i)``, ``i = 1..k``: the last, the equilibrium, has weight one.

@@ -14,8 +14,6 @@ from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.jacobian import spectral_radius
 from implicitkit_deq.layer import DEQ
 
-__all__ = ["scale_to_radius"]
-
 _WEIGHTS = options.optional(options.instance("parameters, as in [layer.weight]", list, tuple, Iterator))
 
 

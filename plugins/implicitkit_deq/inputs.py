@@ -18,8 +18,6 @@ from implicitkit_deq.held import hoist
 from implicitkit_deq.held.frozen import called, statistics_held
 from implicitkit_deq.held.sharding import bare
 
-__all__ = ["IgnoredInputWarning", "by_position", "check_use", "describe", "factors", "refuse_unbatched"]
-
 _BY_PLACE = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -16,8 +16,6 @@ import implicitkit as ik
 from implicitkit.extend import options
 from implicitkit_deq.held.frozen import statistics_held
 
-__all__ = ["condition_number", "jacobian_penalty", "spectral_radius"]
-
 _METHODS = ("arnoldi", "power")
 _GENERATOR = options.optional(options.instance("a torch.Generator", torch.Generator))
 

@@ -12,8 +12,6 @@ from implicitkit_deq.held.frozen import BATCH_NORMS
 from implicitkit_deq.layer import DEQ
 from implicitkit_deq.merging import merged
 
-__all__ = ["merge", "tie_weights"]
-
 
 def tie_weights(network: nn.Sequential, **options: Any) -> DEQ:
     r"""A feed-forward network as a DEQ that computes the same, value and derivatives (theorem 3; see :class:`Tied`).

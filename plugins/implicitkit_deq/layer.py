@@ -31,8 +31,6 @@ from implicitkit_deq.starting.warm_start import Last
 from implicitkit_deq.trajectory import Visit, check_steps, given_away, refuse_mapped
 from implicitkit_deq.unsolved_samples import Effort, Forgive, followed, gone_on, masked, near
 
-__all__ = ["DEQ"]
-
 
 class DEQ(ik.extend.Configured, Composable, Copied):
     r"""A deep equilibrium model: ``layer(x) = z*`` with ``z* = cell(z*, x)``, differentiable, in constant memory.

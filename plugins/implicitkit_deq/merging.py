@@ -12,8 +12,6 @@ from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Stacked, Wrapped
 from implicitkit_deq.starting.warm_start import Last
 
-__all__ = ["Composable", "merged"]
-
 
 class Composable:
     """A layer that can be a node of ``ik.compose``, which solves all nodes together: what counts there is the cell; solver,

@@ -16,8 +16,6 @@ from implicitkit.extend import options
 from implicitkit_deq.jacobian import condition_number, spectral_radius
 from implicitkit_deq.layer import DEQ
 
-__all__ = ["Monitor", "StabilityWarning", "TensorBoard"]
-
 Sink = Callable[[int, Mapping[str, float]], Any]
 
 

@@ -17,8 +17,6 @@ from torch.nn.utils import parametrize
 
 from implicitkit.extend import options
 
-__all__ = ["WeightBound", "bound_weights", "free_weights", "weight_norm"]
-
 _MODULE = options.instance("an nn.Module", nn.Module)
 _WEIGHTS = options.optional(options.instance("parameters, as in [layer.weight]", list, tuple, Iterator))
 

@@ -14,8 +14,6 @@ from implicitkit_deq.cells.stacked import Composed
 from implicitkit_deq.held import hoist
 from implicitkit_deq.held.frozen import statistics_held
 
-__all__ = ["Rows"]
-
 _OURS = "implicitkit_deq."
 
 

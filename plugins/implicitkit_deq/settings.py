@@ -13,8 +13,6 @@ import implicitkit as ik
 from implicitkit.extend import POLICIES, get_rule, get_solver, options
 from implicitkit_deq.unsolved_samples import Forgive
 
-__all__ = ["Pretraining", "Settings"]
-
 
 @dataclass(frozen=True)
 class Settings(ik.extend.Configured):

@@ -10,8 +10,6 @@ from torch import Tensor
 
 import implicitkit as ik
 
-__all__ = ["Shine"]
-
 
 @ik.register_rule("shine")
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit_deq.starting.warm_start import alike
 
-__all__ = ["Visit", "check_steps", "given_away", "refuse_mapped"]
-
 
 class Visit:
     """A callback that keeps the iterates after some steps, and passes every step on."""

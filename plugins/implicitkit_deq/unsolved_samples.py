@@ -17,8 +17,6 @@ from implicitkit import extend
 from implicitkit_deq.starting.extrapolation import Onward, Trend
 from implicitkit_deq.wrapped_linear_solver import Around
 
-__all__ = ["Effort", "Forgive", "ForgivenWarning", "followed", "gone_on", "masked", "near"]
-
 _DERIVATIVES = ("truncated", "none")
 _EXACT = ("auto", "implicit")
 _DEAR = 300  # evaluations in one training call, above which a few samples are not worth it

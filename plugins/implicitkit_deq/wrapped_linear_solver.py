@@ -10,8 +10,6 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.extend import LinearSolution, options
 
-__all__ = ["Around"]
-
 
 @dataclass(frozen=True)
 class Around(ik.LinearSolver):

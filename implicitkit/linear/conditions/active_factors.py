@@ -24,8 +24,6 @@ from implicitkit.foundation.numbers import array
 from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.direct import Verdict
 
-__all__ = ["ActiveFactors", "ActiveSystem", "Saddle"]
-
 
 class Matrix(Protocol):
     """``K``: a sparse matrix, or what multiplies like one."""

@@ -28,8 +28,6 @@ from implicitkit.linear.iterative.cycles import norms, tolerance
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.linear.iterative.lsmr import LSMR
 
-__all__ = ["KKT", "SINGULAR"]
-
 _UNITS = 1e-6  # of the largest row or column: smaller ones may have units of their own
 _RCOND = 1e-11  # pivots relative to the largest
 _NOISE = 1e-4  # of a right-hand side that rounding may leave of a singular system

@@ -34,8 +34,6 @@ from implicitkit.foundation.numbers import array
 from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle, both_sides, equilibrated
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 
-__all__ = ["by_shifts", "least_norm"]
-
 _ROUNDS = 3  # of refinement, each of several sweeps
 _SHIFT = 1e-10  # of rows of size one
 _SWEEPS = 40

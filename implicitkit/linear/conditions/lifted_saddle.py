@@ -27,8 +27,6 @@ from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
 from implicitkit.linear.factors.low_rank_blocks import symmetric_border
 from implicitkit.sparsity.low_rank import Bordered, Entries
 
-__all__ = ["LiftedFactors", "LiftedMatrix", "lifted_saddles"]
-
 
 def lifted_saddles(ready: Bordered, entries: Entries, J: np.ndarray) -> tuple[list[sp.csc_matrix], Layout, int]:
     """The matrices of all samples, of one pattern, its layout, and ``k``.

@@ -28,8 +28,6 @@ from torch import Tensor
 from implicitkit.foundation.operators import MatVec, Operator
 from implicitkit.linear.factors.dense import cholesky_batched
 
-__all__ = ["Saddle", "StructuredOperator"]
-
 
 @dataclass
 class Saddle:

@@ -29,8 +29,6 @@ from implicitkit.linear.factors.banded import SymmetricBand
 from implicitkit.linear.factors.ordering import Ordering, superlu
 from implicitkit.sparsity.same_pattern import with_entries
 
-__all__ = ["ENOUGH", "Layout", "SparseSaddle", "both_sides", "equilibrated"]
-
 _REGULARISED = 1e-9  # delta, and rho by the sum of each row of |H|, after scaling
 _LEAST = 1e-3  # rows of H count as no smaller than this
 _SWEEPS = 8  # of refinement, at most

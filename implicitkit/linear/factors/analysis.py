@@ -17,8 +17,6 @@ from implicitkit.linear.factors.fill import likely_fill
 from implicitkit.linear.factors.ordering import Ordering
 from implicitkit.linear.price import has_layers
 
-__all__ = ["Analysis", "analyse"]
-
 _WIDEST_BAND = 48  # of lower and upper together, above which SuperLU is faster
 
 

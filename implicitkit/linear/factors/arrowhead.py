@@ -22,8 +22,6 @@ import numpy as np
 import scipy.linalg as la
 import scipy.sparse as sp
 
-__all__ = ["Arrowhead", "ArrowheadFactors", "ArrowheadMatrix"]
-
 _FULL = 0.5  # of the entries of C that are there
 _SMALL = 1e-6  # of rows of size one: a pivot of D that is smaller drowns what the others add to S
 

@@ -11,8 +11,6 @@ import scipy.linalg as la
 from implicitkit.linear.factors.analysis import Analysis
 from implicitkit.linear.factors.ordering import Renumbered
 
-__all__ = ["BandCholesky", "SymmetricBand"]
-
 
 class SymmetricBand:
     """Where the entries of symmetric matrices with one pattern stand in a band.

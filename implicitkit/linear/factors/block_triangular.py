@@ -20,8 +20,6 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
-__all__ = ["BlockTriangular", "Parts", "parts_of"]
-
 _SMALLEST = 256  # unknowns up to which parts that follow each other are factored as one: a call costs as much
 _SHARE = 2  # the largest part is one of so many of all unknowns, at most, or they are not worth it
 

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-__all__ = ["definite_factors", "is_installed", "is_symmetric"]
-
 _SAME = 8.0  # units of rounding that entries across the diagonal may differ by, of those on it
 
 

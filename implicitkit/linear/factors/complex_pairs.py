@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-__all__ = ["AsReal", "Pairs", "pairs_of"]
-
 _SMALLEST = 256  # unknowns from which looking pays
 _SAME = 16 * np.finfo(np.float64).eps  # rounding of the difference of two equal entries, in rows of size one
 

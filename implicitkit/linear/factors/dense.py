@@ -22,18 +22,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = [
-    "LOOP_SIZE",
-    "Factor",
-    "cholesky_batched",
-    "factor_batched",
-    "lstsq_batched",
-    "mv",
-    "sizes",
-    "solve_batched",
-    "svd_batched",
-]
-
 LOOP_SIZE = 100
 _UNEVEN = 1e-3  # of the largest, a pivot, row or column from which on units may be what makes it small
 _LOW_PRECISION = (torch.float16, torch.bfloat16)

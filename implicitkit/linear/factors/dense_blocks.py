@@ -9,8 +9,6 @@ from torch import Tensor
 
 from implicitkit.linear.factors.dense import Factor, factor_batched, mv
 
-__all__ = ["DenseBlocks"]
-
 
 class DenseBlocks:
     """``batch`` matrices ``(n, n)``, or their transposed, factored at once.

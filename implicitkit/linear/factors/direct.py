@@ -26,8 +26,6 @@ from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.factors.dense import RHS_NOT_FINITE
 from implicitkit.linear.iterative.cycles import in_working_precision
 
-__all__ = ["MANY", "DirectSolver", "Verdict", "refined"]
-
 MANY = 8  # right-hand sides above which products with a matrix itself pay
 _CROWD, _COMBINATIONS, _BELOW = 64, 8, 0.2  # right-hand sides that are judged by so many combinations, and how strictly
 _SWEEPS = 4

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 
-__all__ = ["of_entries"]
-
 
 def of_entries(rows: Tensor, columns: Tensor, values: Tensor, like: Tensor) -> Operator:
     """The operator of sparse matrices, one a sample, all of one pattern.

@@ -20,8 +20,6 @@ from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.direct import DirectSolver
 from implicitkit.linear.factors.sparse import solve_with
 
-__all__ = ["Cholmod", "FactorsElsewhere", "Pardiso"]
-
 _UNSYMMETRIC = 11  # mtype: real, unsymmetric
 
 

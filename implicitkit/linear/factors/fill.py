@@ -15,8 +15,6 @@ from __future__ import annotations
 import numpy as np
 import scipy.sparse as sp
 
-__all__ = ["likely_fill"]
-
 _FEWEST = 8  # one in so many unknowns is looked at in a round
 _FULL = 0.3  # of all links, from which a remainder is as good as full
 _WORK, _LEAST_WORK = 15, 1e6  # links touched, for each entry of the pattern, and at least

@@ -31,8 +31,6 @@ from implicitkit.linear.factors.ordering import Ordering
 from implicitkit.sparsity.compression import Coloured, below_each_other
 from implicitkit.sparsity.same_pattern import with_entries
 
-__all__ = ["Gram", "Orders", "of_low_rank", "of_sparse", "product_of_all"]
-
 _REGULARISED = 1e-14  # of what is positive definite but for rounding
 
 

@@ -14,8 +14,6 @@ import scipy.sparse as sp
 
 from implicitkit.sparsity.index_sets import IndexSets
 
-__all__ = ["Squares", "long_rows", "squares"]
-
 _LONG = 128  # entries of a row that may be kept apart ...
 _FEW = 32  # ... if no more rows than this are so long
 _PAIRS = 1 << 21  # products of one matrix: more take memory, and SciPy's calls are nothing beside them

@@ -25,8 +25,6 @@ from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.sparsity.compression import Coloured, known_entries
 from implicitkit.sparsity.low_rank import Bordered, Entries
 
-__all__ = ["LowRankBlocks", "low_rank_blocks", "symmetric_border"]
-
 
 class LowRankBlocks:
     """``batch`` matrices ``(n, n)``, or their transposed, with the interface of :class:`SparseBlocks`.

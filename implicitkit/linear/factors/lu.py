@@ -22,8 +22,6 @@ from implicitkit.linear.factors.dense import factor_batched
 from implicitkit.linear.factors.direct import MANY, DirectSolver, refined
 from implicitkit.linear.iterative.cycles import tolerance
 
-__all__ = ["LU"]
-
 
 @register_linear_solver("lu")
 @dataclass(frozen=True)

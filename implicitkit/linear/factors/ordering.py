@@ -17,8 +17,6 @@ import scipy.sparse.linalg as sla
 from implicitkit.sparsity.compression import below_each_other
 from implicitkit.sparsity.same_pattern import with_entries
 
-__all__ = ["SYMMETRIC", "Ordering", "Renumbered", "Stacked", "superlu"]
-
 #: SuperLU for symmetric patterns: minimum degree of ``A + A^T``, pivots from the diagonal, columns one by one: panels are
 #: for wider rows than such an order leaves (measured on grids, chains and graphs: a fifth to a third less time).
 SYMMETRIC: dict[str, Any] = {

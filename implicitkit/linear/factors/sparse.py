@@ -23,8 +23,6 @@ from implicitkit.linear.factors.lu import LU
 from implicitkit.linear.iterative.cycles import tolerance
 from implicitkit.linear.iterative.gmres import GMRES
 
-__all__ = ["SparseLU", "is_near", "solve_with"]
-
 _ROUNDING = 64.0  # units of rounding that a direct solution may leave in |A| |x| + |b|
 _SAME = 1e3  # units of rounding that matrices which are the same may differ by
 _LOOKS = 4  # random combinations of solutions

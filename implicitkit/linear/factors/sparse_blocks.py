@@ -17,8 +17,6 @@ from implicitkit.linear.factors.analysis import Analysis, analyse
 from implicitkit.linear.factors.sparse_factors import SparseFactor
 from implicitkit.sparsity.compression import Coloured, known_entries
 
-__all__ = ["SharedFactor", "SparseBlocks", "blocks_of", "factors"]
-
 _WORTH = 2  # samples a matrix, on average, from which telling them apart has paid
 
 

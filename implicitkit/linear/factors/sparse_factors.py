@@ -43,8 +43,6 @@ from implicitkit.linear.factors.ordering import Stacked
 from implicitkit.sparsity.compression import below_each_other
 from implicitkit.sparsity.same_pattern import with_entries
 
-__all__ = ["SparseFactor"]
-
 _TOGETHER = 2000  # unknowns of a block, up to which one call factors all blocks of a batch: calls are dear for few
 _FULL = 8  # one entry in so many, from which a dense matrix is
 _SUPERNODES = 4096  # unknowns from which Cholesky factors by supernodes are worth another copy of the matrix

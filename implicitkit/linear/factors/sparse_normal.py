@@ -21,8 +21,6 @@ from implicitkit.linear.price import Work, price_of_sparse_fit
 from implicitkit.sparsity.compression import Coloured
 from implicitkit.sparsity.low_rank import Bordered, LowRank
 
-__all__ = ["NormalFactors", "SparseNormal", "price_of_factors"]
-
 _SWEEPS = 5
 
 

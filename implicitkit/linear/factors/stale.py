@@ -9,8 +9,6 @@ from torch import Tensor
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options
 
-__all__ = ["Stale"]
-
 
 class Stale:
     """A preconditioner that remembers: the factors of the last matrix, until they stop paying.

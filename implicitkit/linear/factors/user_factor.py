@@ -16,8 +16,6 @@ from torch import Tensor
 from implicitkit.foundation.numbers import array
 from implicitkit.linear.factors.direct import Verdict
 
-__all__ = ["UserFactor"]
-
 
 class UserFactor:
     """One factorisation a sample.

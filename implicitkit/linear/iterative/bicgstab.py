@@ -30,8 +30,6 @@ from implicitkit.linear.iterative.cycles import (
 from implicitkit.linear.iterative.dropping import Fewer, narrowed
 from implicitkit.linear.iterative.preconditioners import PreconditionedSolver
 
-__all__ = ["BiCGStab"]
-
 
 @register_linear_solver("bicgstab")
 @dataclass(frozen=True)

@@ -28,8 +28,6 @@ from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.iterative.cycles import column, default_steps, in_working_precision, norms, tolerance
 from implicitkit.linear.iterative.dropping import Fewer, narrowed
 
-__all__ = ["BroydenLinear"]
-
 
 @register_linear_solver("broyden")
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import MatVec, Operator
 
-__all__ = ["ByEntries"]
-
 _LOOKS = (8, 16, 32, 64, 128)  # products after which it is asked whether the matrix is to be written down
 _NUMBERS = (torch.float32, torch.float64)
 _PAYS = 2.0  # products to come, for each that shows entries

@@ -21,8 +21,6 @@ from implicitkit.linear.iterative.cycles import Correction, column, in_working_p
 from implicitkit.linear.iterative.dropping import Fewer, narrowed
 from implicitkit.linear.iterative.preconditioners import PreconditionedSolver
 
-__all__ = ["CG"]
-
 
 @register_linear_solver("cg")
 @dataclass(frozen=True)

@@ -31,8 +31,6 @@ from implicitkit.linear.iterative.dropping import Fewer, narrowed
 from implicitkit.linear.iterative.gmres import PATIENCE, STALLED, arnoldi, vectors
 from implicitkit.linear.price import CALL, cost_of_product
 
-__all__ = ["Contraction"]
-
 _LOOK = 6  # Krylov vectors after which the two are compared ...
 _LATER = 3  # ... by what they gained since this one
 _MOST = 0.75  # of the samples still at work: the series must cost less for so many of them

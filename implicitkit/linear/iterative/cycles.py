@@ -24,17 +24,6 @@ from torch import Tensor
 from implicitkit.foundation.operators import Operator, preconditioned, single
 from implicitkit.linear.base import LinearSolution
 
-__all__ = [
-    "Correction",
-    "column",
-    "default_steps",
-    "in_working_precision",
-    "norms",
-    "restarted",
-    "right_preconditioned",
-    "tolerance",
-]
-
 SolveMethod = TypeVar("SolveMethod", bound=Callable[..., LinearSolution])
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 

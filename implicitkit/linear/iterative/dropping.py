@@ -16,8 +16,6 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 
-__all__ = ["Fewer", "narrowed"]
-
 _SHARE = 0.5  # of the samples in work: no more than so many must be open, ...
 _SPARED = 1 << 14  # ... and every product must spare so many numbers of the state: a selection costs a few calls
 _ASKED = 1.0  # products of all samples that a selection costs where it is compared with the whole: it must spare more

@@ -30,8 +30,6 @@ from implicitkit.linear.iterative.cycles import Correction, column, norms, resta
 from implicitkit.linear.iterative.gmres import arnoldi, vectors
 from implicitkit.linear.iterative.inner_cg import conjugate, seems_definite
 
-__all__ = ["Frugal", "is_slow", "looks"]
-
 _FIRST, _LAST = 4, 16  # products after which it is asked how many more it takes, at least and at most ...
 _PART = 0.25  # ... and of those that may be spent; by what was gained since so many of these
 _CHEAP = 32.0  # a price at which a quarter is too much to pay for an answer: it is asked as early as can be

@@ -45,8 +45,6 @@ from implicitkit.linear.iterative.cycles import (
 from implicitkit.linear.iterative.dropping import Fewer
 from implicitkit.linear.iterative.preconditioners import PreconditionedSolver
 
-__all__ = ["GMRES", "PATIENCE", "STALLED", "Look", "arnoldi", "vectors"]
-
 _RESTART, _FEWEST = 50, 12  # vectors of a basis, by default
 _NUMBERS = 1 << 24  # in it
 _KEPT = 0.1  # share of a vector's length that must be left after one Gram-Schmidt pass, ...

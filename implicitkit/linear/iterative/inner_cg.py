@@ -19,8 +19,6 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.iterative.cycles import column
 from implicitkit.linear.iterative.dropping import Fewer, narrowed
 
-__all__ = ["conjugate", "left_by_minimal_residuals", "seems_definite"]
-
 _OFTEN = 8  # every so many steps it is asked whether the directions are conjugate still
 _ASKEW = 0.1  # of a curvature p'Ap, what (r - p)'Ap is where they are not; 0 but for rounding where they are
 

@@ -23,8 +23,6 @@ from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.iterative.cycles import column, default_steps, in_working_precision, norms, tolerance
 from implicitkit.linear.iterative.dropping import Fewer, narrowed
 
-__all__ = ["LSMR"]
-
 _INCONSISTENT = (
     "the system of a derivative is singular and has no solution: what is asked for changes along a direction in which the "
     "solution is not determined. linear solver 'lsmr' answers in the sense of least squares, as if nothing moved in that "

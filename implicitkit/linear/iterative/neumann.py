@@ -25,8 +25,6 @@ from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.iterative.cycles import column, in_working_precision, norms, tolerance
 from implicitkit.linear.iterative.dropping import Fewer, narrowed
 
-__all__ = ["DampedSeries", "NeumannSeries", "Richardson"]
-
 
 @register_linear_solver("neumann")
 @dataclass(frozen=True)

@@ -37,8 +37,6 @@ from implicitkit.linear.factors.dense import factor_batched
 from implicitkit.linear.factors.stale import Stale
 from implicitkit.linear.factors.user_factor import UserFactor
 
-__all__ = ["NAMES", "PreconditionedSolver", "check_preconditioner", "preconditioner"]
-
 NAMES = ("jacobi", "block_jacobi", "ilu", "amg")
 _BLOCK = 16
 _NUMBERS = 1 << 24  # in the dense matrices that stand in for a pattern, at most

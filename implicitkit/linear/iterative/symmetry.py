@@ -26,8 +26,6 @@ from implicitkit.linear.iterative.frugal import is_slow
 from implicitkit.linear.iterative.gmres import PATIENCE, STALLED, Look, arnoldi, vectors
 from implicitkit.linear.iterative.inner_cg import conjugate, seems_definite
 
-__all__ = ["Unsaid"]
-
 _LOOKS = (8, 16, 32)  # products after which it is asked whether the matrix is symmetric
 
 

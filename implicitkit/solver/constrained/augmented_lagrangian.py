@@ -16,8 +16,6 @@ from implicitkit.solver.constrained.proximal_gradient import initial, proximal_s
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
-__all__ = ["AugmentedLagrangian"]
-
 _GROWN = 1e7  # times the first penalty, at most
 _NEAR = 1e-4  # of 1 + |z|: how far curvature is looked for
 _PATIENCE = 20  # steps at that rho that lower the least residual by less than a tenth

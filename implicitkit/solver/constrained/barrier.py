@@ -24,8 +24,6 @@ from implicitkit.solver.constrained.barrier_systems import Systems
 from implicitkit.solver.constrained.limits import Limits
 from implicitkit.solver.constrained.model import Model
 
-__all__ = ["Barrier", "Interior", "Scales", "Step", "estimated"]
-
 _LARGE = 1e3  # multipliers of a start that are larger are no estimate
 _FAR = 1e10  # multipliers stay within this factor of mu / slack
 _MEAN = 100.0  # multipliers that are larger on average excuse errors as much larger

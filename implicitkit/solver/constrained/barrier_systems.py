@@ -21,8 +21,6 @@ from implicitkit.linear.factors.dense import mv
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.constrained.sparse_step import Linear
 
-__all__ = ["Systems", "after", "corrected", "systems_at"]
-
 _SPARSE = 48  # unknowns and multipliers from which a sparsity pattern is looked for
 _REGULARISED = 1e-9  # of rows of size one
 _LEAST = 1e-3  # rows of W count as no smaller than this

@@ -24,8 +24,6 @@ from torch import Tensor
 from implicitkit.linear.factors.dense import cholesky_batched, mv, svd_batched
 from implicitkit.solver.constrained.model import Local, Model
 
-__all__ = ["Curved"]
-
 _FLOOR = 1e-8  # of the largest entry: no eigenvalue below
 _MODULUS = 1e-6  # of the largest eigenvalue: no modulus below
 _SHARE = 1e-9  # of the largest entry, added to rho

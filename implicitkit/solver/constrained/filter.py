@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Filter", "Standing"]
-
 _THETA, _PHI = 1e-5, 1e-8  # gamma_theta, gamma_phi
 _SWITCH_THETA, _SWITCH_PHI = 1.1, 2.3  # s_theta, s_phi
 _ARMIJO = 1e-4

@@ -18,8 +18,6 @@ from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
-__all__ = ["FilterInteriorPoint"]
-
 _STEEP = 100.0  # slopes of objective and constraints at the start are scaled down to this
 _INSIDE = 1e-2  # slacks of the start, in units of a row of size one, at least
 _SOLVED = 10.0  # times mu: the error at which a barrier problem is solved

@@ -15,8 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Limits", "held_by_equalities"]
-
 _PUSH = 1e-2  # how far inside its bounds the start is moved, of their size and of their distance
 _WIDER = 0.5  # power of eps, of the size of a bound
 _SHARE = 1e-4  # ... and of the distance between two, at most

@@ -14,8 +14,6 @@ from implicitkit.problem.argmin import Bounded
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["SPARSE", "First", "Local", "Model"]
-
 _LOST = 1e3  # units of rounding of the objective below which differences of it say nothing
 _DENSE = 1000  # unknowns and multipliers up to which dense matrices are formed
 SPARSE = 256  # unknowns and multipliers from which sparse matrices are worth the loop over samples

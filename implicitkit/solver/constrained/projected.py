@@ -20,8 +20,6 @@ from implicitkit.solver.steps.normal_equations import column_scales, normal_equa
 from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.steps.robust_model import next_share, weights
 
-__all__ = ["ProjectedLevenbergMarquardt", "ProjectedNewton"]
-
 _PAYS = 0.5  # of the residual that a step may leave, if it is not to be forgiven
 _FORGIVEN = 10  # such steps in a row
 _SWEEPS = 15  # changes of the active bounds; a cycle of sets never ends

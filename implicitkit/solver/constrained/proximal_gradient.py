@@ -21,8 +21,6 @@ from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
-__all__ = ["BlockCoordinateDescent", "MirrorDescent", "Momentum", "ProximalGradient", "proximal_step"]
-
 _TRIALS = 60  # step lengths
 Slope = Callable[[Tensor], tuple[Tensor, Tensor]]
 

@@ -17,8 +17,6 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.root.newton import newton_direction
 from implicitkit.solver.steps.region import taken_where
 
-__all__ = ["ProximalNewton"]
-
 _PAYS = 0.5  # of the residual that a Newton step may leave
 _LATER = 2  # times as many gradient steps before the next one, after one that does not pay
 _FIRST = 3  # gradient steps that one costs at least

@@ -10,8 +10,6 @@ from implicitkit.solver.base import account
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["put_inside"]
-
 _ROUNDING = 64.0  # units in the last place of the largest ``z_j``, by which others may move
 
 

@@ -29,8 +29,6 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.inflection import inflected
 from implicitkit.solver.verdict.minima import LENGTHS, POWERS, ROUNDING, difference_step, lanczos, products
 
-__all__ = ["downhill_within", "falls_forever_within"]
-
 _AFFORDABLE = 2e8  # numbers times rows of the constraints' Jacobian up to which its null space is looked for
 _LONG = 100.0  # times 1 / |H|: the step s, so that a kink that is just active counts as open
 _CURVED = 1e-2  # of |H|: less than this is not told from errors of a proximal map that is only known by differences

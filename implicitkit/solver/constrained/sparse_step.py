@@ -27,8 +27,6 @@ from implicitkit.solver.qp import sparse as qp
 from implicitkit.solver.qp.sparse_interior_point import interior_point
 from implicitkit.sparsity.same_pattern import with_entries
 
-__all__ = ["Linear", "SparseDirection", "sparse_direction"]
-
 _PENALTY = 10.0
 _REACH = 1e3  # times 1 + max |z|: a step that is longer is one of a Hessian that is all but singular
 _ENOUGH = 1e-13  # backward error of a step, of which the next one corrects what is left

@@ -19,8 +19,6 @@ from implicitkit.solver.constrained.step_program import Program
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
-__all__ = ["SQP"]
-
 _FALLS = 0.95  # of |F| that a step may leave whose active set is not that of its quadratic program yet
 _EXPECTATIONS = 4  # programs a step, each of what the one before let down; the last expects equalities only
 _INSIDE = 2  # steps more that one costs whose program is solved from inside

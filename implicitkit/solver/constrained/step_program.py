@@ -23,8 +23,6 @@ from implicitkit.solution import Status
 from implicitkit.solver.constrained.model import Local, Model
 from implicitkit.solver.qp.interior_point import interior_point
 
-__all__ = ["Program"]
-
 _TOL = 1e-10  # of the program, relative to the step
 _PRICE = 10.0  # of a violation, times what the objective's model can gain by it
 

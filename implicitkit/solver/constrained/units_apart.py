@@ -24,8 +24,6 @@ from implicitkit.problem.argmin import Projected
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["UNITS_APART", "lower_in_other_units"]
-
 _SHARES = (0.1, 0.01, 0.001)
 _GROUPS = 8  # of unknowns
 _RATHER, _APART = 10.0, 100.0  # the largest of them, times the smallest that is not zero

@@ -14,8 +14,6 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.restarts import return_to_best, watch
 
-__all__ = ["Aitken", "Steffensen"]
-
 
 @register_solver("aitken", solves="fixed_point")
 @dataclass(frozen=True)

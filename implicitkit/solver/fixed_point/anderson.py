@@ -17,8 +17,6 @@ from implicitkit.solver.fixed_point.differences import NOTHING, empty, raised, r
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.restarts import maybe_any, return_to_best, stranded, watch
 
-__all__ = ["Anderson"]
-
 _PERIOD = 3  # mix in every third step
 _WIDE = 64  # unknowns from which on the samples of a batch decide together whether mixing pays
 _LITTLE = 0.75  # what a mixing leaves of a residual, or more, where plain steps are as good ...

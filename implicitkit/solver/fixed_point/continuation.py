@@ -14,8 +14,6 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
-__all__ = ["Continuation"]
-
 _STRAIGHT = 3  # failures in a row before a turn is looked for
 _FAR = 1e6  # |z| beyond which, in units of the start, the path leads to infinity
 _CORRECTIONS = 6  # Newton steps back to the path before the step along it counts as too long

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["NOTHING", "empty", "raised", "remember", "slices_of"]
-
 
 def slices_of(slots: list[int]) -> list[slice]:
     """Numbers that count down, but for a turn of the ring, as slices of numbers that count up."""

@@ -13,8 +13,6 @@ from implicitkit.solver.fixed_point.anderson import Anderson
 from implicitkit.solver.fixed_point.attracting import outward
 from implicitkit.sparsity.patterns import SMALLEST
 
-__all__ = ["FrugalAnderson"]
-
 _WINDOW = 10  # steps between two looks
 _SOON = 2.0  # windows that it may still need in any case
 _ENOUGH = 0.5  # of what factors cost, to be spent before they are bought

@@ -13,8 +13,6 @@ from implicitkit.foundation.options import adopt, at_least, check_options, flag,
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
-__all__ = ["Impatient"]
-
 _RISES = 1.1  # times the residual of the last look
 
 

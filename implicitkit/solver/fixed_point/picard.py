@@ -12,8 +12,6 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
-__all__ = ["Picard"]
-
 
 @register_solver("picard", solves="fixed_point")
 @dataclass(frozen=True)

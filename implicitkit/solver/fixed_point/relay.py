@@ -21,8 +21,6 @@ from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 from implicitkit.solver.root.broyden import Broyden
 from implicitkit.solver.root.newton_krylov import NewtonKrylov
 
-__all__ = ["Relay"]
-
 _DENSE = 1024  # unknowns a sample up to which continuation, which factors Jacobians, is tried
 
 _FEWEST = 50  # steps of continuation, below which it hardly arrives

@@ -20,8 +20,6 @@ from implicitkit.solver.steps.paths import way_to_boundary
 from implicitkit.solver.steps.region import Region
 from implicitkit.sparsity.patterns import SMALLEST
 
-__all__ = ["Dogleg"]
-
 
 @register_solver("dogleg", solves="least_squares")
 @dataclass(frozen=True)

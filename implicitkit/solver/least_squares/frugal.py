@@ -22,8 +22,6 @@ from implicitkit.solver.steps.paths import Path
 from implicitkit.solver.steps.region import Region
 from implicitkit.solver.steps.robust_model import curvature, next_share
 
-__all__ = ["FrugalLevenbergMarquardt"]
-
 _WORTH = 120.0  # products that all factors together must cost for conjugate gradients to be tried
 _FEW = 16  # unknowns from which they are
 _FACTORISATIONS, _SINGULAR = 3.0, 8.0  # that Levenberg-Marquardt takes, where it is easy; those by singular values

@@ -17,8 +17,6 @@ from implicitkit.solver.steps.line_search import backtrack
 from implicitkit.solver.steps.normal_equations import NormalEquations, normal_equations, with_old_factors
 from implicitkit.sparsity.patterns import SMALLEST
 
-__all__ = ["GaussNewton", "gauss_newton_step"]
-
 _DAMPING = 1e2  # units of rounding of the largest eigenvalue, so that a singular matrix has a small solution
 
 

@@ -22,8 +22,6 @@ from implicitkit.solver.steps.robust_model import curvature, next_share, root, w
 from implicitkit.solver.verdict.scales import FLOOR
 from implicitkit.sparsity.patterns import SMALLEST
 
-__all__ = ["LevenbergMarquardt", "is_dear"]
-
 _EASE = 1 / 3  # by which mu falls after a good step ...
 _FASTER = 1 / 10  # ... or this, its square, and so on, while the model foretells the decrease
 _FAITHFUL = 0.9  # of the decrease that was promised

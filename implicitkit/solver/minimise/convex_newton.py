@@ -17,8 +17,6 @@ from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import WORTH, steihaug
 from implicitkit.solver.steps.line_search import backtrack
 
-__all__ = ["ConvexNewton", "by_factors"]
-
 _PAYS = 0.5  # of |g| that a step may leave, if it is not to be forgiven
 _FORGIVEN = 40.0  # products that such steps in a row may cost
 _TARGET = 0.1  # of |g| that these may leave of the model's

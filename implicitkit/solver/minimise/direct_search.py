@@ -16,8 +16,6 @@ from implicitkit.solver.method import Method
 from implicitkit.solver.steps.bracketing import Ends, check_ends, ends_of
 from implicitkit.solver.steps.line_search import EXPECTED, rounding, unresolved
 
-__all__ = ["GoldenSection", "NelderMead"]
-
 _PART = 0.5 * (3 - math.sqrt(5))  # of the longer piece; the rest is 1 / 1.618 of it
 
 

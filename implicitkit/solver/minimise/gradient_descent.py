@@ -14,8 +14,6 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import EXPECTED, backtrack, decrease, rounding, unresolved
 
-__all__ = ["GradientDescent"]
-
 
 @register_solver("gradient_descent", solves="minimise")
 @dataclass(frozen=True)

@@ -23,8 +23,6 @@ from implicitkit.solver.steps.paths import Path, way_to_boundary
 from implicitkit.solver.steps.region import Region
 from implicitkit.sparsity.patterns import SMALLEST
 
-__all__ = ["WORTH", "NewtonCG", "steihaug"]
-
 WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
 
 

@@ -14,8 +14,6 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import wolfe
 
-__all__ = ["NonlinearCG"]
-
 _FORMULAS = ("hager_zhang", "polak_ribiere", "hestenes_stiefel", "fletcher_reeves", "dai_yuan")
 
 

@@ -16,8 +16,6 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import wolfe
 
-__all__ = ["BFGS", "LBFGS", "QuasiNewton"]
-
 _PATIENCE = 3  # searches in a row that use up their trials
 
 

@@ -12,8 +12,6 @@ from implicitkit.foundation import trees
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
-__all__ = ["TorchOptim"]
-
 # These treat every number by itself: a matrix of samples is as good as one sample after another.
 _ELEMENTWISE = frozenset(
     ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")

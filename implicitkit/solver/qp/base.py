@@ -26,9 +26,6 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.qp.polish import QPPoint, polish
 from implicitkit.solver.steps.refinement import refine
 
-__all__ = ["QPSolver", "Unit", "judge"]
-
-
 _LENIENT, _ROUNDED = 100.0, 2.0  # times the tolerance, or the rounding error of one operation: what may be left
 _USUAL = 1e3  # size of an objective, or its inverse, up to which it is solved as it stands
 _ROUNDING = 1e-13  # relative to |F| at the start: nothing is left to polish

@@ -27,8 +27,6 @@ from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.qp.polish import QPPoint
 
-__all__ = ["are_bounds", "within_bounds"]
-
 _SWEEPS = 15  # seven or so are enough; a cycle of sets never ends
 
 

@@ -16,8 +16,6 @@ from implicitkit.solver.qp.bounds import are_bounds, within_bounds
 from implicitkit.solver.qp.interior_point import interior_point
 from implicitkit.solver.qp.polish import QPPoint
 
-__all__ = ["AutoQP", "InteriorPoint"]
-
 _MANY = 150  # unknowns from which active bounds are changed many at a time
 _ACTIVE_SET_ENTRIES = 1_500_000  # of the rows, up to which changing them one by one is faster than ten factorisations
 

@@ -29,8 +29,6 @@ import scipy.sparse as sp
 
 from implicitkit.solution import Status
 
-__all__ = ["Proof", "prove"]
-
 _PROOF = 1e-7  # what a proof leaves of what it must meet, relative to how far it proves
 _FAR = 1e-6  # of the size of the right-hand sides, or of q: less is rounding
 _STIFF = 1e9  # over the largest entry of P: what Pd = 0 is worth ...

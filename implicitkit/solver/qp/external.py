@@ -19,8 +19,6 @@ from implicitkit.solver.qp.base import QPSolver
 from implicitkit.solver.qp.polish import QPPoint, convex
 from implicitkit.solver.qp.statuses import CLARABEL_ENDS, DAQP_ENDS
 
-__all__ = ["DAQP", "OSQP", "PIQP", "Clarabel", "ProxQP", "installed"]
-
 Array = np.ndarray
 
 

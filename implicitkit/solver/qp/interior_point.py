@@ -27,8 +27,6 @@ from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.qp.polish import QPPoint, convex, polish
 
-__all__ = ["interior_point"]
-
 _DELTA = 1e-8  # of the equalities, regularised
 _SETS = 3  # active sets that are tried from a point nearby
 

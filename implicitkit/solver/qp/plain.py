@@ -9,8 +9,6 @@ from implicitkit.foundation.options import at_least, check_arguments, optional, 
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solver.qp.interior_point import interior_point
 
-__all__ = ["solve_qp"]
-
 
 def solve_qp(
     P: Tensor | None,

@@ -19,8 +19,6 @@ from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched, mv
 from implicitkit.problem.qp_data import QPData, natural_jacobian, natural_residual
 from implicitkit.solution import Status
 
-__all__ = ["QPPoint", "convex", "polish"]
-
 
 class QPPoint(NamedTuple):
     """A point with its multipliers, ``z (B, n)``, ``y (B, p)``, ``lam (B, m)``, and its end: ``status (B,)`` of

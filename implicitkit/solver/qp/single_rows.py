@@ -15,8 +15,6 @@ import scipy.sparse as sp
 from implicitkit.linear.conditions.active_factors import ActiveSystem
 from implicitkit.solver.qp.sparse import Active, SparsePoint
 
-__all__ = ["Bounds", "Reduced"]
-
 
 class Bounds:
     """Rows ``g z_j <= h`` of a program that bound one unknown; none where two of them leave no ``z_j``, which is for proofs.

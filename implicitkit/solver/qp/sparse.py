@@ -25,8 +25,6 @@ from implicitkit.linear.conditions.sparse_saddle import ENOUGH, Layout, SparseSa
 from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
 from implicitkit.sparsity.same_pattern import with_entries
 
-__all__ = ["Active", "SparsePoint", "SparseProgram", "active_set", "guess", "least_squares_multipliers", "penalised"]
-
 _SETS = 30  # active sets that are tried from one guess
 _SLOW = 6  # of them that changed by more than half as many conditions as the one before
 _ACCURATE = 1e-7  # residual of a linear system, relative, that is too large to tell signs by

@@ -19,8 +19,6 @@ import numpy as np
 
 from implicitkit.solver.qp.sparse import Active, SparsePoint, SparseProgram, active_set
 
-__all__ = ["interior_point"]
-
 _SHIFTS = 16  # by factors of eight
 _STEPS = 80  # of the interior-point method
 _NEARNESS = (0.0, 1e-8, 1e-6)  # of its steps, where systems cannot be solved without

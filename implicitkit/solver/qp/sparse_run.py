@@ -32,8 +32,6 @@ from implicitkit.solver.qp.certificates import prove
 from implicitkit.solver.qp.single_rows import Bounds, Reduced
 from implicitkit.solver.qp.sparse_interior_point import interior_point
 
-__all__ = ["find_sparse"]
-
 _POINTS = 12  # of the proximal point method
 _DENSE = 2000  # unknowns and rows up to which the dense method has the last word
 _STATIONARY = 1e-3  # of its parts, what a solution may leave of it: more is a way to infinity

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 
 from implicitkit.solution import Status
 
-__all__ = ["CLARABEL_ENDS", "DAQP_ENDS", "SCS_ENDS"]
-
 CLARABEL_ENDS: Mapping[str, Status] = {
     "Solved": Status.CONVERGED,
     "AlmostSolved": Status.INACCURATE,

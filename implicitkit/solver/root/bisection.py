@@ -12,8 +12,6 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps.bracketing import Bracketing, into_domain
 
-__all__ = ["Bisection", "Chandrupatla"]
-
 
 @register_solver("bisection", solves="root", max_size=1)
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ from implicitkit.solver.base import Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.steps.bracketing import Ends, check_ends
 
-__all__ = ["bracketed", "is_known", "middle"]
-
 
 def bracketed(solver: Any, bracket: Ends) -> Any:
     """The solver with this bracket; ``"auto"`` is Chandrupatla's method.

@@ -15,8 +15,6 @@ from implicitkit.solver.method import Method
 from implicitkit.solver.steps.newton_damping import halve
 from implicitkit.solver.steps.restarts import in_vain, maybe_any, return_to_best, watch
 
-__all__ = ["Broyden"]
-
 
 @register_solver("broyden", solves="root")
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from implicitkit.solver.method import Method
 from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.steps.restarts import in_vain
 
-__all__ = ["DFSANE"]
-
 _GAMMA, _SHORTEST, _LONGEST = 1e-4, 0.1, 0.5  # of the line search
 
 

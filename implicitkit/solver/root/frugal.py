@@ -17,8 +17,6 @@ from implicitkit.solver.steps.factored import is_large
 from implicitkit.solver.steps.forcing import after_step, forcing_term
 from implicitkit.solver.steps.newton_damping import damped_step
 
-__all__ = ["FrugalNewton"]
-
 _WORTH = 13.0  # products that factors must cost for Krylov vectors to be tried, which costs four where they are in vain
 _LEAST = 4.0  # products for a step
 _FRESH = 4.0  # factorisations that Newton's method takes where none serves several steps and the derivative

@@ -20,8 +20,6 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["Awakened", "awake"]
-
 _MOVES = (1.0, -1.0, 10.0, -10.0, 100.0, -100.0)  # of an unknown, or where it is zero of the largest; of one if all are
 _BESIDE = 1e-3  # likewise, where an idle unknown is idle still
 

@@ -17,8 +17,6 @@ from implicitkit.solver.method import Method
 from implicitkit.solver.steps.factored import at_rounding, chord_steps, is_large, jacobian_at, leave
 from implicitkit.solver.steps.newton_damping import damped_step
 
-__all__ = ["Chord", "Newton", "newton_direction"]
-
 
 @register_solver("newton", solves="root")
 @dataclass(frozen=True)

@@ -17,8 +17,6 @@ from implicitkit.solver.method import Method
 from implicitkit.solver.steps.forcing import after_step, forcing_term
 from implicitkit.solver.steps.newton_damping import damped_step
 
-__all__ = ["NewtonKrylov"]
-
 _TIGHT = 1e-4  # forcing of full steps
 
 

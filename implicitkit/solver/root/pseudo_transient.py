@@ -17,8 +17,6 @@ from implicitkit.solver.method import Method
 from implicitkit.solver.root.newton import newton_direction
 from implicitkit.solver.steps.factored import Jacobian, at_rounding, jacobian_at, leave
 
-__all__ = ["PseudoTransient"]
-
 _DENSE = 512  # unknowns a sample up to which Jacobians without a sparsity pattern are formed
 
 

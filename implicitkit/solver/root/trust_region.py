@@ -19,8 +19,6 @@ from implicitkit.solver.steps.paths import way_to_boundary
 from implicitkit.solver.steps.region import taken_where
 from implicitkit.sparsity.patterns import SMALLEST
 
-__all__ = ["TrustRegion"]
-
 SUBPROBLEMS = ("dogleg", "levenberg_marquardt")
 _SECANTS = 8  # for the length of a step by normal equations, a factorisation each
 _NEAR = 0.1  # that the length of a step may differ from the radius, relative

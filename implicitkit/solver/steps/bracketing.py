@@ -16,18 +16,6 @@ from implicitkit.foundation.options import between as within
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
-__all__ = [
-    "Bracket",
-    "Bracketing",
-    "Ends",
-    "between",
-    "check_ends",
-    "ends_of",
-    "expand",
-    "first_bracket",
-    "into_domain",
-]
-
 Ends = tuple[Any, Any]
 """``(low, high)``, numbers or tensors with one number for each sample."""
 

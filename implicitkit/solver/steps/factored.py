@@ -25,8 +25,6 @@ from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.sparsity.patterns import SMALLEST
 
-__all__ = ["DENSE", "Jacobian", "at_rounding", "chord_steps", "factored_direction", "is_large", "jacobian_at", "leave"]
-
 DENSE = 4096  # unknowns a sample above which no dense Jacobian is formed
 _NUMBERS = 1 << 27  # numbers in the dense Jacobians of all samples, at most
 _FEW = 48  # unknowns from which a pattern that is given is used

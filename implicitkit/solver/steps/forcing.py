@@ -14,8 +14,6 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["after_step", "forcing_term"]
-
 _GAMMA, _ALPHA = 0.9, 2.0  # Eisenstat & Walker's choice 2
 _SMALLER = 4.0  # times smaller than the scale of all equations is that of some
 _SINGLE = 1e-10  # roundings that are larger are those of single precision, or of less

@@ -28,8 +28,6 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["Bend", "Bends"]
-
 _AHEAD, _FURTHER = 0.1, 0.5  # of the step, where the residuals are looked at for their second derivative along it
 _MOST = 0.75  # of the step, what twice its correction may come to
 _SLIGHT = 0.01  # of what a step promises: a gain that is not worth an evaluation

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["EXPECTED", "Searched", "backtrack", "decrease", "rounding", "unresolved", "wolfe"]
-
 _ARMIJO = 1e-4
 _NOISE = 10  # differences of values below so many units of rounding say nothing ...
 EXPECTED = 1e3  # ... if the slope promised no more than so many times that

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["Damped", "damped_step", "halve"]
-
 _DECREASE = 1e-4  # of |F|, relative, that a full step must bring
 _WEAK = 0.99  # a step that leaves more than this of |F| is weak
 _FULL_STEPS = 50

@@ -25,15 +25,6 @@ from implicitkit.linear.iterative.lsmr import LSMR
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps.factored import Jacobian, chord_steps
 
-__all__ = [
-    "NormalEquations",
-    "column_scales",
-    "normal_equations",
-    "normal_equations_of",
-    "weighted",
-    "with_old_factors",
-]
-
 _SWEEPS = 5  # of the power method: one digit of the largest eigenvalue is enough
 _DENSE = 2048  # unknowns a sample up to which a matrix without a sparsity pattern is formed
 _FRUGAL = 768  # ... and from which on products are tried before, on a processor

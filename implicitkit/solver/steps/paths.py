@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Path", "way_to_boundary"]
-
 _KEPT = 1 << 23  # numbers, at most: 64 MB of float64
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from implicitkit.linear.factors.dense import solve_batched
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["damped_newton", "dense_direction", "refine"]
-
 
 def dense_direction(f: Evaluations, w: Tensor, r: Tensor) -> Tensor:
     """``J^{-1} r`` with the dense Jacobian; zero for a sample whose Jacobian is singular."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Region", "taken_where"]
-
 _TAKEN, _POOR, _GOOD = 1e-4, 0.25, 0.75  # of the decrease that was promised
 _BOUNDARY = 0.99  # of the radius
 

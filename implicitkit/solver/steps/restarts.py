@@ -7,8 +7,6 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["GuardState", "in_vain", "maybe_any", "return_to_best", "stranded", "watch"]
-
 _EVERY, _LOOKS = 50, 4  # steps between two looks at the best residual, and looks in a row without progress ...
 _FALLEN = 0.99  # ... which is to come down to this
 

@@ -21,8 +21,6 @@ from torch.nn.functional import pad
 from implicitkit.linear.factors.dense import cholesky_batched
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["curvature", "next_share", "root", "weights"]
-
 _LEAST = 1e-4
 _TIMES = 10.0  # by which the share changes
 _KEPT, _POOR = 0.75, 0.25  # of the promise of a step

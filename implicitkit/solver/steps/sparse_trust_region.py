@@ -23,8 +23,6 @@ from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.banded import SymmetricBand
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 
-__all__ = ["sparse_step"]
-
 _TRIALS = 30
 _SHORT, _LONG = 2 / 3, 1.1  # lengths, by the radius, that are near enough to it
 _FIRST = 1e-3  # the first shift of a matrix that is not definite, by its largest entry

@@ -14,8 +14,6 @@ from implicitkit.linear.factors.dense import factor_batched
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.scales import NOISE, in_working_precision
 
-__all__ = ["crosses", "is_lower", "moved_by_rounding", "without"]
-
 _WAY = 0.05  # of the unknowns, to both sides
 _MOST = 4  # directions that rounding may leave open
 _CLEAR = 4.0  # times rounding: F there, to both sides

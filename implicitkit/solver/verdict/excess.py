@@ -10,8 +10,6 @@ from torch import Tensor
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.scales import NOISE, in_working_precision, is_healthy, rounding, row_scales
 
-__all__ = ["by_pieces", "excess"]
-
 _PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
 
 

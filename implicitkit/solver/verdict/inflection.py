@@ -14,8 +14,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["inflected"]
-
 _FLAT = 1e-3  # of the largest curvature: less may vanish ...
 _FLAT_LOW = 2e-2  # ... in lower precisions
 _FLAT_ALL = 0.1  # of that a way off, likewise

@@ -39,8 +39,6 @@ from implicitkit.solver.verdict.settled import is_settled, still_holds
 from implicitkit.solver.verdict.strides import falls_on, gets_on
 from implicitkit.solver.verdict.vanishing import AWAY, STANDS, vanishes
 
-__all__ = ["Judge"]
-
 _FAR = 5.0  # max |z| beyond which a vanishing residual is asked whether it vanishes at infinity ...
 _FAR_FIXED = 8.0  # ... that of a fixed point, ...
 _GROWN = 100.0  # ... or |z| of so many times |z0| + |F(z0)|

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["has_a_limit"]
-
 _OUT = (1.1, 2.0, 16.0, 256.0, 4096.0)  # times z, where a fit is no worse than at z
 _IN = (16.0, 1e3, 1e6, 1e9, 1e12)  # parts of z, at one of which it is another one
 _OTHER = 16.0  # times what equal values may differ by: values that are not equal

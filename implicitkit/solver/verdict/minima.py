@@ -26,18 +26,6 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.inflection import inflected
 from implicitkit.solver.verdict.scales import in_working_precision
 
-__all__ = [
-    "LENGTHS",
-    "POWERS",
-    "ROUNDING",
-    "Progress",
-    "difference_step",
-    "downhill",
-    "falls_forever",
-    "lanczos",
-    "products",
-]
-
 _PRODUCTS = 12  # Lanczos steps where the solver may have climbed, or not moved
 _FEW = 3  # ... where it has come down to the point
 LENGTHS = (1.0, -1.0, 1e-1, -1e-1, 1e-2, -1e-2, 1e-3, -1e-3)  # of the step off a saddle, relative to max(|z|, 1)

@@ -13,8 +13,6 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Outcome, account
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["refuse_noise"]
-
 
 def refuse_noise(f: Evaluations, outcome: Outcome) -> bool:
     """Samples whose residual at ``outcome.z`` is another at each evaluation have ``STALLED``; have all?"""

@@ -30,8 +30,6 @@ from implicitkit.solver.verdict.scales import (
 )
 from implicitkit.solver.verdict.underflow import has_underflowed
 
-__all__ = ["BEHIND", "DENSE", "LEFT", "runs_away"]
-
 _MOVE = 1e-2  # by which z moves in the test for infinity
 _SOUND = 1e-3  # a Newton correction this small beside z is that of a point near a solution
 _SOUND_LOW = 5e-3  # ... in lower precisions

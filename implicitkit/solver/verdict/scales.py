@@ -16,25 +16,6 @@ from torch import Tensor
 from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = [
-    "FLOOR",
-    "NOISE",
-    "change",
-    "directions",
-    "doubling",
-    "grows",
-    "healthy_share",
-    "in_working_precision",
-    "is_healthy",
-    "is_held",
-    "is_rough",
-    "is_rounding",
-    "rounding",
-    "row_scales",
-    "steepness",
-    "uneven",
-]
-
 FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
 _SHARE = 1e-16  # ... where it is asked what cancels: unknowns may have units of their own
 _BENT = 0.1  # of F, by which a residual may bend over a few units in the last place

@@ -20,8 +20,6 @@ from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.scales import FLOOR, healthy_share, in_working_precision, uneven
 
-__all__ = ["is_settled", "still_holds"]
-
 _SHORT = 1e-3  # of z: a step of which the factors still hold behind it ...
 _BESIDE = 1e-2  # ... or of this share of the largest z_j
 _SECANT = 0.5  # of the step: how far from it the change of F along it may be, by the factors

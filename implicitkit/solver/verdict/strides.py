@@ -9,8 +9,6 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.subset import ask
 from implicitkit.solver.verdict.scales import in_working_precision, is_rough
 
-__all__ = ["by_the_last_step", "falls_on", "fell_steeply", "gets_on"]
-
 _STEEPEST = 1e5  # d log |F| / d log |z| of functions on their way to zero at infinity, at most: 745 p of exp(-z^p)
 _LOCAL = 10.0  # times |z|: a longer step says nothing of F near z
 _MOST = 7.0  # of log |F_i| in one step that counts

@@ -12,8 +12,6 @@ from implicitkit.foundation.tracers import TorchDispatchMode
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.scales import doubling, grows, in_working_precision, uneven
 
-__all__ = ["has_underflowed"]
-
 _HALVINGS = 40  # of the way from the origin to z, or of its logarithm, at most ...
 _BLIND = 8  # ... and as long as nothing but zeros has been seen
 _NEAR = 1 / 64  # of its distance from the origin: how closely the edge is found

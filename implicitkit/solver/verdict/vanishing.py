@@ -21,8 +21,6 @@ from implicitkit.solver.verdict.scales import (
 )
 from implicitkit.solver.verdict.underflow import has_underflowed
 
-__all__ = ["AWAY", "STANDS", "vanishes"]
-
 _HIGH = 0.37  # what a step leaves of a zero of any order, less than 1 / e
 _WITHIN = 0.1  # steps beyond which F is as large again behind such a zero: each of this share of z or less
 _OUTWARD, _BESIDE_ZERO = 1e-5, 1e-3  # of z_j, by which a correction leads it outwards, if it is so much of the largest

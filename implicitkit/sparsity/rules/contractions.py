@@ -16,8 +16,6 @@ from implicitkit.sparsity.index_sets import IndexSets
 from implicitkit.sparsity.rules.products import from_right
 from implicitkit.sparsity.tracing import Rule, Trace
 
-__all__ = ["RULES"]
-
 
 def trilinear(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """``_trilinear(a, b, c, expand_a, expand_b, expand_c, sums)``: ``a b c``, each with new dimensions, summed."""

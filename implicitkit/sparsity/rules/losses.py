@@ -15,8 +15,6 @@ from implicitkit.sparsity.rules.mixing import mix
 from implicitkit.sparsity.rules.pointwise import pointwise
 from implicitkit.sparsity.tracing import Rule, Trace, names
 
-__all__ = ["RULES"]
-
 _LOSSES = names("mse_loss huber_loss smooth_l1_loss soft_margin_loss binary_cross_entropy")
 
 

@@ -17,8 +17,6 @@ from implicitkit.foundation.compat import tree_flatten
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.tracing import Rule, Trace, names
 
-__all__ = ["RULES", "mix"]
-
 Dims = Callable[[Sequence[Any], dict[str, Any]], Any]
 
 

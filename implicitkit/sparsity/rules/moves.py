@@ -18,8 +18,6 @@ from implicitkit.foundation.compat import tree_flatten, tree_map
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.tracing import Rule, Trace, names
 
-__all__ = ["RULES", "lines", "numbers"]
-
 _MOVES = names(
     "cat stack index index_select gather take roll flip constant_pad_nd repeat unfold unfold_copy slice_copy view_copy "
     "select_copy expand_copy permute_copy transpose_copy diagonal_copy as_strided_copy unsqueeze_copy squeeze_copy t_copy "

@@ -13,8 +13,6 @@ from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.index_sets import IndexSets
 from implicitkit.sparsity.tracing import Rule, Trace, names
 
-__all__ = ["RULES", "broadcast", "pointwise"]
-
 #: Operations that torch does not tag as pointwise, and are.
 _UNTAGGED = names(
     "_to_copy alias lift lift_fresh detach native_dropout complex polar "

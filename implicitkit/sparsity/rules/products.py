@@ -19,8 +19,6 @@ from implicitkit.sparsity.index_sets import IndexSets
 from implicitkit.sparsity.rules.pointwise import broadcast
 from implicitkit.sparsity.tracing import Rule, Trace
 
-__all__ = ["RULES", "from_right"]
-
 
 def _nonzeros(A: Tensor) -> tuple[np.ndarray, ...] | None:
     """``(b, i, j)`` of the entries of a constant ``(batch, m, k)`` that are not zero; ``None`` if none is: three indices

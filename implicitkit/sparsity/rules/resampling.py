@@ -23,8 +23,6 @@ from implicitkit.foundation import tracers
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.tracing import Rule, Trace
 
-__all__ = ["RULES"]
-
 _RESAMPLED = tuple(
     f"{kind}{suffix}"
     for kind in ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d")

@@ -15,8 +15,6 @@ from implicitkit.sparsity.rules.moves import lines, numbers
 from implicitkit.sparsity.rules.pointwise import broadcast
 from implicitkit.sparsity.tracing import Rule, Trace
 
-__all__ = ["RULES"]
-
 aten = torch.ops.aten
 
 

@@ -14,8 +14,6 @@ from implicitkit.foundation import tracers
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.tracing import Rule, Trace
 
-__all__ = ["RULES"]
-
 
 def _taps(
     inputs: Sequence[int],

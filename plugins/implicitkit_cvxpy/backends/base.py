@@ -12,8 +12,6 @@ import implicitkit as ik
 from implicitkit_cvxpy.cones.form import Cones
 from implicitkit_cvxpy.storage import DENSE, Entries, Held
 
-__all__ = ["Data", "Found", "Status", "loop"]
-
 Status = ik.Status
 
 

@@ -18,8 +18,6 @@ from implicitkit_cvxpy.backends.base import Data, Found, Status
 from implicitkit_cvxpy.backends.options import translate
 from implicitkit_cvxpy.cones.form import Cones
 
-__all__ = ["Backend", "resolve", "takes_dense"]
-
 _OWN: dict[str, Callable[[Data, dict[str, Any]], Found]] = {
     "clarabel": clarabel.solve,
     "scs": scs.solve,

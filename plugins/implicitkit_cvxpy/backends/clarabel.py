@@ -11,8 +11,6 @@ from implicitkit import extend
 from implicitkit_cvxpy.backends.base import Data, Found, Status, loop
 from implicitkit_cvxpy.cones.form import Cones
 
-__all__ = ["solve"]
-
 
 def _cones(cones: Cones) -> list[Any]:
     import clarabel

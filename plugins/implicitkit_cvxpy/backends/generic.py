@@ -11,8 +11,6 @@ import numpy as np
 from implicitkit_cvxpy.backends.base import Data, Found, Status, loop
 from implicitkit_cvxpy.cones.form import Cones
 
-__all__ = ["check", "solve"]
-
 _STATUS = {
     cp.OPTIMAL: Status.CONVERGED,
     cp.OPTIMAL_INACCURATE: Status.INACCURATE,

@@ -14,8 +14,6 @@ from typing import Any
 
 from implicitkit import extend
 
-__all__ = ["translate"]
-
 _ACCURACY = ("eps", "tol")
 _LIMIT = ("max_iter", "max_iters", "max_steps")
 

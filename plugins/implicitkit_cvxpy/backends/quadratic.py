@@ -11,8 +11,6 @@ import implicitkit as ik
 from implicitkit import extend
 from implicitkit_cvxpy.backends.base import Data, Found, Status, loop
 
-__all__ = ["active_rows", "solve"]
-
 
 def solve(data: Data, options: dict[str, Any], solver: str) -> Found:
     """Solve all samples.

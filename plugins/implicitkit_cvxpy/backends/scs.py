@@ -13,8 +13,6 @@ from implicitkit_cvxpy.backends.base import Data, Found, Status, loop
 from implicitkit_cvxpy.cones.form import Cones
 from implicitkit_cvxpy.storage import DENSE
 
-__all__ = ["solve"]
-
 
 def _lower_by_columns(cones: Cones) -> Any:
     """SCS takes the lower triangle by columns where we have the upper one: our row for each row of SCS."""

@@ -23,8 +23,6 @@ from torch import Tensor
 from implicitkit_cvxpy.cones.product import DualCone, Group
 from implicitkit_cvxpy.cones.semidefinite import svec, unsvec
 
-__all__ = ["Automorphism", "power_of_two", "terms"]
-
 _EVEN = 2  # of |k|: what is that near to even is left
 _LIMIT = 100.0  # of |k| and |c| / ln 2
 

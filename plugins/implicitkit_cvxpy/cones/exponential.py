@@ -19,8 +19,6 @@ from torch import Tensor
 from implicitkit.extend import constants
 from implicitkit_cvxpy.cones.numeric import ORDER, increasing_root
 
-__all__ = ["project_exponential"]
-
 _LIMIT = 80.0  # of |rho|
 
 

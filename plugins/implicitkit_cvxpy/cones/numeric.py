@@ -13,8 +13,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["ORDER", "increasing_root"]
-
 ORDER = 3
 """Derivatives of projections that are exact."""
 

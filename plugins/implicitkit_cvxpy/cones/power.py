@@ -16,8 +16,6 @@ from torch import Tensor
 from implicitkit.extend import constants
 from implicitkit_cvxpy.cones.numeric import ORDER, increasing_root
 
-__all__ = ["project_power"]
-
 
 def project_power(v: Tensor, alpha: Tensor) -> Tensor:
     """Projection of each triple of the last dimension, ``(..., 3)``, with exponents ``alpha`` broadcast to ``(...)``."""

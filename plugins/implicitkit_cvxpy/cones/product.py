@@ -16,8 +16,6 @@ from implicitkit_cvxpy.cones.power import project_power
 from implicitkit_cvxpy.cones.second_order import project_second_order
 from implicitkit_cvxpy.cones.semidefinite import project_semidefinite
 
-__all__ = ["DualCone", "Group"]
-
 
 class Group(NamedTuple):
     """Adjacent cones of one kind and size: rows ``start`` to ``start + number * size``."""

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from implicitkit import extend
 
-__all__ = ["project_second_order"]
-
 
 def project_second_order(v: Tensor, mu: float = 0.0) -> Tensor:
     """Projection of each vector of the last dimension, ``(..., d)`` with ``t`` first."""

@@ -19,8 +19,6 @@ from torch import Tensor
 from implicitkit.extend import constants
 from implicitkit_cvxpy.cones.numeric import ORDER
 
-__all__ = ["order_of", "project_semidefinite", "svec", "unsvec"]
-
 
 def order_of(size: int) -> int:
     """``n`` from ``n (n + 1) / 2``."""

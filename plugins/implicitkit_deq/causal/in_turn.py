@@ -13,8 +13,6 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.extend import Evaluations, Layout, Options, Outcome, Solver, System
 
-__all__ = ["InTurn"]
-
 
 @dataclass(frozen=True)
 class InTurn(Solver):

@@ -15,8 +15,6 @@ import implicitkit as ik
 from implicitkit.extend import Evaluations, Options, Outcome
 from implicitkit_deq.causal.in_turn import InTurn
 
-__all__ = ["PerPosition"]
-
 _WINDOW, _HORIZON = 12, 100.0  # as those of ik.extend.Impatient
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 import implicitkit as ik
 
-__all__ = ["PrefixNewton"]
-
 _RIDGE = 1e-13  # of normal equations in float64 with unit diagonal
 
 

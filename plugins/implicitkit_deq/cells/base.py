@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from implicitkit import extend
 
-__all__ = ["Cell", "check_image"]
-
 
 class Cell(extend.Configured, nn.Module):
     r"""A map ``z -> f(z; x)`` whose dependence on the inputs is computed once per solve.

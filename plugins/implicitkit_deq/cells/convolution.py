@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell, check_image
 
-__all__ = ["ConvBlock"]
-
 
 class ConvBlock(Cell):
     r"""``f(z; x) = N_3(\phi(z + N_2(W_2 * N_1(\phi(W_1 * z)) + U * x)))``, ``N_i`` group normalisations, ``\phi`` ReLU.

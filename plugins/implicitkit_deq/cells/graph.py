@@ -12,8 +12,6 @@ from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.normalise import WeightBound
 
-__all__ = ["Graph", "normalised_adjacency"]
-
 
 class Graph(Cell):
     r"""``f(Z; X) = \phi(A Z W^T + A X U^T + b)`` on a graph of ``N`` nodes with normalised adjacency ``A``.

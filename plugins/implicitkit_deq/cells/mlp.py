@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 
-__all__ = ["MLP"]
-
 
 class MLP(Cell):
     r"""``f(z; x) = \phi(W z + U x + b)``, or with a hidden layer ``f(z; x) = \phi(V \phi(W z + U x + b) + c)``.

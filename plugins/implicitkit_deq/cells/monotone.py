@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 
-__all__ = ["Monotone"]
-
 
 class Monotone(Cell):
     r"""The monotone operator equilibrium network ``z = \phi(W z + U x + b)`` with ``I - W`` strongly monotone:

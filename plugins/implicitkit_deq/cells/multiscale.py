@@ -12,8 +12,6 @@ from torch.nn import functional
 from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell, check_image
 
-__all__ = ["Multiscale"]
-
 
 class Multiscale(Cell):
     r"""States ``z = (z_1, ..., z_n)``, ``z_i`` of ``channels[i]`` at ``1 / 2^{i-1}`` of the resolution.  Each goes through a

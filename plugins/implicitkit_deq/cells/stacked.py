@@ -13,8 +13,6 @@ from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.starting.start import check_dims, check_state, zeros
 
-__all__ = ["Composed", "Stacked", "Wrapped"]
-
 
 class Wrapped(Cell):
     """Any callable ``(z, *inputs) -> z`` with its state's shape, as a :class:`Cell`.

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 import implicitkit as ik
 from implicitkit_deq.cells.stacked import Composed
 
-__all__ = ["Tied"]
-
 
 class Tied(Composed):
     r"""``z~ <- \sigma(W_z z~ + W_x x + b~)`` whose equilibrium is what a network of ``L`` layers computes.

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 
-__all__ = ["Transformer", "relative_positions"]
-
 
 class Transformer(Cell):
     r"""One transformer block with tied weights, the cell of the DEQ-Transformer.

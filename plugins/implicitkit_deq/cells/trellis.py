@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 
-__all__ = ["TrellisNet"]
-
 
 class TrellisNet(Cell):
     r"""The cell of the DEQ-TrellisNet on states ``z = [c, h]``, for position ``t`` and dilation ``s``:

@@ -16,8 +16,6 @@ from implicitkit_deq.compat import computed_again, is_batched, unseen
 from implicitkit_deq.held import hoist
 from implicitkit_deq.held.hooks import Shown
 
-__all__ = ["BATCH_NORMS", "Drawing", "Frozen", "called", "statistics_held"]
-
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _TRACKING = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 

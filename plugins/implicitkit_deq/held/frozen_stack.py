@@ -13,8 +13,6 @@ from implicitkit_deq.cells.stacked import Composed
 from implicitkit_deq.held import hoist
 from implicitkit_deq.held.frozen import Frozen
 
-__all__ = ["FrozenStack"]
-
 
 class FrozenStack:
     """What :class:`Frozen` is to a cell, to a :class:`Composed` one: a frozen map for every stage.

@@ -17,8 +17,6 @@ from torch.nn.utils import parametrize
 import implicitkit as ik
 from implicitkit_deq.compat import SETTING, hooks_that_set
 
-__all__ = ["Place", "computed", "held", "places"]
-
 
 class Place(NamedTuple):
     """Where a weight is made: the module that keeps what makes it, in which of its dicts and under which key; where it is

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from implicitkit_deq.compat import observed
 
-__all__ = ["Copied", "Shown"]
-
 
 class Shown:
     """Is somebody to read a cell's evaluation after a solve?

@@ -14,8 +14,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["bare", "gathered", "is_gathered"]
-
 
 class _Solve:
     """What stands in for the forward of a sharded cell while a layer solves."""

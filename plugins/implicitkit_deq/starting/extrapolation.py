@@ -34,8 +34,6 @@ from torch import Tensor
 from implicitkit.extend import LinearSolution, trees
 from implicitkit_deq.wrapped_linear_solver import Around
 
-__all__ = ["CHANGES", "Onward", "Trend", "lasting", "told"]
-
 CHANGES = 3  # that are remembered
 _TOLD = 0.5  # of a change, which may not have been expected of it, for the next one to be expected
 _LEAP = 2.0  # times the change before: one that is larger is no step like that

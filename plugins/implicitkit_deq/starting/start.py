@@ -17,20 +17,6 @@ from implicitkit_deq.compat import version
 from implicitkit_deq.starting.extrapolation import Trend
 from implicitkit_deq.starting.warm_start import Followed, Last, usable
 
-__all__ = [
-    "Again",
-    "Learned",
-    "check_dims",
-    "check_index",
-    "check_shapes",
-    "check_state",
-    "fitting",
-    "is_learned",
-    "make",
-    "shapes_of",
-    "zeros",
-]
-
 _STARTS = ("zeros", "learned", "last")
 
 

@@ -11,8 +11,6 @@ import implicitkit as ik
 from implicitkit_deq.compat import version
 from implicitkit_deq.starting.extrapolation import CHANGES, Trend, lasting, told
 
-__all__ = ["Followed", "Last", "alike", "usable"]
-
 _ANEW = 31  # one training call in so many starts from zero; a prime, so that in epochs it is not always the same batch
 
 
