@@ -166,7 +166,7 @@ def test_steihaug_says_how_far_its_model_falls(radius: float, definite: bool) ->
     A = normal(4, 6, 6, seed=0)
     H = A @ A.mT + torch.eye(6, dtype=F64) if definite else -A @ A.mT - torch.eye(6, dtype=F64)
     g, sizes = normal(4, 6, seed=1), torch.full((4,), radius, dtype=F64)
-    product: Any = type("Product", (), {"mv": staticmethod(lambda v: (H @ v.unsqueeze(2)).squeeze(2))})
+    product = _operator(H)
     p, fall = steihaug(product, g, sizes, torch.zeros(4, dtype=F64), torch.zeros(4, dtype=torch.bool), 2)
     model = (g * p).sum(1) + 0.5 * (p * (H @ p.unsqueeze(2)).squeeze(2)).sum(1)
     torch.testing.assert_close(fall, -model, rtol=1e-10, atol=1e-12)
@@ -181,7 +181,7 @@ def test_a_path_that_is_cut_is_the_one_that_is_walked(definite: bool) -> None:
     A = normal(4, 6, 6, seed=0)
     H = A @ A.mT + (0.1 if definite else -4) * torch.eye(6, dtype=F64)
     g, nobody = normal(4, 6, seed=1), torch.tensor([False, False, False, True])
-    product: Any = type("Product", (), {"mv": staticmethod(lambda v: (H @ v.unsqueeze(2)).squeeze(2))})
+    product = _operator(H)
     path, target = Path(g), torch.zeros(4, dtype=F64)
     assert path.cut(target + 1) is None
     p, _ = steihaug(product, g, target + 5, target, nobody, 5, path=path)
