@@ -30,14 +30,15 @@ D = torch.float64
 
 
 def _operator(M: Tensor, structure: Any = None) -> Operator:
-    """Of one matrix."""
+    """Of one matrix ``(n, n)``, or those of a batch."""
+    blocks = M if M.ndim == 3 else M.unsqueeze(0)
     return Operator(
-        lambda v: v @ M.mT,
-        lambda w: w @ M,
-        lambda: M.unsqueeze(0),
-        batch=1,
-        size=len(M),
-        like=M[:1],
+        lambda v: (blocks @ v.unsqueeze(2)).squeeze(2),
+        lambda w: (blocks.mT @ w.unsqueeze(2)).squeeze(2),
+        lambda: blocks,
+        batch=len(blocks),
+        size=blocks.shape[1],
+        like=blocks[:, 0],
         structure=structure,
     )
 
