@@ -214,7 +214,9 @@ def _of_jumps(record: Record, failed: Tensor) -> str:
     outcome, system = record.outcome, record.system
     z, norms = outcome.z, outcome.residual_norm[failed]
     stuck = bool(((outcome.status == int(Status.STALLED)) | (outcome.status == int(Status.MAX_STEPS)))[failed].all())
-    if system is None or z.dtype is not torch.float64 or outcome.evaluations < _MANY or not stuck:
+    if system is None or system.lifted.random or z.dtype is not torch.float64 or outcome.evaluations < _MANY:
+        return ""
+    if not stuck or record.unsteady(0.0):
         return ""
     sizes = []
     with contextlib.suppress(Exception), compat.untracked(), compat.own_graphs():

@@ -1152,7 +1152,7 @@ def test_numbers_that_nobody_sees_drawn_are_named(name: str, kind: str) -> None:
             solution = error.solution
         else:
             assert any(said in str(w.message) for w in caught if w.category is ik.ImpureFunctionWarning)
-    assert solution.evaluations <= clock.calls <= solution.evaluations + 5  # no more was spent on asking
+    assert solution.evaluations <= clock.calls <= solution.evaluations + 8  # no more was spent on asking
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -613,7 +613,7 @@ def _warn_vmap() -> tuple[Any, int]:
 
 
 def _warn_random() -> tuple[Any, int]:
-    noisy = lambda z: 0.0 * torch.rand_like(z)  # noqa: E731
+    noisy = lambda z: 1e-30 * torch.rand_like(z)  # noqa: E731
     return ik.fixed_point(noisy, torch.ones(2, dtype=D), solver="picard"), _here()
 
 
