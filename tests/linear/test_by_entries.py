@@ -13,6 +13,7 @@ import implicitkit as ik
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.auto import Auto
+from implicitkit.linear.equilibrated import equilibrated
 from implicitkit.linear.factors.sparse_form import sparse_blocks
 from implicitkit.linear.iterative.by_entries import ByEntries
 from implicitkit.sparsity.patterns import Sparsity
@@ -142,3 +143,33 @@ def test_the_derivative_is_right() -> None:
     (grad,) = torch.autograd.grad(z @ w, x)
     (back,) = torch.func.vjp(lambda z: upwind(z) + z**3, z.detach())[1](grad)
     torch.testing.assert_close(back, w, rtol=1e-7, atol=1e-8)
+
+
+def bordered() -> Operator:
+    """Sparse but for a number that all unknowns share."""
+    z = torch.rand(5, SIDE**3, dtype=D, generator=torch.Generator().manual_seed(0))
+    return operator(lambda z: upwind(z) + z**3 + z.mean(-1, keepdim=True), z)
+
+
+def in_like_units() -> Operator:
+    """Of unknowns and equations in units of their own, made of like size."""
+    units = torch.logspace(-5, 5, SIDE**3, dtype=D)
+    z = torch.rand(5, SIDE**3, dtype=D, generator=torch.Generator().manual_seed(0)) * units
+    A = operator(lambda z: upwind(z / units) + (z / units) ** 3, z)
+    like = equilibrated(A, A.mv(z), z, False)
+    assert like is not None
+    return like.A
+
+
+@pytest.mark.parametrize("make", [bordered, in_like_units])
+def test_matrices_of_another_make(make: Callable[[], Operator]) -> None:
+    A, index = make(), torch.tensor([3, 1])
+    v = torch.randn(A.batch, A.size, dtype=D, generator=torch.Generator().manual_seed(1))
+    want, by = (A.mv(v), A.rmv(v)), ByEntries(A)
+    by.expect(1000)
+    assert by.written
+    torch.testing.assert_close((by.operator.mv(v), by.operator.rmv(v)), want, rtol=1e-11, atol=1e-11)
+    some = by.operator.select(index)
+    assert some is not None
+    found = some.mv(v[index]), some.rmv(v[index])
+    torch.testing.assert_close(found, tuple(w[index] for w in want), rtol=1e-11, atol=1e-11)
