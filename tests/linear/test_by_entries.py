@@ -16,6 +16,8 @@ from implicitkit.linear.auto import Auto
 from implicitkit.linear.equilibrated import equilibrated
 from implicitkit.linear.factors.sparse_form import sparse_blocks
 from implicitkit.linear.iterative.by_entries import ByEntries
+from implicitkit.solver.minimise import newton_cg
+from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.sparsity.patterns import Sparsity
 
 D = torch.float64
@@ -134,6 +136,17 @@ def test_minimisation_does_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
     z = solution.value
     torch.testing.assert_close(100 * space(z) + z**3, x, rtol=1e-6, atol=1e-6)
     assert any(calls)
+
+
+def test_what_is_not_written_down_is_no_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    A = varied(space, 1)
+    count, price = counted(A, monkeypatch), A.price()
+    monkeypatch.setattr(newton_cg, "looks", lambda price: ())
+    monkeypatch.setattr(ByEntries, "expect", lambda self, products: None)
+    g, one, factors = torch.ones_like(A.like), A.like.new_ones(1), 2.0 * price.products + 4
+    ball = (torch.inf * one, 1e-14 * one, torch.zeros(1, dtype=torch.bool))
+    assert ByEntries(A).affords(factors) > factors
+    assert steihaug(A, g, *ball, 500, factors) is None and count[0] == factors
 
 
 def test_the_derivative_is_right() -> None:
