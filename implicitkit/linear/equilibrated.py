@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
-from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.operators import MatVec, Operator
 from implicitkit.linear.base import LinearSolution
 
 _APART = 1e-6  # of the largest entry of a sample: how small others are where they may have other units
@@ -160,6 +160,16 @@ class _Factors:
     def solve(self, b: Tensor) -> Tensor:
         """``(L A R)^{-1} b``, ``(batch, n)`` or ``(batch, n, k)``."""
         return self._times(1 / self.right, self._of.solve(self._times(1 / self.left, b)))
+
+    def products(self, dtype: torch.dtype) -> tuple[MatVec, MatVec]:
+        """``v -> L A R v`` and ``w -> R A' L w`` of plain vectors ``(batch, n)``."""
+        forth, back = self._of.products(dtype)
+        left, right = self.left, self.right
+        return lambda v: left * forth(right * v), lambda w: right * back(left * w)
+
+    def some(self, samples: Tensor) -> _Factors:
+        """Those of some samples ``(k,)``."""
+        return _Factors(self._of.some(samples), self.left[samples], self.right[samples])
 
     def factored(self, factorise: Any) -> _Factors:
         """The same matrices with factors of another make."""

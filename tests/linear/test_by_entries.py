@@ -13,8 +13,11 @@ import implicitkit as ik
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.auto import Auto
+from implicitkit.linear.equilibrated import equilibrated
 from implicitkit.linear.factors.sparse_form import sparse_blocks
 from implicitkit.linear.iterative.by_entries import ByEntries
+from implicitkit.solver.minimise import newton_cg
+from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.sparsity.patterns import Sparsity
 
 D = torch.float64
@@ -135,6 +138,17 @@ def test_minimisation_does_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(calls)
 
 
+def test_what_is_not_written_down_is_no_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    A = varied(space, 1)
+    count, price = counted(A, monkeypatch), A.price()
+    monkeypatch.setattr(newton_cg, "looks", lambda price: ())
+    monkeypatch.setattr(ByEntries, "expect", lambda self, products: None)
+    g, one, factors = torch.ones_like(A.like), A.like.new_ones(1), 2.0 * price.products + 4
+    ball = (torch.inf * one, 1e-14 * one, torch.zeros(1, dtype=torch.bool))
+    assert ByEntries(A).affords(factors) > factors
+    assert steihaug(A, g, *ball, 500, factors) is None and count[0] == factors
+
+
 def test_the_derivative_is_right() -> None:
     x = torch.randn(SIDE**3, dtype=D, generator=torch.Generator().manual_seed(4)).requires_grad_()
     z = ik.root(lambda z, x: upwind(z) + z**3 - x, torch.zeros(SIDE**3, dtype=D), (x,)).value
@@ -142,3 +156,33 @@ def test_the_derivative_is_right() -> None:
     (grad,) = torch.autograd.grad(z @ w, x)
     (back,) = torch.func.vjp(lambda z: upwind(z) + z**3, z.detach())[1](grad)
     torch.testing.assert_close(back, w, rtol=1e-7, atol=1e-8)
+
+
+def bordered() -> Operator:
+    """Sparse but for a number that all unknowns share."""
+    z = torch.rand(5, SIDE**3, dtype=D, generator=torch.Generator().manual_seed(0))
+    return operator(lambda z: upwind(z) + z**3 + z.mean(-1, keepdim=True), z)
+
+
+def in_like_units() -> Operator:
+    """Of unknowns and equations in units of their own, made of like size."""
+    units = torch.logspace(-5, 5, SIDE**3, dtype=D)
+    z = torch.rand(5, SIDE**3, dtype=D, generator=torch.Generator().manual_seed(0)) * units
+    A = operator(lambda z: upwind(z / units) + (z / units) ** 3, z)
+    like = equilibrated(A, A.mv(z), z, False)
+    assert like is not None
+    return like.A
+
+
+@pytest.mark.parametrize("make", [bordered, in_like_units])
+def test_matrices_of_another_make(make: Callable[[], Operator]) -> None:
+    A, index = make(), torch.tensor([3, 1])
+    v = torch.randn(A.batch, A.size, dtype=D, generator=torch.Generator().manual_seed(1))
+    want, by = (A.mv(v), A.rmv(v)), ByEntries(A)
+    by.expect(1000)
+    assert by.written
+    torch.testing.assert_close((by.operator.mv(v), by.operator.rmv(v)), want, rtol=1e-11, atol=1e-11)
+    some = by.operator.select(index)
+    assert some is not None
+    found = some.mv(v[index]), some.rmv(v[index])
+    torch.testing.assert_close(found, tuple(w[index] for w in want), rtol=1e-11, atol=1e-11)

@@ -725,3 +725,14 @@ def test_sums_at_places_of_an_index_cost_as_much_side_by_side() -> None:
         A.graph = lambda placed=placed: (15, 15 * batch * size, placed)  # type: ignore[assignment]
         prices.append(price_of_dense_like(A).factors)
     assert 18 < prices[0] < 21 and 26 < prices[1] < 30, prices
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_systems_in_half_precision_are_iterated_in_single(dtype: torch.dtype) -> None:
+    values = torch.linspace(1, 2, 200, dtype=dtype).expand(2, -1)
+    A = Operator(lambda v: v * values, lambda w: w * values, values.diag_embed, batch=2, size=200, like=values)
+    found = Frugal().solve(
+        A, torch.ones_like(values), rtol=torch.full((2,), 0.02, dtype=dtype), atol=0.0, max_steps=None
+    )
+    assert bool(found.converged.all()) and found.x.dtype == dtype
+    torch.testing.assert_close(found.x * values, torch.ones_like(values), rtol=0, atol=0.2)

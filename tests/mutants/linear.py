@@ -491,8 +491,21 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/minimise/newton_cg.py",
-        "tests/linear/test_by_entries.py -k minimisation",
+        "tests/linear/test_by_entries.py -k 'minimisation or cheaper'",
         ("by.expect(float(more.amax()))", "pass"),
+        ("(by.affords(price) if by.written else price)", "by.affords(price)"),
+    ),
+    *mutants(
+        "implicitkit/linear/factors/low_rank_blocks.py",
+        "tests/linear/test_by_entries.py -k another_make",
+        ("self._twice(back, w, signs)", "self._twice(forth, w, signs)"),
+        ("self.signs[samples]", "self.signs"),
+    ),
+    *mutants(
+        "implicitkit/linear/equilibrated.py",
+        "tests/linear/test_by_entries.py -k another_make",
+        ("right * back(left * w)", "left * back(right * w)"),
+        ("self.left[samples], self.right[samples]", "self.left[:2], self.right[:2]"),
     ),
     *mutants(
         "implicitkit/foundation/operators.py",

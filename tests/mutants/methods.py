@@ -546,7 +546,7 @@ MUTANTS = [
         "tests/linear/test_frugal.py -k 'minimum or trust_region or late'",
         ("if price is not None and price.factors >= WORTH:", "if False:"),
         ("WORTH = 7.0", "WORTH = 20.0"),
-        ("        if k >= by.affords(price):", "        if False:"),
+        ("        if k >= (by.affords(price) if by.written else price):", "        if False:"),
         ("more = torch.where(done, 0, more)", "more = torch.where(done, more, 0)"),
         ("frugal = tried is not None", "frugal = True"),
     ),

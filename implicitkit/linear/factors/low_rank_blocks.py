@@ -21,6 +21,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import MatVec
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.sparsity.compression import Coloured, known_entries
 from implicitkit.sparsity.low_rank import Bordered, Entries
@@ -92,6 +93,16 @@ class LowRankBlocks:
         signs = self.signs.to(x)
         signs = signs if x.ndim == 2 else signs.unsqueeze(2)
         return self._twice(self.extended.product, x, signs)
+
+    def products(self, dtype: torch.dtype) -> tuple[MatVec, MatVec]:
+        """``v -> J v`` and ``w -> J' w``, as those of :class:`SparseBlocks`."""
+        forth, back = self.extended.products(dtype)
+        signs = self.signs.to(dtype)
+        return lambda v: self._twice(forth, v, signs), lambda w: self._twice(back, w, signs)
+
+    def some(self, samples: Tensor) -> LowRankBlocks:
+        """The matrices of these samples ``(k,)``."""
+        return LowRankBlocks(self.extended.some(samples), self.signs[samples])
 
     def size(self, x: Tensor) -> Tensor:
         """``|A| |x| + |U| |V| |x|``, shaped as ``x``."""

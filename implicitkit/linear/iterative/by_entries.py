@@ -50,7 +50,7 @@ class ByEntries:
         if not products > _PAYS * self._products > 0:
             return
         self._products, self._blocks = 0, self.A.sparse()
-        if self._blocks is not None and not self._blocks.border:
+        if self._blocks is not None:
             self.written = True
             self._mv, self._rmv = self._blocks.products(self.A.like.dtype)
 

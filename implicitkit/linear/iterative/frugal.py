@@ -26,7 +26,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, flag, positive
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.iterative.by_entries import ByEntries
-from implicitkit.linear.iterative.cycles import Correction, column, norms, restarted
+from implicitkit.linear.iterative.cycles import Correction, column, in_working_precision, norms, restarted
 from implicitkit.linear.iterative.gmres import arnoldi, vectors
 from implicitkit.linear.iterative.inner_cg import conjugate, seems_definite
 
@@ -59,6 +59,7 @@ class Frugal(LinearSolver):
     def __post_init__(self) -> None:
         check_options(self, price=positive(), together=flag(), unasked=at_least(0), beyond=flag())
 
+    @in_working_precision
     def solve(
         self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
     ) -> LinearSolution:

@@ -194,7 +194,7 @@ def steihaug(
             if k in asks and not bool((more <= by.affords(price - k)).all()):
                 return None
             by.expect(float(more.amax()))
-        if k >= by.affords(price):
+        if k >= (by.affords(price) if by.written else price):
             return None
         d = torch.addcmul(-r, (new / rr).unsqueeze(1), d)
         d = torch.where(done.unsqueeze(1), 0, d)
