@@ -18,10 +18,13 @@ PRODUCTS = "tests/solver/test_products_differentiated.py"
 MUTANTS = [
     *mutants(
         "implicitkit/sparsity/rules/contractions.py",
-        "tests/linear/test_sparsity.py -k 'misses_nothing and (bag or attention or pairs or bilinear)'",
+        "tests/linear/test_sparsity.py -k 'misses_nothing and (bag or attention or distances or bilinear or values)'",
         ("rows[taken]", "taken"),
         ('side="right"', 'side="left"'),
-        ("device=q.device).tril()", "device=q.device).triu()"),
+        ("dtype=torch.bool).tril()", "dtype=torch.bool).triu()"),
+        ("(mask is None or trace.chosen(mask))", "(mask is None)"),
+        (".repeat(q.shape[1] // k.shape[1], 1)", ""),
+        ("np.expand_dims(", "(lambda t, across: t)("),
         ("kept = [1 if d in sums else size", "kept = [size if d in sums else 1"),
         ("if mask is not None and trace.tracked(mask):", "if False:"),
     ),
