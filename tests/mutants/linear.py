@@ -21,7 +21,7 @@ MUTANTS = [
         "tests/linear/test_sparsity.py -k 'misses_nothing and (bag or attention or distances or bilinear or values)'",
         ("rows[taken]", "taken"),
         ('side="right"', 'side="left"'),
-        ("dtype=torch.bool).tril()", "dtype=torch.bool).triu()"),
+        ("new_ones(m, n).tril()", "new_ones(m, n).triu()"),
         ("(mask is None or trace.chosen(mask))", "(mask is None)"),
         (".repeat(q.shape[1] // k.shape[1], 1)", ""),
         ("np.expand_dims(", "(lambda t, across: t)("),

@@ -62,7 +62,7 @@ def attention(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, An
     batch, m, n = math.prod(shape[:-2]), *shape[-2:]
     sees = None
     if causal or not (mask is None or trace.chosen(mask)):
-        allowed = mask != -torch.inf if mask is not None else torch.ones(m, n, dtype=torch.bool).tril()
+        allowed = q.new_ones(m, n).tril() != 0 if mask is None else mask != -torch.inf
         sees = np.nonzero(allowed.expand(shape).reshape(batch, m, n).cpu().numpy())
     heads = np.arange(k.shape[:-2].numel()).reshape(-1, k.shape[1]).repeat(q.shape[1] // k.shape[1], 1).reshape(-1, 1)
     rows = (heads * n + np.arange(n)).reshape(-1)  # of K and V, a head of which serves several of Q
