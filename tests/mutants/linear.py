@@ -29,6 +29,16 @@ MUTANTS = [
         ("if mask is not None and trace.tracked(mask):", "if False:"),
     ),
     *mutants(
+        "implicitkit/sparsity/rules/products.py",
+        "tests/linear/test_sparsity.py -k 'misses_nothing and values'",
+        ("if trace.chosen(A):", "if trace.tracked(A):"),
+    ),
+    *mutants(
+        "implicitkit/sparsity/rules/windows.py",
+        "tests/linear/test_sparsity.py -k 'misses_nothing and values'",
+        ("return flat | trace.chosen(weight)", "return flat"),
+    ),
+    *mutants(
         "implicitkit/foundation/linear_map.py",
         PRODUCTS,
         ("_Product.apply(ctx.back, ctx.forth, g)", "_Product.apply(ctx.forth, ctx.back, g)"),
