@@ -20,9 +20,10 @@ import functools
 import inspect
 import math
 import numbers
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ __all__ = [
     "Configured",
     "Requirement",
     "above",
-    "adopt",
+    "adopts",
     "at_least",
     "between",
     "check_arguments",
@@ -57,6 +58,8 @@ __all__ = [
     "torch_dtype",
     "whole",
 ]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +116,16 @@ def check_options(owner: Any, **requirements: Requirement) -> None:
         requirement.check(name, value, of)
 
 
-def adopt(owner: Any, inner: Any, *names: str) -> None:
-    """Say of ``owner`` what is true of the part inside it: its attributes of these names are those of ``inner``."""
-    for name in names:
-        object.__setattr__(owner, name, getattr(inner, name))
+def adopts(part: str, *names: str) -> Callable[[type[T]], type[T]]:
+    """Say of a class what is true of the part inside it: attributes of these names are those of the attribute ``part``,
+    unless a subclass says otherwise."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        for name in names:
+            setattr(cls, name, property(operator.attrgetter(f"{part}.{name}")))
+        return cls
+
+    return decorate
 
 
 def check_arguments(owner: str, **given: tuple[Requirement, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, tracers
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.unversioned_writes import IN_PLACE, FirstCalls
 from implicitkit.lifting.entries import present
@@ -61,7 +61,7 @@ def watched(
     _refuse_written(given, versions, states)
     if buffers is not None:
         _note_buffers(into, constants, *buffers)
-    if random is not None and not torch.equal(random, _random_state(device)) and _draws(lambda: run()[0], out):  # type: ignore[arg-type]
+    if random is not None and not _same(random, device) and _draws(lambda: run()[0], out, device):
         into.random = True
         warn(
             "the function draws random numbers (dropout in training, noise): every evaluation is a different map, so "
@@ -83,9 +83,30 @@ def moved(t: Any) -> Any:
     return t + 0.01 * (1 + t.abs()) if isinstance(t, Tensor) and t.is_floating_point() else t
 
 
-def _draws(again: Callable[[], Any], out: Any) -> bool:
-    """Has the function drawn the random numbers that were drawn meanwhile, or another thread?  Theirs change nothing."""
-    return threading.active_count() == 1 or _differ(out, again())
+class _Draws(tracers.TorchDispatchMode):
+    """Whether operations of this thread draw from the generator of the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device, self.any = device, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.any or torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        before = _random_state(self.device)
+        out = func(*args, **(kwargs or {}))
+        self.any = before is not None and not _same(before, self.device)  # attention without dropout draws nothing
+        return out
+
+
+def _draws(again: Callable[[], Any], out: Any, device: torch.device) -> bool:
+    """Has the function drawn the random numbers that were drawn meanwhile, or another thread?  One more evaluation tells,
+    by its operations (dropout of zeros changes no number) or, where they are compiled, by its numbers."""
+    if threading.active_count() == 1:
+        return True
+    with _Draws(device) as draws:
+        other = again()
+    return draws.any or _differ(out, other)
 
 
 def _differ(*trees: Any) -> bool:
@@ -154,6 +175,11 @@ def _changed(t: Tensor, copy: Tensor) -> bool:
     if t.layout != torch.strided:  # sparse tensors cannot be compared, and no normalisation writes to them
         return version(copy) > 0
     return version(copy) > 0 or not torch.equal(t, copy)
+
+
+def _same(state: Tensor, device: torch.device) -> bool:
+    now = _random_state(device)
+    return now is not None and torch.equal(state, now)
 
 
 def _random_state(device: torch.device) -> Tensor | None:

@@ -30,7 +30,7 @@ class LinearSolution(NamedTuple):
     with ``A`` or ``A^T`` that the sample needed.  ``converged``: ``(batch,)`` bool.  ``reason``: one clause for people,
     used when something did not converge ("the matrix is singular", "stagnated after 20 restarts").
     ``doubt``: a sentence for a warning where something converged in the sense of least squares only.  ``error``: what to
-    raise, told the samples that have failed, where it is the solution that has no derivative.
+    raise, whatever ``on_failure`` says, told the samples that have failed: there the solution has no derivative.
 
     Units: ``x`` as the unknowns, ``residual_norm`` as ``b``.
     """

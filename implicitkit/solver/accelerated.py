@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import adopt, check_arguments, part
+from implicitkit.foundation.options import adopts, check_arguments, part
 from implicitkit.solver.base import Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.evaluations import Evaluations
@@ -15,6 +15,7 @@ from implicitkit.solver.fixed_point.anderson import Anderson
 from implicitkit.solver.method import Method
 
 
+@adopts("method", "solves", "max_size", "default_max_steps")
 class Accelerated(Method):
     r"""``ik.Accelerated("gradient_descent")``: the method's step taken for a fixed-point map ``z -> step(z)``, and that map
     accelerated by Anderson mixing, with the safeguards of :class:`~implicitkit.Anderson`.
@@ -53,7 +54,6 @@ class Accelerated(Method):
             raise TypeError(f"Accelerated takes a method with steps; {method.name or type(method).__name__!r} has none")
         self.method = method
         self.mixing = Anderson(memory=memory, ridge=ridge, period=period, safeguard=safeguard, patience=patience)
-        adopt(self, method, "solves", "max_size", "default_max_steps")
 
     def __repr__(self) -> str:
         return f"Accelerated({self.method!r}, memory={self.mixing.memory})"

@@ -230,15 +230,13 @@ class Effort:
 
 
 @dataclass(frozen=True)
+@extend.options.adopts("inner", "name")
 class _Rule(ik.Rule):
     """The exact rule, whose linear solver forgives (``policy``), and begins where the last ones ended (``trend``)."""
 
     inner: ik.Implicit
     policy: Forgive | None
     trend: Trend | None = None
-
-    def __post_init__(self) -> None:
-        extend.options.adopt(self, self.inner, "name")
 
     def attach(self, request: Any) -> Any:
         return self.inner.attach(cast(extend.Request, _Request(request, self.policy, self.trend)))

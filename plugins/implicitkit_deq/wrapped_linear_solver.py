@@ -10,8 +10,11 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.extend import LinearSolution, options
 
+_SAID = "name", "needs", "exact", "matrix_free", "preconditions", "factors", "has_units", "checks_itself"
+
 
 @dataclass(frozen=True)
+@options.adopts("inner", *_SAID)
 class Around(ik.LinearSolver):
     """What is said of it (its name, what it needs, whether it is exact, and so on) is what is true of the one inside.
 
@@ -22,14 +25,6 @@ class Around(ik.LinearSolver):
     """
 
     inner: ik.LinearSolver
-
-    def __post_init__(self) -> None:
-        said = "name", "needs", "exact", "matrix_free", "preconditions", "factors", "has_units"
-        options.adopt(self, self.inner, *said)
-
-    @property
-    def checks_itself(self) -> bool:
-        return bool(self.inner.checks_itself)
 
     def solve_many(self, A: Any, b: Tensor, **how: Any) -> LinearSolution:
         return self.inner.solve_many(A, b, **how)

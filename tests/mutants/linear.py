@@ -18,12 +18,25 @@ PRODUCTS = "tests/solver/test_products_differentiated.py"
 MUTANTS = [
     *mutants(
         "implicitkit/sparsity/rules/contractions.py",
-        "tests/linear/test_sparsity.py -k 'misses_nothing and (bag or attention or pairs or bilinear)'",
+        "tests/linear/test_sparsity.py -k 'misses_nothing and (bag or attention or distances or bilinear or values)'",
         ("rows[taken]", "taken"),
         ('side="right"', 'side="left"'),
-        ("device=q.device).tril()", "device=q.device).triu()"),
+        ("new_ones(m, n).tril()", "new_ones(m, n).triu()"),
+        ("(mask is None or trace.chosen(mask))", "(mask is None)"),
+        (".repeat(q.shape[1] // k.shape[1], 1)", ""),
+        ("np.expand_dims(", "(lambda t, across: t)("),
         ("kept = [1 if d in sums else size", "kept = [size if d in sums else 1"),
         ("if mask is not None and trace.tracked(mask):", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/sparsity/rules/products.py",
+        "tests/linear/test_sparsity.py -k 'misses_nothing and values'",
+        ("if trace.chosen(A):", "if trace.tracked(A):"),
+    ),
+    *mutants(
+        "implicitkit/sparsity/rules/windows.py",
+        "tests/linear/test_sparsity.py -k 'misses_nothing and values'",
+        ("return flat | trace.chosen(weight)", "return flat"),
     ),
     *mutants(
         "implicitkit/foundation/linear_map.py",

@@ -67,6 +67,15 @@ def test_it_looks_like_what_it_is_made_of() -> None:
     assert pickle.loads(pickle.dumps(solver)) == solver != ik.Accelerated("newton")
 
 
+def test_a_subclass_says_what_it_does_itself() -> None:
+    class Short(ik.Accelerated):
+        default_max_steps = 7
+        solves = property(lambda self: "root")
+
+    short = Short("picard")
+    assert (short.solves, short.default_max_steps, short.max_size) == ("root", 7, None)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [

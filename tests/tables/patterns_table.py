@@ -247,6 +247,18 @@ PATTERNS = [
     Case("attention to what came before", _attention(causal=True), extra=4),
     Case("attention to what a mask shows", _attention(lambda z: _SEEN)),
     Case("attention with a mask of numbers", _attention(lambda z: z.view(-1, 2, 3, 2).flip(1)[..., :1] * _AIMS[:3])),
+    Case("attention to what values show", _attention(lambda z: _SEEN | (z.view(-1, 2, 3, 2)[..., :1] > 0))),
+    Case(
+        "attention of two heads to one",
+        lambda z: F.scaled_dot_product_attention(
+            z[:, :8].view(-1, 2, 2, 2), *z[:, 4:].view(-1, 2, 1, 2, 2).unbind(1), is_causal=True, enable_gqa=True
+        ).flatten(1),
+        extra=12,
+    ),
+    Case(
+        "a factor that values choose", lambda z: ((z[:, :6].view(-1, 2, 3) > 0).double() @ z.view(-1, 3, 4)).flatten(1)
+    ),
+    Case("a kernel that values choose", lambda z: F.conv1d(z[None], (z[:, None, 3:6] > 0).double(), groups=len(z))[0]),
     Case(
         "views in place",
         lambda z: (z.view(-1, 3, 4) ** 2).transpose_(1, 2).unsqueeze_(1).squeeze_(1).sum(2).flatten(1),
@@ -382,6 +394,8 @@ PATTERNS = [
     ),
     Case("detached part", lambda z: z.detach().roll(1, 1) * z, extra=12),
     Case("tril", lambda z: z.view(-1, 3, 2, 2).tril().flatten(1) ** 2, hidden=()),
+    Case("distances from what is no batch", lambda z: torch.cdist(z.view(-1, 4, 3), _POINTS).flatten(1)),
+    Case("distances by products", lambda z: torch.cdist(_POINTS, z.view(-1, 26, 3)).flatten(1), n=78),
     Case("repeat", lambda z: z[:, :6].repeat(1, 2) * z),
     Case("outer with constants", lambda z: (z.view(-1, 6, 2)[:, :, :, None] * torch.ones(2).double()).flatten(1)),
     Case("renorm", lambda z: z.view(-1, 6, 2).flatten(0, 1).renorm(2, 0, 0.5).view(z.shape)),

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import adopt, at_least, check_options, part
+from implicitkit.foundation.options import adopts, at_least, check_options, part
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.evaluations import Evaluations
@@ -39,6 +39,7 @@ _EIGHTFOLD = 8  # ways, each eight times as long as the one before: 1e6 of them 
 
 
 @dataclass(frozen=True)
+@adopts("method", "name")
 class Attracting(Solver):
     r"""An acceleration, and where it ends in a fixed point that repels, the plain iteration from the start instead.
 
@@ -67,7 +68,6 @@ class Attracting(Solver):
 
     def __post_init__(self) -> None:
         check_options(self, method=part("method", Method), patience=at_least(1))
-        adopt(self, self.method, "name")
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         granted = self.patience if options.max_steps is None else min(self.patience, options.max_steps)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import adopt, at_least, check_options, flag, positive
+from implicitkit.foundation.options import adopts, at_least, check_options, flag, positive
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
@@ -17,6 +17,7 @@ _RISES = 1.1  # times the residual of the last look
 
 
 @dataclass(frozen=True)
+@adopts("method", "solves", "default_max_steps")
 class Impatient(Method):
     r"""A method as it is, but a sample whose residual no longer falls is given up (status ``STALLED``).
 
@@ -53,8 +54,11 @@ class Impatient(Method):
         check_options(self, window=at_least(2), horizon=positive(), reach=positive(), follow=flag())
         if not isinstance(self.method, Method):
             raise TypeError(f"only an iterative method can be impatient, got {type(self.method).__name__}")
-        adopt(self, self.method, "solves", "default_max_steps")
-        object.__setattr__(self, "name", self.method.name or type(self.method).__name__)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The method's own."""
+        return self.method.name or type(self.method).__name__
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         radius = None

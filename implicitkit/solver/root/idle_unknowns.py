@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
-from implicitkit.foundation.options import adopt, check_options, part
+from implicitkit.foundation.options import adopts, check_options, part
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
@@ -25,6 +25,7 @@ _BESIDE = 1e-3  # likewise, where an idle unknown is idle still
 
 
 @dataclass(frozen=True)
+@adopts("solver", "solves")
 class Awakened(Solver):
     """A solver from where the start has no idle unknowns; samples that have none to begin with are given up at once.
 
@@ -43,7 +44,6 @@ class Awakened(Solver):
 
     def __post_init__(self) -> None:
         check_options(self, solver=part("solver", Solver))
-        adopt(self, self.solver, "solves")
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         start = awake(f, z0)

@@ -61,18 +61,18 @@ def attention(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, An
     shape = (*q.shape[:-1], k.shape[-2])
     batch, m, n = math.prod(shape[:-2]), *shape[-2:]
     sees = None
-    if causal or mask is not None:
-        allowed = torch.ones(m, n, dtype=torch.bool, device=q.device).tril() if causal else None
-        if mask is not None:
-            allowed = mask if mask.dtype is torch.bool else mask != -torch.inf
-        assert allowed is not None
+    if causal or not (mask is None or trace.chosen(mask)):
+        allowed = q.new_ones(m, n).tril() != 0 if mask is None else mask != -torch.inf
         sees = np.nonzero(allowed.expand(shape).reshape(batch, m, n).cpu().numpy())
-    scores = [_rows(trace, q), from_right(_rows(trace, k), sees, (batch, m, n, 1))]
+    heads = np.arange(k.shape[:-2].numel()).reshape(-1, k.shape[1]).repeat(q.shape[1] // k.shape[1], 1).reshape(-1, 1)
+    rows = (heads * n + np.arange(n)).reshape(-1)  # of K and V, a head of which serves several of Q
+    scores = [_rows(trace, q), from_right(index_sets.take(_rows(trace, k), rows), sees, (batch, m, n, 1))]
     if mask is not None and trace.tracked(mask):
         scores.append(_rows(trace, mask.expand(shape)))
     sums = index_sets.union(scores)
     width = v.shape[-1]
-    values = from_right(trace.read(v), sees, (batch, m, n, width))
+    entries = (rows[:, None] * width + np.arange(width)).reshape(-1)
+    values = from_right(index_sets.take(trace.read(v), entries), sees, (batch, m, n, width))
     trace.write(out[0], index_sets.union([index_sets.take(sums, np.repeat(np.arange(batch * m), width)), values]))
     trace.write(out[1], sums)
 
@@ -90,13 +90,12 @@ def pairs(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], 
 
 
 def distances(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """``_cdist_forward(A, B, p, mode)`` of ``(*batch, m, k)`` and ``(*batch, q, k)``: a row of each."""
-    m, q = out.shape[-2:]
-    first, last = (_rows(trace, t) for t in args[:2])
-    batch = np.arange(out.numel() // max(1, m * q))
-    rows = np.repeat(np.arange(len(batch) * m), q)
-    columns = np.repeat(batch, m * q) * q + np.tile(np.arange(q), len(batch) * m)
-    trace.write(out, index_sets.union([index_sets.take(first, rows), index_sets.take(last, columns)]))
+    """``_cdist_forward(A, B, p, mode)`` of ``(*batch, m, k)`` and ``(*batch, q, k)``, batches broadcast: a row of each."""
+    found = []
+    for t, across in ((args[0], -1), (args[1], -2)):
+        rows = np.expand_dims(np.arange(t.shape[:-1].numel()).reshape(t.shape[:-1]), across)
+        found.append(index_sets.take(_rows(trace, t), np.broadcast_to(rows, out.shape).reshape(-1)))
+    trace.write(out, index_sets.union(found))
 
 
 RULES: dict[str, Rule] = {
@@ -106,4 +105,5 @@ RULES: dict[str, Rule] = {
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_pdist_forward": pairs,
     "_cdist_forward": distances,
+    "_euclidean_dist": distances,
 }

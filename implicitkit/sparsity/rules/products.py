@@ -20,9 +20,11 @@ from implicitkit.sparsity.rules.pointwise import broadcast
 from implicitkit.sparsity.tracing import Rule, Trace
 
 
-def _nonzeros(A: Tensor) -> tuple[np.ndarray, ...] | None:
-    """``(b, i, j)`` of the entries of a constant ``(batch, m, k)`` that are not zero; ``None`` if none is: three indices
-    for each would take three times their memory, and say nothing."""
+def _nonzeros(trace: Trace, A: Tensor) -> tuple[np.ndarray, ...] | None:
+    """``(b, i, j)`` of the entries of a constant ``(batch, m, k)`` that are not zero; ``None`` where all may be other
+    numbers: it is no constant, or values of unknowns have chosen it, or none is zero."""
+    if trace.chosen(A):
+        return None
     if A.layout is not torch.strided:
         index = A.detach().coalesce().indices().cpu().numpy()
         return index[0], index[1], index[2]
@@ -38,10 +40,10 @@ def _product(trace: Trace, A: Tensor, B: Tensor) -> list[IndexSets]:
     q = B.shape[2]
     found = []
     if trace.tracked(B):
-        found.append(from_right(trace.read(B), None if trace.tracked(A) else _nonzeros(A), (batch, m, k, q)))
+        found.append(from_right(trace.read(B), _nonzeros(trace, A), (batch, m, k, q)))
     if trace.tracked(A):  # (A B)^T = B^T A^T
         sets = index_sets.take(trace.read(A), _turned(batch, m, k))
-        constant = None if trace.tracked(B) else _nonzeros(B.mT if B.layout is torch.strided else B.transpose(1, 2))
+        constant = _nonzeros(trace, B.mT if B.layout is torch.strided else B.transpose(1, 2))
         right = from_right(sets, constant, (batch, q, k, m))
         found.append(index_sets.take(right, _turned(batch, q, m)))
     return found

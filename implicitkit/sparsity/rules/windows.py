@@ -86,9 +86,10 @@ def _apply(trace: Trace, x: Tensor, out: Tensor, links: tuple[np.ndarray, np.nda
     trace.write(out, index_sets.through(targets, sources, out.numel(), trace.read(x)))
 
 
-def _flat(weight: Tensor) -> np.ndarray:
+def _flat(trace: Trace, weight: Tensor) -> np.ndarray:
+    """Where a constant weight is not zero, or may not be: values of unknowns have chosen it."""
     flat: np.ndarray = (weight.detach() != 0).flatten(2).cpu().numpy()
-    return flat
+    return flat | trace.chosen(weight)
 
 
 def convolution(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
@@ -101,7 +102,7 @@ def convolution(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, 
     count = x.dim() - 2
     options = [_all_of(v, count) for v in (stride, padding, dilation)]
     geometry = _geometry(x, out, weight, options, transposed)
-    _apply(trace, x, out, _links(_flat(weight), transposed, groups, geometry))
+    _apply(trace, x, out, _links(_flat(trace, weight), transposed, groups, geometry))
 
 
 def convolution_backward(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
@@ -114,7 +115,7 @@ def convolution_backward(trace: Trace, func: Any, args: Sequence[Any], kwargs: d
     count = x.dim() - 2
     options = [_all_of(v, count) for v in (stride, padding, dilation)]
     geometry = _geometry(x, grad, weight, options, transposed)
-    outs, ins = _links(_flat(weight), transposed, groups, geometry)
+    outs, ins = _links(_flat(trace, weight), transposed, groups, geometry)
     _apply(trace, grad, out[0], (ins, outs))
 
 

@@ -15,6 +15,7 @@ from implicitkit.extend import Evaluations, Layout, Options, Outcome, Solver, Sy
 
 
 @dataclass(frozen=True)
+@ik.extend.options.adopts("inner", "solves")
 class InTurn(Solver):
     r"""Solve ``z_t = f_t(z_{<t}, z_t)`` for ``t = 1, 2, ...``, each by the solver ``inner``, with ``z_{<t}`` held.
 
@@ -47,10 +48,10 @@ class InTurn(Solver):
     length: int | None = None
     name: ClassVar[str] = "in_turn"
 
-    def __post_init__(self) -> None:
-        ik.extend.options.adopt(self, self.inner, "solves", "max_size")
-        if self.max_size is not None:  # of all positions
-            object.__setattr__(self, "max_size", self.max_size * (self.length or self.positions))
+    @property
+    def max_size(self) -> int | None:  # type: ignore[override]
+        """Unknowns of all positions, each of as many as the inner solver takes."""
+        return None if self.inner.max_size is None else int(self.inner.max_size) * (self.length or self.positions)
 
     def run(self, f: Evaluations, z0: Tensor, options: Options, frozen: Tensor | None = None) -> Outcome:
         """Position by position; those ``frozen``, ``(batch, positions)``, stay as they are."""

@@ -19,6 +19,7 @@ _WINDOW, _HORIZON = 12, 100.0  # as those of ik.extend.Impatient
 
 
 @dataclass(frozen=True)
+@ik.extend.options.adopts("method", "solves", "default_max_steps")
 class PerPosition(ik.Method):
     r"""A method on the positions of sequences, none of which knows of later ones: not by coefficients, not by when it stops.
 
@@ -59,9 +60,6 @@ class PerPosition(ik.Method):
     begun: Tensor | None = None  # which positions are solved at the start
     name: ClassVar[str] = "per_position"
     keeps_best: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        ik.extend.options.adopt(self, self.method, "solves", "default_max_steps")
 
     def run(self, f: Evaluations, z0: Tensor, options: Options, frozen: Tensor | None = None) -> Outcome:
         """The driver's loop, which this method stops; then, where sequences are left, that of the next one.
