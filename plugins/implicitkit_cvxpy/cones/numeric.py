@@ -24,8 +24,8 @@ def increasing_root(function: Callable[[Tensor], tuple[Tensor, Tensor]], low: Te
     allows.
 
     Newton's steps, and bisection where such a step leaves the interval (by more than rounding; the first that does goes to
-    its end) or is not half as long as the step before, unless it is short: at last steps are as long as rounding makes
-    them, and the first that is not shorter is the last.  No entry knows of the others, not even of NaN among them.
+    its end), is not half as long as the step before or goes downhill, unless it is short: at last steps are as long as
+    rounding makes them, and the first that is not shorter is the last.  No entry knows of the others, not even of NaN.
 
     Args:
         function: the value and the slope at a point.
@@ -36,7 +36,7 @@ def increasing_root(function: Callable[[Tensor], tuple[Tensor, Tensor]], low: Te
     for _ in range(200):
         value, slope = function(x)
         low, high = torch.where(value < 0, x, low), torch.where(value < 0, high, x)
-        step, size = -value / slope, 1 + x.abs()
+        step, size = torch.where(slope > 0, -value / slope, torch.nan), 1 + x.abs()
         near = eps**0.75 * size
         leaves = (x + step < low - near) | (x + step > high + near)
         step = torch.where(leaves & ~confined, torch.minimum(torch.maximum(x + step, low), high) - x, step)
