@@ -113,6 +113,12 @@ MUTANTS = [
         ("extend.warn(found.doubt, extend.DegenerateWarning)", "pass"),
     ),
     *mutants(
+        "plugins/implicitkit_cvxpy/cones/power.py",
+        LAYER + " -k 'projections'",
+        ("torch.where(x < 0, alpha, 1 - alpha) < 0.5", "torch.where(x < 0, alpha, 1 - alpha) > 0.5"),
+        ("n = [-g * (1 + k * h * h), g * w + j * h,", "n = [-g * (1 + k * h), g * w + j * h,"),
+    ),
+    *mutants(
         "plugins/implicitkit_cvxpy/cones/product.py",
         LAYER + " -k free",
         ("rows = torch.where(rows.abs() > group.size * torch.finfo(v.dtype).eps, rows, 0)", "pass"),
@@ -226,11 +232,9 @@ MUTANTS = [
     *mutants(
         "plugins/implicitkit_cvxpy/cones/exponential.py",
         LAYER + " -k 'projections'",
-        (
-            "return torch.stack([a * rho + c * e, a + c * (1 - rho) * e, a * e - c], -1)",
-            "return torch.stack([a * rho + c * e, a + c * rho * e, a * e - c], -1)",
-        ),
-        ("face = (r <= 0) & (s <= 0) & ~polar & ~inside", "face = (r <= 0) & ~polar & ~inside"),
+        ("n = [(rho - 1) * ee - ff,", "n = [rho * ee - ff,"),
+        ("flat = (_LIMIT * torch.maximum(r, s) <=", "flat = (torch.maximum(r, s) <="),
+        ("ee + rho * ff, -q * ef]", "ee + rho * ff, -q * ee]"),
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/cones/product.py",

@@ -440,6 +440,49 @@ def test_cone_projections(name: str) -> None:
     close(torch.func.jacfwd(torch.func.jacfwd(torch.func.jacfwd(project)))(v[0]), reverse, 1e-9)
 
 
+def _exponential_rays(rho: Tensor, _: float) -> list[list[Tensor]]:
+    e, one = rho.exp(), torch.ones_like(rho)
+    return [[rho, one, e], [e, (1 - rho) * e, -one]]
+
+
+def _power_rays(tau: Tensor, alpha: float) -> list[list[Tensor]]:
+    x, y, one = ((1 - alpha) * tau).exp(), (-alpha * tau).exp(), torch.ones_like(tau)
+    return [[x, y, one], [-alpha / x, (alpha - 1) / y, one]]
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)
+@pytest.mark.parametrize("alpha", [None, 1e-6, 0.001, 0.3, 0.5, 0.999])
+def test_projections_of_extreme_points(alpha: float | None, dtype: torch.dtype) -> None:
+    """``a p + c d``, with the ray ``p`` of the cone and that of its polar, projects to ``a p``, whatever ``c / a`` and the
+    unit; the derivative is symmetric, takes the point to its projection, and has eigenvalues between 0 and 1."""
+    p, d = (_power_rays if alpha else _exponential_rays)(torch.linspace(-90, 90, 41, dtype=F64), alpha or 0.0)
+    p, d = (torch.stack(ray, -1) / torch.stack(ray, -1).norm(dim=-1, keepdim=True) for ray in (p, d))
+    ratio = torch.logspace(-12, 12, 9, dtype=F64)[:, None, None]
+    planted, out = p * ratio.clamp_max(1), p * ratio.clamp_max(1) + d / ratio.clamp_min(1)
+    exponent = torch.tensor(alpha or 0.5, dtype=F64)
+    for unit in (1e-12, 1.0, 1e12):
+        v = (out * unit).to(dtype).reshape(-1, 3).requires_grad_()
+        w = project_power(v, exponent) if alpha else project_exponential(v)
+        eps = 16 * torch.finfo(dtype).eps
+        close(w.double() / unit, planted.reshape(-1, 3), eps)
+        D = torch.stack([torch.autograd.grad(w[:, i].sum(), v, retain_graph=True)[0] for i in range(3)], 1).double()
+        close((D @ v.double()[..., None])[..., 0] / unit, planted.reshape(-1, 3), eps)
+        close(D, D.mT, 1e-7)
+        values = torch.linalg.eigvalsh((D + D.mT) / 2)
+        assert values.min() > -1e-7 and values.max() < 1 + 1e-7
+
+
+@pytest.mark.parametrize(("alpha", "slope"), [(0.3, 1.0), (0.5, 0.5), (0.7, 0.0)])
+def test_derivative_of_the_power_projections_at_z_zero(alpha: float, slope: float) -> None:
+    """Hien (2015): at ``(x, y, 0)``, ``x < 0 < y``, the derivative of the third entry is 1, ``y / (y - 2 x)`` or 0."""
+    for order in ([0, 1, 2], [1, 0, 2]):
+        exponent = torch.tensor(alpha if order[0] == 0 else 1 - alpha, dtype=F64)
+        D = torch.func.jacrev(lambda v, a=exponent: project_power(v, a))(
+            torch.tensor([-1.0, 2.0, 0.0], dtype=F64)[order]
+        )
+        close(D, torch.diag(torch.tensor([0.0, 1.0, slope], dtype=F64)[order]), 1e-15)
+
+
 def test_triangles_are_an_isometry() -> None:
     X = symmetric(3)
     close(unsvec(svec(X)), X, 1e-14)
