@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -97,6 +99,20 @@ def test_a_matrix_that_all_samples_share() -> None:
     some = by.operator.select(torch.tensor([7, 9, 30]))
     assert some is not None
     torch.testing.assert_close(some.mv(z[[7, 9, 30]]), space(z[[7, 9, 30]]))
+
+
+def test_what_it_holds_is_freed_with_it() -> None:
+    """By itself, not when the collector comes: it holds the graph of the function, and the matrix."""
+    by = ByEntries(varied(space, 1))
+    by.operator.mv(torch.ones(1, SIDE**3, dtype=D))
+    by.expect(1000)
+    gone = weakref.ref(by)
+    gc.disable()
+    try:
+        del by
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("without", ["pattern", "real numbers"])

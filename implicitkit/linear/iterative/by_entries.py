@@ -28,22 +28,27 @@ class ByEntries:
     """The matrix ``A``, and when it is written down: never without a pattern, or on another device.
 
     Attributes:
-        operator: ``A``, whose products go by entries as soon as these are known.
-        written: are they?
+        written: are the entries known?
         looks: numbers of products after which it is to be told how many it may :meth:`expect`.
     """
 
     def __init__(self, A: Operator) -> None:
-        self.A = self.operator = A
+        self.A = A
         self.written = False
         price = A.price() if A.like.device.type == "cpu" and A.like.dtype in _NUMBERS else None
         self._products = 0 if price is None else price.products
         self.looks = _LOOKS if self._products else ()
-        if self._products:
-            self._mv, self._rmv = A.mv, A.rmv
-            self.operator = A.derived(lambda v: self._mv(v), lambda w: self._rmv(w), A.dense, symmetric=A.symmetric)
-            self.operator.selects = self._select
-            self.expect(math.inf if A.formed is not None else 0)
+        self._mv, self._rmv = A.mv, A.rmv
+        self.expect(math.inf if A.formed is not None else 0)
+
+    @property
+    def operator(self) -> Operator:
+        """``A``, whose products go by entries as soon as these are known."""  # made anew: nothing holds itself alive
+        if not self.looks:
+            return self.A
+        found = self.A.derived(lambda v: self._mv(v), lambda w: self._rmv(w), self.A.dense, symmetric=self.A.symmetric)
+        found.selects = self._select
+        return found
 
     def expect(self, products: float) -> None:
         """So many are to come: the matrix is written down if that pays and it can be."""

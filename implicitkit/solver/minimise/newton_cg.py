@@ -172,8 +172,9 @@ def steihaug(
     p, r, d = torch.zeros_like(g), g, -g
     rr = g.square().sum(1)
     residuals, by, asks = [rr], ByEntries(H), looks(price)
+    operator = by.operator
     for k in range(1, max_steps + 1):
-        Hd = by.operator.mv(d)
+        Hd = operator.mv(d)
         curvature = (d * Hd).sum(1)
         alpha = rr / curvature
         ahead = torch.addcmul(p, alpha.unsqueeze(1), d)
