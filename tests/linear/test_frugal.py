@@ -18,7 +18,7 @@ from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.sparse_factors import SparseFactor
 from implicitkit.linear.iterative import frugal
 from implicitkit.linear.iterative.frugal import Frugal
-from implicitkit.linear.iterative.inner_cg import left_by_minimal_residuals, seems_definite
+from implicitkit.linear.iterative.inner_cg import conjugate, left_by_minimal_residuals, seems_definite
 from implicitkit.linear.price import price_of, price_of_dense, price_of_dense_like
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.minimise.newton_cg import steihaug
@@ -66,6 +66,23 @@ def test_what_takes_few_products_is_solved_by_them(symmetric: bool) -> None:
     found = Frugal(60.0).solve(A, b, rtol=1e-10, atol=0.0, max_steps=None)
     assert bool(found.converged.all()) and int(found.steps.max()) <= 40
     assert float((A.mv(found.x) - b).norm()) <= 1e-9 * float(b.norm())
+
+
+def test_a_sample_that_needs_nothing_gives_products_no_nan() -> None:
+    """Its residual is zero, and so are the curvature and the step of conjugate gradients: 0 / 0."""
+    values = torch.linspace(1, 9, 30, dtype=D)
+    finite = []
+
+    def mv(v: Tensor) -> Tensor:
+        finite.append(bool(torch.isfinite(v).all()))
+        return v * values
+
+    A = Operator(mv, mv, lambda: values.diag().expand(2, 30, 30), batch=2, size=30, like=values.expand(2, 30))
+    r = torch.stack([torch.ones(30, dtype=D), torch.zeros(30, dtype=D)])
+    target, live, budget = torch.full((2,), 1e-9, dtype=D), torch.tensor([True, False]), torch.full((2,), 50)
+    x, _, _, sound = conjugate(A, r, target, live, budget, (), lambda left, done: False)
+    assert all(finite) and sound
+    torch.testing.assert_close(x, r / values, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

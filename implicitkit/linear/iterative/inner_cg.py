@@ -81,7 +81,8 @@ def conjugate(
             x_next, r_next = torch.where(column(open_), x_next, x), torch.where(column(open_), r_next, r)
         x, r = x_next, r_next
         after = torch.linalg.vecdot(r, r)
-        p = torch.addcmul(r, column(after / rs), p)
+        onward = torch.addcmul(r, column(after / rs), p)  # of samples that are solved 0 / 0
+        p = torch.where(column(open_), onward, p) if left < len(open_) else onward
         rs = after
         open_ = open_ & (rs > goal) & (steps < budget)
         squares.append(fewer.spread(rs, 1.0))
