@@ -38,8 +38,9 @@ from implicitkit.foundation.unversioned_writes import FirstCalls
 from implicitkit.foundation.wording import DRAWN, ELSEWHERE, KEPT, UNSEEN
 from implicitkit.lifting.entries import Entries, Rest, differentiated, explicit, has_lazy, to_lift
 from implicitkit.lifting.purity import moved, watched
-from implicitkit.lifting.reach import Scope, below, can_keep, holds_compiled, modules_in_use, reachable_modules
+from implicitkit.lifting.reach import below, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.recomputing import Recomputing, surroundings
+from implicitkit.lifting.scope import Scope
 from implicitkit.lifting.watch import (
     Called,
     Constants,

@@ -14,7 +14,8 @@ from implicitkit.foundation import compat, tracers
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.unversioned_writes import IN_PLACE, FirstCalls
 from implicitkit.lifting.entries import present
-from implicitkit.lifting.reach import named_tensors, version
+from implicitkit.lifting.reach import named_tensors
+from implicitkit.lifting.scope import version
 from implicitkit.lifting.watch import Constants, swapped
 
 
