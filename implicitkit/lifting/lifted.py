@@ -37,6 +37,7 @@ from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.unversioned_writes import FirstCalls
 from implicitkit.foundation.wording import DRAWN, ELSEWHERE, KEPT, UNSEEN
 from implicitkit.lifting.entries import Entries, Rest, differentiated, explicit, has_lazy, to_lift
+from implicitkit.lifting.late_binding import Bindings
 from implicitkit.lifting.purity import moved, watched
 from implicitkit.lifting.reach import below, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.recomputing import Recomputing, surroundings
@@ -77,7 +78,8 @@ class Lifted:
             evaluation of another that has put stand-ins in the place of what it captures.
         probe: the output of the first evaluation at ``z0`` and ``args``, if pure and made on plain tensors; else ``None``.
         random: it draws random numbers. failed: why matrices of samples have no factors. cut: an evaluation since its reset
-            gave nothing tracked. rest: what else modules hold. scope: what variables and buffers were. call, work: of it.
+            gave nothing tracked. rest: what else modules hold. scope, bindings: what variables and buffers were. call, work: of
+            it.
     """
 
     function: Callable[..., Any]
@@ -102,8 +104,19 @@ class Lifted:
     failed: str = ""
     cut: bool = False
     scope: Scope | None = None
+    bindings: Bindings | None = None
     work: Work = field(default_factory=Work)
     call: FirstCalls = field(default_factory=FirstCalls)
+
+    def found(self) -> None:
+        """The solution was found: note what variables are bound to, if there may be derivatives."""
+        if self.scope is not None:
+            self.bindings = Bindings(self.function)
+
+    def as_found(self) -> None:
+        """From now on the function reads variables as they were when the solution was found."""
+        if self.bindings is not None and self.bindings.moved():
+            self.function, self.bindings = self.bindings.restored(self.function), None
 
     def changes(self) -> list[str]:
         """What the function uses that is not as it was when it was lifted, in words (as far as it was noted)."""

@@ -150,6 +150,7 @@ class Request:
                 f.prime(z0, self.first)
                 self.first = None
             outcome = find(self.solver, f, z0, self.options)
+            self.system.lifted.found()
             self.record.outcome, self.record.system, self.record.theta = outcome, self.system, tuple(theta)
             z = outcome.z.clone()  # a solver may return what the map returned, and that may be anyone's
             if self.on_failure == "nan" and not outcome.all_converged:  # finite, so that a derivative of zero is zero
@@ -184,6 +185,7 @@ class Request:
         """
         lifted, outcome = self.system.lifted, self.record.outcome
         lifted.cut = False
+        lifted.as_found()
         with compat.own_graphs():
             out, A = self.system.problem.linearise(self.system, z.detach(), theta)
         refuse_other_tensors(lifted, out, theta if A.structure is None else [*theta, *A.structure.points], z)

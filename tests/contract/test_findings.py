@@ -29,6 +29,7 @@ FINDINGS: dict[str, dict[str, str]] = {
         "derivatives/test_trust": "function_changed_before_its_derivative function_changed_inside_transforms "
         "function_changed_before_its_second_derivative a_function_that_has_not_changed_is_not_accused",
         "derivatives/test_interplay": "parameter_changed_before_backward_is_detected",
+        "derivatives/test_late_binding": "a_loop_that_binds_its_variables_anew",
     },
     "branches on values, and shapes that depend on them, in compositions and nested solves": {
         "derivatives/test_trust": "branches_on_values_inside shapes_that_depend_on_values",

@@ -1,0 +1,193 @@
+"""Functions that read variables and attributes as these were, whatever they are bound to later.
+
+Python looks a variable of an enclosing scope up when a function runs, not when it is made.  Of the functions in ::
+
+    for _ in range(steps):
+        before = u
+        u = ik.root(lambda v: v - before - dt * rhs(v), before).value
+
+every one reads the ``before`` of the last step by the time of the backward, where torch's own graph has kept that of each.
+So a solve notes what the variables are bound to, and a derivative evaluates a copy of the function that reads these, if one
+has been bound to something else since.  Followed are free and global variables, functions and objects that these refer to,
+and attributes of such objects.  Not followed are modules, entries of containers, and tensors that are written to.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from implicitkit.foundation import tracers
+
+_MOST = 64  # functions and objects that are followed
+_OTHERS = ("torch", "numpy", "scipy", "builtins")  # whose objects hold nothing of the user's
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by the statement of that name
+_Names = list[tuple[str, Any]]
+_NOTHING: frozenset[str] = frozenset()
+
+
+class Bindings:
+    """What the names that a callable reads are bound to."""
+
+    __slots__ = ("_noted",)
+
+    def __init__(self, function: Any) -> None:
+        self._noted: dict[int, tuple[Any, _Names]] = {}
+        todo = list(_holders(function))
+        while todo and len(self._noted) < _MOST:
+            x, set_by_itself = todo.pop()
+            if id(x) not in self._noted:
+                names = _names(x)
+                if set_by_itself:
+                    names = [pair for pair in names if pair[0] not in set_by_itself]
+                self._noted[id(x)] = x, names
+                for _, value in names:
+                    if not isinstance(value, _HOLD_NOTHING):
+                        todo += _holders(value)
+
+    def moved(self) -> bool:
+        """Is one of the names bound to something else now?"""
+        return any([_moved(x, names) for x, names in self._noted.values()])
+
+    def restored(self, function: Any) -> Any:
+        """The callable, with its names bound as they were noted."""
+        copied = {key for key, (x, names) in self._noted.items() if _moved(x, names)}
+        found = copied
+        while found:  # and what refers to one of these
+            found = {
+                key
+                for key, (_, names) in self._noted.items()
+                if key not in copied and any(id(x) in copied for _, value in names for x, _ in _holders(value))
+            }
+            copied = copied | found
+        return self._restored(function, copied, {})
+
+    def _restored(self, x: Any, copied: set[int], made: dict[int, Any]) -> Any:
+        if isinstance(x, functools.partial):
+            return functools.partial(self._restored(x.func, copied, made), *x.args, **x.keywords)
+        if isinstance(x, types.MethodType):
+            return types.MethodType(self._restored(x.__func__, copied, made), self._restored(x.__self__, copied, made))
+        if id(x) not in copied:
+            return x
+        if id(x) not in made:
+            names = dict(self._noted[id(x)][1])
+            made[id(x)] = copy = _copy(x, names)  # before what it refers to, which may be itself
+            rebound = {name: self._restored(value, copied, made) for name, value in names.items()}
+            if isinstance(x, types.FunctionType):
+                _bind(copy, rebound)
+            else:
+                copy.__dict__.update(rebound)
+        return made[id(x)]
+
+
+_HOLD_NOTHING = (Tensor, nn.Module, type, types.ModuleType, int, float, str, types.NoneType)
+
+
+def _holders(x: Any) -> Iterator[tuple[Any, frozenset[str]]]:
+    """The functions and objects that a value leads to, and which of their names they set themselves when called."""
+    if isinstance(x, types.FunctionType):
+        if not tracers.is_compiled(x):
+            yield x, _NOTHING
+    elif isinstance(x, functools.partial):
+        yield from _holders(x.func)
+    elif isinstance(x, types.MethodType):
+        yield from _holders(x.__func__)
+        if _has_attributes(type(x.__self__)):
+            yield x.__self__, _attributes_set(x.__func__)
+    elif _has_attributes(type(x)):
+        yield x, _attributes_set(vars(type(x)).get("__call__"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_attributes(kind: type) -> bool:
+    """Is this a class in the language, of the user's or of ours, whose objects have attributes?"""
+    if issubclass(kind, (Tensor, nn.Module, type)) or kind.__module__.startswith(_OTHERS) or not kind.__dictoffset__:
+        return False
+    return all(c is object or c.__flags__ & _HEAP for c in kind.__mro__)
+
+
+def _names(x: Any) -> _Names:
+    """The names that a function reads and does not bind itself, or those of an object, with what they are bound to."""
+    if not isinstance(x, types.FunctionType):
+        return list(vars(x).items())
+    code, found = _used(x.__code__), []
+    for i, name in code.free:
+        try:
+            found.append((name, x.__closure__[i].cell_contents))  # type: ignore[index]
+        except ValueError:  # not yet bound, or no longer
+            continue
+    space = x.__globals__
+    for name in code.globals:
+        value = space.get(name)
+        if not isinstance(value, _NEVER_REBOUND):
+            found.append((name, value))
+    return found
+
+
+_NEVER_REBOUND = (types.ModuleType, type, types.NoneType)
+
+
+def _moved(x: Any, names: _Names) -> bool:
+    now = dict(_names(x))
+    return any([now.get(name) is not value for name, value in names])
+
+
+def _copy(x: Any, names: dict[str, Any]) -> Any:
+    """A function with cells of its own for these names, and globals of its own; or a shallow copy of an object."""
+    if not isinstance(x, types.FunctionType):
+        copy = object.__new__(type(x))
+        copy.__dict__.update(x.__dict__)
+        return copy
+    closure = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
+    cells = tuple([types.CellType() if name in names else cell for name, cell in closure])
+    space, read = x.__globals__, _used(x.__code__).globals
+    if read:
+        space = {name: space[name] for name in ("__builtins__", "__name__", *read) if name in space}
+    copy = types.FunctionType(x.__code__, space, x.__name__, x.__defaults__, cells)
+    copy.__kwdefaults__ = x.__kwdefaults__
+    copy.__dict__.update(x.__dict__)
+    return copy
+
+
+def _bind(copy: types.FunctionType, names: dict[str, Any]) -> None:
+    cells = dict(zip(copy.__code__.co_freevars, copy.__closure__ or (), strict=True))
+    for name, value in names.items():
+        if name in cells:
+            cells[name].cell_contents = value
+        else:
+            copy.__globals__[name] = value
+
+
+class _Used:
+    """What a code object, and those nested in it, do to names: the free ones that they read only, by number; global ones
+    that they read (none, if they bind a global: then the function keeps its globals); attributes that they set."""
+
+    __slots__ = ("attributes", "free", "globals")
+
+    def __init__(self, code: types.CodeType) -> None:
+        did: dict[str, set[str]] = {}
+        todo = [code]
+        while todo:
+            inner = todo.pop()
+            todo += [constant for constant in inner.co_consts if isinstance(constant, types.CodeType)]
+            for instruction in dis.get_instructions(inner):
+                did.setdefault(instruction.opname, set()).add(instruction.argval)
+        of = lambda *kinds: frozenset().union(*[did.get(kind, ()) for kind in kinds])  # noqa: E731
+        self.globals = () if of("STORE_GLOBAL", "DELETE_GLOBAL") else tuple(of("LOAD_GLOBAL"))
+        bound = of("STORE_DEREF", "DELETE_DEREF")
+        self.free = [(i, name) for i, name in enumerate(code.co_freevars) if name not in bound]
+        self.attributes: frozenset[str] = of("STORE_ATTR", "DELETE_ATTR")
+
+
+@functools.lru_cache(maxsize=4096)
+def _used(code: types.CodeType) -> _Used:
+    return _Used(code)
+
+
+def _attributes_set(function: Any) -> frozenset[str]:
+    return _used(function.__code__).attributes if isinstance(function, types.FunctionType) else _NOTHING

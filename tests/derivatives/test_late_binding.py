@@ -1,0 +1,195 @@
+"""Loops that bind the variables of their functions anew, as marching in time does: each derivative is that of its step."""
+
+# ruff: noqa: B023, E731
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import implicitkit as ik
+from implicitkit.lifting.late_binding import Bindings
+
+D = torch.float64
+TIGHT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
+X = torch.tensor([0.3, 0.7], dtype=D)
+
+
+def march(solve: Callable[..., Tensor], x: Tensor, bound: bool) -> Tensor:
+    """Three steps of the implicit Euler rule for ``u' = x sin u``, of lengths 0.1, 0.2, 0.3, from ``x``; ``bound``: each
+    function holds what it uses by its defaults."""
+    u = x
+    for n in range(3):
+        before, dt = u, 0.1 * (n + 1)
+        if bound:
+            residual = lambda v, before=before, dt=dt: v - before - dt * torch.sin(v) * x
+            energy = lambda v, before=before, dt=dt: ((v - before) ** 2 / 2 + dt * torch.cos(v) * x).sum()
+        else:
+            residual = lambda v: v - before - dt * torch.sin(v) * x
+            energy = lambda v: ((v - before) ** 2 / 2 + dt * torch.cos(v) * x).sum()
+        u = solve(residual, energy, before)
+    return u
+
+
+def _helped(r: Any, e: Any, u: Tensor) -> Tensor:
+    def helper(v: Tensor) -> Tensor:
+        return r(v)
+
+    z = ik.root(lambda v: 2 * helper(v), u, **TIGHT).value
+    del helper
+    return z
+
+
+WAYS: dict[str, Callable[..., Tensor]] = {
+    "root": lambda r, e, u: ik.root(r, u, **TIGHT).value,
+    "fixed point": lambda r, e, u: ik.fixed_point(lambda v: v - r(v), u, **TIGHT).value,
+    "argmin": lambda r, e, u: ik.argmin(e, u, **TIGHT).value,
+    "bounds": lambda r, e, u: ik.argmin(e, u, bounds=(-9.0, 9.0), **TIGHT).value,
+    "constraint": lambda r, e, u: ik.solve(
+        ik.Argmin(e, constraints=[ik.Inequality(lambda v: v - 9.0)]), u, **TIGHT).value,
+    "least squares": lambda r, e, u: ik.least_squares(r, u, **TIGHT).value,
+    "batch": lambda r, e, u: ik.root(r, u, batch_dims=1, **TIGHT).value,
+    "black box": lambda r, e, u: ik.root(r, u, solver="scipy.root.hybr").value,
+    "series": lambda r, e, u: ik.fixed_point(lambda v: v - r(v), u, rule=ik.Neumann(60), **TIGHT).value,
+    "partial": lambda r, e, u: ik.root(functools.partial(r), u, **TIGHT).value,
+    "gradient": lambda r, e, u: ik.root(torch.func.grad(e), u, **TIGHT).value,
+    "a function by a name that is unbound": _helped,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loop_that_binds_its_variables_anew(way: str) -> None:
+    got, want = (
+        torch.autograd.functional.jacobian(lambda x: march(WAYS[way], x, bound), X, create_graph=False)
+        for bound in (False, True)
+    )
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+    assert (want.diagonal() > 1).all()
+
+
+@pytest.mark.parametrize("transform", ["hessian", "jacfwd", "vmap of grad", "backward twice"])
+def test_under_transforms(transform: str) -> None:
+    loss = lambda x, bound: (march(WAYS["root"], x, bound) ** 2).sum()
+    of: dict[str, Callable[..., Tensor]] = {
+        "hessian": torch.func.hessian,
+        "jacfwd": torch.func.jacfwd,
+        "vmap of grad": lambda f: lambda x: torch.func.vmap(torch.func.grad(f))(torch.stack([x, 2 * x])),
+        "backward twice": lambda f: functools.partial(torch.autograd.functional.hessian, f),
+    }
+    got, want = (of[transform](lambda x: loss(x, bound))(X) for bound in (False, True))
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+_global: Any = None
+
+
+def _of_global(z: Tensor) -> Tensor:
+    return torch.tanh(_global * z + 0.3)
+
+
+def _by_global(ks: Tensor) -> Tensor:
+    global _global
+    outs = []
+    for k in ks:
+        _global = k
+        outs.append(ik.fixed_point(_of_global, torch.zeros(1, dtype=D), **TIGHT).value)
+    _global = None
+    return torch.cat(outs)
+
+
+class _Simulation:
+    def residual(self, z: Tensor) -> Tensor:
+        self.last = z  # what a function sets itself is nobody's constant
+        return torch.tanh(self.k * z + 0.3) - z
+
+
+def _by_attribute(ks: Tensor) -> Tensor:
+    simulation, outs = _Simulation(), []
+    for k in ks:
+        simulation.k = k  # type: ignore[attr-defined]
+        outs.append(ik.root(simulation.residual, torch.zeros(1, dtype=D), **TIGHT).value)
+    return torch.cat(outs)
+
+
+def _by_attribute_of_a_captured_object(ks: Tensor) -> Tensor:
+    simulation, outs = _Simulation(), []
+    for k in ks:
+        simulation.k = k  # type: ignore[attr-defined]
+        outs.append(ik.root(lambda z: simulation.residual(z), torch.zeros(1, dtype=D), **TIGHT).value)
+    del simulation.k  # type: ignore[attr-defined]
+    return torch.cat(outs)
+
+
+def _counting(ks: Tensor) -> Tensor:
+    count, outs = 0, []
+    for k in ks:
+
+        def map(z: Tensor) -> Tensor:
+            nonlocal count
+            count += 1
+            return torch.tanh(k * z + 0.3)
+
+        outs.append(ik.fixed_point(map, torch.zeros(1, dtype=D), **TIGHT).value)
+    solved = count
+    both = torch.cat(outs)
+    if both.requires_grad:
+        torch.autograd.grad(both.sum(), ks, retain_graph=True)
+        assert count > solved
+    return both
+
+
+def _by_itself(ks: Tensor) -> Tensor:
+    outs = []
+    for k in ks:
+
+        def map(z: Tensor, more: int = 2) -> Tensor:
+            return map(z, more - 1) if more else torch.tanh(k * z + 0.3)
+
+        outs.append(ik.fixed_point(map, torch.zeros(1, dtype=D), **TIGHT).value)
+    return torch.cat(outs)
+
+
+def _of_modules(ks: Tensor) -> Tensor:
+    outs = []
+    for k in ks:
+        cell = nn.Linear(1, 1, dtype=D)
+        with torch.no_grad():
+            cell.weight.fill_(1.0), cell.bias.zero_()
+        outs.append(ik.fixed_point(lambda z: torch.tanh(k * cell(z) + 0.3), torch.zeros(1, dtype=D), **TIGHT).value)
+    return torch.cat(outs)
+
+
+PLACES: dict[str, Callable[[Tensor], Tensor]] = {
+    "a global": _by_global,
+    "an attribute": _by_attribute,
+    "an attribute of a captured object": _by_attribute_of_a_captured_object,
+    "beside a count that the function keeps": _counting,
+    "a function that calls itself": _by_itself,
+    "a module": _of_modules,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_where_names_are_bound(place: str) -> None:
+    """``z = tanh(k z + 0.3)`` has ``dz/dk = s z / (1 - k s)``, ``s = 1 - z^2``."""
+    ks = torch.tensor([0.2, 0.8], dtype=D, requires_grad=True)
+    z = PLACES[place](ks)
+    s = 1 - z.detach() ** 2
+    torch.testing.assert_close(torch.autograd.grad(z.sum(), ks)[0], s * z.detach() / (1 - ks.detach() * s))
+
+
+def test_what_is_not_bound_anew_is_the_users_own() -> None:
+    k, simulation = X, _Simulation()
+    function = lambda z: simulation.residual(z) + k
+    noted = Bindings(function)
+    assert not noted.moved() and noted.restored(function) is function
+    k = 2 * X
+    copy = noted.restored(function)
+    assert noted.moved() and copy is not function
+    at = dict(zip(copy.__code__.co_freevars, [cell.cell_contents for cell in copy.__closure__], strict=True))
+    assert at == {"k": X, "simulation": simulation} and at["k"] is X
