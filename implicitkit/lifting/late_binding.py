@@ -104,7 +104,7 @@ def _holders(x: Any) -> Iterator[tuple[Any, frozenset[str]]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _has_attributes(kind: type) -> bool:
+def _has_attributes(kind: Any) -> bool:
     """Is this a class in the language, of the user's or of ours, whose objects have attributes?"""
     if issubclass(kind, (Tensor, nn.Module, type)) or kind.__module__.startswith(_OTHERS) or not kind.__dictoffset__:
         return False

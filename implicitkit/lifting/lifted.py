@@ -42,6 +42,7 @@ from implicitkit.lifting.purity import moved, watched
 from implicitkit.lifting.reach import below, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.recomputing import Recomputing, surroundings
 from implicitkit.lifting.scope import Scope
+from implicitkit.lifting.stand_ins import is_marked, plainly, stand_ins
 from implicitkit.lifting.watch import (
     Called,
     Constants,
@@ -78,8 +79,7 @@ class Lifted:
             evaluation of another that has put stand-ins in the place of what it captures.
         probe: the output of the first evaluation at ``z0`` and ``args``, if pure and made on plain tensors; else ``None``.
         random: it draws random numbers. failed: why matrices of samples have no factors. cut: an evaluation since its reset
-            gave nothing tracked. rest: what else modules hold. scope, bindings: what variables and buffers were. call, work: of
-            it.
+            gave nothing tracked. rest: what else modules hold. scope, bindings: what variables were. call, work: of it.
     """
 
     function: Callable[..., Any]
@@ -219,7 +219,7 @@ def _lift(
     if needed or levels:
         lifted.scope = Scope(lifted.function, [(t, places[0][2]) for places, t in constants])
     z_leaves, z_spec = tree_flatten(z0)
-    z = tree_unflatten([_plain(resolve(t), levels) for t in z_leaves], z_spec)
+    z = tree_unflatten([plainly(resolve(t), levels) for t in z_leaves], z_spec)
     branch = levels or (needed and (lifted.inside or not any(map(explicit, lifted.theta))))
     looks = Looks() if branch or not lifted.compiled else None
     with compat.own_graphs():  # how often a function is looked at depends on what is known of it
@@ -251,7 +251,7 @@ def _lift_plainly(
 ) -> Any:
     """One evaluation on stand-ins: only if its graph leads anywhere else, the function is observed."""
     marks = explicit if needed and can_keep(lifted.function, modules) else None
-    plain = _stand_ins(lifted.theta, levels=False, marked=marks)
+    plain = stand_ins(lifted.theta, levels=False, marked=marks)
     out = _first_evaluation(lifted, z, plain, constants, looks)
     known = set(map(id, plain))
     if needed and ((looks and looks.outside) or not known.issuperset(map(id, graph_leaves(out)))):
@@ -259,7 +259,7 @@ def _lift_plainly(
         with torch.no_grad(), called, seen:
             _each(Tensor.detach, lifted(z, plain))
         _adopt(lifted, modules, seen, called)
-        plain = _stand_ins(lifted.theta, levels=False)
+        plain = stand_ins(lifted.theta, levels=False)
         out = lifted(z, plain)
         _refuse_leaks(lifted, z, plain, out, levels=False)
     return out
@@ -271,7 +271,7 @@ def _lift_observed(
     """Two evaluations under observation: inside transforms no output shows, at an inner level, what outer ones track."""
     given, called = tree_flatten(z)[0], Called()
     for which in (explicit, differentiated):
-        plain = _stand_ins(lifted.theta, levels, marked=which)
+        plain = stand_ins(lifted.theta, levels, marked=which)
         first = Discover([*given, *plain])
         try:
             with called, first:
@@ -281,12 +281,12 @@ def _lift_observed(
             if which is not explicit or _NO_DERIVATIVE not in str(error):
                 raise
     _adopt(lifted, modules, first, called)
-    plain = _stand_ins(lifted.theta, levels)
+    plain = stand_ins(lifted.theta, levels)
     again = Discover([*given, *plain])
     with again:
         out = lifted(z, plain)
     kept = [t for key, t in again.found.items() if key in first.made]
-    if leaks(kept) or any(getattr(t, _MARK, False) for t in graph_leaves(list(map(compat.physical, kept)))):
+    if leaks(kept) or any(is_marked(t) for t in graph_leaves(list(map(compat.physical, kept)))):
         raise CapturedTensorError(KEPT)
     _refuse_leaks(lifted, z, plain, out, levels)
     return out
@@ -310,7 +310,7 @@ def _refuse_leaks(lifted: Lifted, z: Any, plain: Sequence[Tensor], out: Any, lev
     """Raise if the output on stand-ins of everything explicit is tracked."""
     if not leaks(out) or not (levels or not _tracks_state_only(lifted, z, plain)):
         return
-    kept = any(getattr(t, _MARK, False) for t in graph_leaves(out))
+    kept = any(is_marked(t) for t in graph_leaves(out))
     raise CapturedTensorError(KEPT if kept else why or (DRAWN if lifted.random and levels else UNSEEN))
 
 
@@ -319,7 +319,7 @@ def check_leaves(out: Tensor, known: Sequence[Tensor], z: Tensor) -> None:
     point, ids = memory(z), {id(t) for t in known}
     foreign = [t for t in graph_leaves(out) if id(t) not in ids and memory(t) != point]
     if foreign:
-        raise CapturedTensorError(KEPT if any(getattr(t, _MARK, False) for t in foreign) else ELSEWHERE)
+        raise CapturedTensorError(KEPT if any(is_marked(t) for t in foreign) else ELSEWHERE)
 
 
 def check_solution(lifted: Lifted, z: Any) -> None:
@@ -339,7 +339,6 @@ def check_solution(lifted: Lifted, z: Any) -> None:
         _refuse_leaks(lifted, point, plain, out, levels, ELSEWHERE)
 
 
-_MARK = "_implicitkit_stand_in"
 _NO_DERIVATIVE = "is not differentiable with respect to argument"
 
 
@@ -348,29 +347,6 @@ def _each(change: Callable[[Tensor], Tensor], out: Any) -> Any:
     if isinstance(out, Tensor):
         return change(out)
     return tree_map(lambda x: change(x) if isinstance(x, Tensor) else x, out)
-
-
-def _plain(t: Tensor, levels: bool) -> Tensor:
-    return compat.plain_sample(t) if levels else t.detach()
-
-
-def _stand_ins(theta: Sequence[Tensor], levels: bool, marked: Callable[[Tensor], bool] | None = None) -> list[Tensor]:
-    """What the function is shown in place of ``theta``: tensors tracked and batched at no level; of those that are to be
-    ``marked``, leaves that show where something computed from them was kept."""
-    if not levels:
-        plain = [t.detach() for t in theta]
-        for t, stand_in in zip(theta, plain, strict=True):
-            if marked and t.requires_grad:
-                setattr(stand_in.requires_grad_(), _MARK, True)
-        return plain
-    plain = []
-    for t in theta:
-        stand_in = compat.plain_sample(t)
-        if marked is not None and marked(t) and (stand_in.is_floating_point() or stand_in.is_complex()):
-            stand_in = compat.marked(stand_in)
-            setattr(stand_in, _MARK, True)
-        plain.append(stand_in)
-    return plain
 
 
 def _lift_modules(lifted: Lifted, modules: Sequence[nn.Module], arguments: bool) -> Constants:

@@ -37,11 +37,9 @@ def march(solve: Callable[..., Tensor], x: Tensor, bound: bool) -> Tensor:
 
 
 def _helped(r: Any, e: Any, u: Tensor) -> Tensor:
-    def helper(v: Tensor) -> Tensor:
-        return r(v)
-
+    helper = lambda v: r(v)
     z = ik.root(lambda v: 2 * helper(v), u, **TIGHT).value
-    del helper
+    helper = None
     return z
 
 
