@@ -97,10 +97,11 @@ def _holders(x: Any) -> Iterator[tuple[Any, frozenset[str]]]:
         yield from _holders(x.func)
     elif isinstance(x, types.MethodType):
         yield from _holders(x.__func__)
-        if _has_attributes(type(x.__self__)):
-            yield x.__self__, _attributes_set(x.__func__)
-    elif _has_attributes(type(x)):
-        yield x, _attributes_set(vars(type(x)).get("__call__"))
+        yield from [(of, _attributes_set(x.__func__)) for of, _ in _holders(x.__self__)]
+    else:
+        kind: Any = type(x)
+        if _has_attributes(kind):
+            yield x, _attributes_set(vars(kind).get("__call__"))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -116,13 +117,13 @@ def _names(x: Any) -> _Names:
     if not isinstance(x, types.FunctionType):
         return list(vars(x).items())
     code, found = _used(x.__code__), []
-    for i, name in code.free:
+    for i, name in code.reads_free:
         try:
             found.append((name, x.__closure__[i].cell_contents))  # type: ignore[index]
         except ValueError:  # not yet bound, or no longer
             continue
     space = x.__globals__
-    for name in code.globals:
+    for name in code.reads_globals:
         value = space.get(name)
         if not isinstance(value, _NEVER_REBOUND):
             found.append((name, value))
@@ -145,7 +146,7 @@ def _copy(x: Any, names: dict[str, Any]) -> Any:
         return copy
     closure = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
     cells = tuple([types.CellType() if name in names else cell for name, cell in closure])
-    space, read = x.__globals__, _used(x.__code__).globals
+    space, read = x.__globals__, _used(x.__code__).reads_globals
     if read:
         space = {name: space[name] for name in ("__builtins__", "__name__", *read) if name in space}
     copy = types.FunctionType(x.__code__, space, x.__name__, x.__defaults__, cells)
@@ -167,7 +168,7 @@ class _Used:
     """What a code object, and those nested in it, do to names: the free ones that they read only, by number; global ones
     that they read (none, if they bind a global: then the function keeps its globals); attributes that they set."""
 
-    __slots__ = ("attributes", "free", "globals")
+    __slots__ = ("reads_free", "reads_globals", "sets_attributes")
 
     def __init__(self, code: types.CodeType) -> None:
         did: dict[str, set[str]] = {}
@@ -178,10 +179,10 @@ class _Used:
             for instruction in dis.get_instructions(inner):
                 did.setdefault(instruction.opname, set()).add(instruction.argval)
         of = lambda *kinds: frozenset().union(*[did.get(kind, ()) for kind in kinds])  # noqa: E731
-        self.globals = () if of("STORE_GLOBAL", "DELETE_GLOBAL") else tuple(of("LOAD_GLOBAL"))
+        self.reads_globals = () if of("STORE_GLOBAL", "DELETE_GLOBAL") else tuple(of("LOAD_GLOBAL"))
         bound = of("STORE_DEREF", "DELETE_DEREF")
-        self.free = [(i, name) for i, name in enumerate(code.co_freevars) if name not in bound]
-        self.attributes: frozenset[str] = of("STORE_ATTR", "DELETE_ATTR")
+        self.reads_free = [(i, name) for i, name in enumerate(code.co_freevars) if name not in bound]
+        self.sets_attributes: frozenset[str] = of("STORE_ATTR", "DELETE_ATTR")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -190,4 +191,4 @@ def _used(code: types.CodeType) -> _Used:
 
 
 def _attributes_set(function: Any) -> frozenset[str]:
-    return _used(function.__code__).attributes if isinstance(function, types.FunctionType) else _NOTHING
+    return _used(function.__code__).sets_attributes if isinstance(function, types.FunctionType) else _NOTHING
