@@ -25,9 +25,10 @@ Bound = Callable[..., tuple[Any, ...]]
 class _Cache:
     """What a map has prepared.  Slots, no ``__dict__``: lifting need not look in here; and no copy or pickle takes it."""
 
-    __slots__ = ("bound",)
+    __slots__ = ("bound", "functions")
 
-    def __init__(self) -> None:
+    def __init__(self, functions: object = None) -> None:
+        self.functions = functions
         self.bound: dict[tuple[tuple[str, ...], tuple[str, ...], bool], Bound] = {}
 
     def __reduce__(self) -> tuple[type[_Cache], tuple[()]]:
@@ -48,7 +49,7 @@ class Gamma:
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]], wiring: Wiring) -> None:
         self.functions, self.wiring = dict(functions), wiring
-        self._cache = _Cache()
+        self._cache = _Cache(self.functions)
 
     def __call__(self, state: Any, *inputs: Any) -> Any:
         self._check(state, inputs)
@@ -67,6 +68,8 @@ class Gamma:
             sweep: one after another, each reading the newest states (Gauss-Seidel); else all at those given (Jacobi).
         """
         key = (nodes, given, sweep)
+        if self._cache.functions is not self.functions:  # in a copy with others
+            self._cache = _Cache(self.functions)
         made = self._cache.bound
         if key not in made:
             if len(made) > 4 * len(self.functions) + 16:  # a joint solved with its nodes in ever other orders

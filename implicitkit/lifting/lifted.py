@@ -113,10 +113,12 @@ class Lifted:
         if self.scope is not None:
             self.bindings = Bindings(self.function)
 
-    def as_found(self) -> None:
-        """From now on the function reads variables as they were when the solution was found."""
-        if self.bindings is not None and self.bindings.moved():
-            self.function, self.bindings = self.bindings.restored(self.function), None
+    def as_found(self, entries: bool = False) -> bool:
+        """From now on the function reads variables (and ``entries`` of containers) as they were when the solution was found:
+        does this change anything?"""
+        function = self.bindings.restored(entries) if self.bindings is not None else None
+        self.function = self.function if function is None else function
+        return function is not None
 
     def changes(self) -> list[str]:
         """What the function uses that is not as it was when it was lifted, in words (as far as it was noted)."""

@@ -1,9 +1,9 @@
 """Is the function that a derivative evaluates still the one that was solved?
 
 A derivative by the implicit function theorem evaluates the user's function again, at the solution, after the solve.  If
-something that the function uses besides its tensors has changed by then (an entry of a list; a buffer; a mask drawn anew; a
-constant written to; variables are read as they were, ``late_binding.py``), that is the derivative of another function, which
-this point does not solve.  The residual there says so: it must still be what was recorded.
+something that the function uses besides its tensors has changed by then (a buffer; a mask drawn anew; a constant written
+to; not what names are bound to, ``late_binding.py``), that is the derivative of another function, which this point does not
+solve.  The residual there says so: it must still be what was recorded.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from implicitkit.solver.base import Options, Outcome
 from implicitkit.system import System
 
 _CURE = (
-    "Take the derivative before the change, read the value from a variable (k = ks[i]; lambda z, x: k * z + x), or pass it "
-    "as an argument: ik.solve(problem, z0, (x, k))"
+    "Take the derivative before the change, bind a new tensor to the name instead of writing into this one, or pass it as "
+    "an argument: ik.solve(problem, z0, (x, k))"
 )
 _FACTOR = 10.0  # how many times what was asked for, or reached, the residual may be: sums are taken in another order
 
@@ -133,6 +133,6 @@ def _changed(recorded: float, now: float, sample: int, batch: int, lifted: Lifte
         f"the function is no longer the one that was solved: its residual at the solution was {recorded:.3g}, and now, for "
         f"the derivative, it is {now:.3g}{where}. "
         + (f"Changed since the solve: {'; '.join(found)}. " if found else "")
-        + "Something that it uses changed between the solve and this derivative (an entry of a list or a dict, an attribute "
-        f"of a module, a buffer, a mask or a constant), or it draws numbers anew at every call. {_CURE}"
+        + "Something that it uses changed between the solve and this derivative (a tensor that was written to, a buffer, a "
+        f"mask or an attribute of a module), or it draws numbers anew at every call. {_CURE}"
     )

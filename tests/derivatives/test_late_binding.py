@@ -152,6 +152,35 @@ def _by_itself(ks: Tensor) -> Tensor:
     return torch.cat(outs)
 
 
+def _of_a_list_that_grows(ks: Tensor) -> Tensor:
+    found, given = [], []
+    for k in ks:
+        given.append(k)
+        found.append(ik.fixed_point(lambda z: torch.tanh(given[-1] * z + 0.3), torch.zeros(1, dtype=D), **TIGHT).value)
+    return torch.cat(found)
+
+
+def _of_a_dict(ks: Tensor) -> Tensor:
+    found, now = [], {}
+    for k in ks:
+        now["of"] = {"k": k}
+        found.append(
+            ik.fixed_point(lambda z: torch.tanh(now["of"]["k"] * z + 0.3), torch.zeros(1, dtype=D), **TIGHT).value
+        )
+    now["of"].clear()
+    return torch.cat(found)
+
+
+def _of_a_composition(ks: Tensor) -> Tensor:
+    found = []
+    for k in ks:
+        first = ik.FixedPoint(lambda u: torch.tanh(k * u + 0.3))
+        joint = first >> ik.FixedPoint(lambda v, u: 0.5 * v + 0.5 * u)
+        z = ik.solve(joint, {n: torch.zeros(1, dtype=D) for n in joint.graph}, **TIGHT).value
+        found.append(joint.output(z))
+    return torch.cat(found)
+
+
 def _of_modules(ks: Tensor) -> Tensor:
     outs = []
     for k in ks:
@@ -168,6 +197,9 @@ PLACES: dict[str, Callable[[Tensor], Tensor]] = {
     "an attribute of a captured object": _by_attribute_of_a_captured_object,
     "beside a count that the function keeps": _counting,
     "a function that calls itself": _by_itself,
+    "a list that grows": _of_a_list_that_grows,
+    "a dict": _of_a_dict,
+    "a composition": _of_a_composition,
     "a module": _of_modules,
 }
 
@@ -183,11 +215,10 @@ def test_where_names_are_bound(place: str) -> None:
 
 def test_what_is_not_bound_anew_is_the_users_own() -> None:
     k, simulation = X, _Simulation()
-    function = lambda z: simulation.residual(z) + k
-    noted = Bindings(function)
-    assert not noted.moved() and noted.restored(function) is function
+    noted = Bindings(lambda z: simulation.residual(z) + k)
+    assert noted.restored(entries=False) is None and noted.restored(entries=True) is None
     k = 2 * X
-    copy = noted.restored(function)
-    assert noted.moved() and copy is not function
+    copy = noted.restored(entries=False)
     at = dict(zip(copy.__code__.co_freevars, [cell.cell_contents for cell in copy.__closure__], strict=True))
-    assert at == {"k": X, "simulation": simulation} and at["k"] is X
+    assert at["k"] is X and at["simulation"] is simulation
+    assert noted.restored(entries=False) is None

@@ -47,13 +47,6 @@ class Owner:
         return torch.tanh(self.factor * z + x)
 
 
-CONSTANTS = {"k": 0.5}
-
-
-def global_step(z: Tensor, x: Tensor) -> Tensor:
-    return torch.tanh(CONSTANTS["k"] * z + x)
-
-
 def _constant(x: Tensor) -> list[Tensor]:
     c = torch.tensor(0.8, dtype=D)
     z = ik.fixed_point(lambda z, x: torch.tanh(c * z + x), zeros(1), (x,)).value
@@ -82,42 +75,35 @@ def _attribute(x: Tensor) -> list[Tensor]:
     return [z]
 
 
-def _global(x: Tensor) -> list[Tensor]:
-    CONSTANTS["k"] = 0.5
-    z = ik.fixed_point(global_step, zeros(3), (x.expand(3),)).value
-    CONSTANTS["k"] = 0.7
-    return [z]
-
-
 def _argmin(x: Tensor) -> list[Tensor]:
-    shift = [1.0]
-    z = ik.argmin(lambda z, x: ((z - shift[0] * x) ** 2).sum(), zeros(1), (x,)).value
-    shift[0] = 2.0
+    shift = torch.tensor(1.0, dtype=D)
+    z = ik.argmin(lambda z, x: ((z - shift * x) ** 2).sum(), zeros(1), (x,)).value
+    shift += 1.0
     return [z]
 
 
 def _least_squares(x: Tensor) -> list[Tensor]:
-    shift = [1.0]
-    z = ik.least_squares(lambda z, x: z**2 + z - shift[0] * x, zeros(1), (x,)).value
-    shift[0] = 2.0
+    shift = torch.tensor(1.0, dtype=D)
+    z = ik.least_squares(lambda z, x: z**2 + z - shift * x, zeros(1), (x,)).value
+    shift += 1.0
     return [z]
 
 
 def _bounded(x: Tensor) -> list[Tensor]:
-    shift = [1.0]
-    objective = lambda z, x: ((z - shift[0] * x) ** 2).sum()  # noqa: E731
+    shift = torch.tensor(1.0, dtype=D)
+    objective = lambda z, x: ((z - shift * x) ** 2).sum()  # noqa: E731
     z = ik.argmin(objective, zeros(2), (x,), bounds=(-1.0, 1.0)).value
-    shift[0] = 2.0
+    shift += 1.0
     return [z]
 
 
 def _composed(x: Tensor) -> list[Tensor]:
-    k = [0.3]
-    first = ik.FixedPoint(lambda u, x: torch.tanh(k[0] * u + x))
+    k = torch.tensor(0.3, dtype=D)
+    first = ik.FixedPoint(lambda u, x: torch.tanh(k * u + x))
     second = ik.FixedPoint(lambda v, u: torch.tanh(0.2 * v + u))
     joint = first >> second
     z = ik.solve(joint, {n: zeros(1) for n in joint.graph}, (x,)).value
-    k[0] = 0.5
+    k += 0.2
     return [joint.output(z)]
 
 
@@ -125,8 +111,7 @@ STALE = {
     "constant written to": (_constant, "tensor 'c' was written to"),
     "registered buffer": (_buffer, "buffer 'scale' was written to"),
     "mask drawn anew": (_mask, "a buffer, a mask"),
-    "attribute of an object": (_attribute, "no longer the one that was solved"),
-    "global": (_global, "no longer the one that was solved"),
+    "attribute of a class, hidden by one of its object": (_attribute, "no longer the one that was solved"),
     "argmin": (_argmin, "no longer the one that was solved"),
     "least squares": (_least_squares, "no longer the one that was solved"),
     "bounds": (_bounded, "no longer the one that was solved"),
@@ -153,9 +138,9 @@ def test_function_changed_before_its_second_derivative(name: str) -> None:
 
 def test_function_changed_inside_transforms() -> None:
     def stale(x: Tensor) -> Tensor:
-        k = [0.5]
-        out = ik.fixed_point(lambda z, x: torch.tanh(k[0] * z + x), zeros(1), (x,)).value.sum()
-        k[0] = 0.8
+        owner = Owner()
+        out = ik.fixed_point(owner.step, zeros(1), (x,)).value.sum()
+        owner.factor = 0.8
         return out
 
     x = torch.tensor([0.3], dtype=D)

@@ -301,7 +301,7 @@ MESSY: dict[str, Row] = {
     "changed_constant": Row(changed_constant, ("no longer", "changed")),
     "changed_buffer": Row(changed_buffer, ("no longer", "changed")),
     "changed_parameter": Row(changed_parameter, ("no longer", "changed", "modified by an inplace")),
-    "changed_list": Row(changed_list, ("no longer", "changed")),
+    "changed_list": Row(changed_list, ()),
     "branch_on_value": Row(branch_on_value, ("branches",)),
     "branch_in_composition": Row(branch_in_composition, ("branches",)),
     "branch_in_nested": Row(branch_in_nested, ("branches",)),
