@@ -118,7 +118,9 @@ class Joint(FixedPoint):
         return operation("analyse")(self, state, inputs, **options)
 
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
-        map: Any = system.lifted.function  # as it was when it was solved, whatever its functions' variables are bound to now
+        map: Any = (
+            system.lifted.function
+        )  # as it was when it was solved, whatever its functions' variables are bound to now
         return jacobian.linearise(map, system, z, theta)
 
     def __repr__(self) -> str:

@@ -135,6 +135,10 @@ REFUSED: dict[str, Row] = {
     "a dataclass for z0": (
         lambda: ik.fixed_point(lambda z: Pair(0.5 * z.b, z.a), Pair(zeros(2), zeros(2))), TypeError,
         r"z0 is a Pair, not a tensor: .*torch\.export\.register_dataclass\(Pair\).*named tuple"),
+    "a solution for z0": (
+        lambda: ik.fixed_point(half, ik.fixed_point(half, zeros(2))), TypeError, r"z0 is a Solution, not .*z0\.value"),
+    "a solution from the function": (
+        lambda: ik.root(lambda z: ik.fixed_point(half, z), zeros(2)), TypeError, r"a Solution, not .*solution\.value"),
     "text for z0": (lambda: ik.fixed_point(half, "1"), TypeError, r"z0 is a str, not a tensor"),
     "sparse z0": (lambda: ik.fixed_point(half, zeros(3).to_sparse()), TypeError, r"z0 is sparse .*z0\.to_dense"),
     "z0 without numbers": (
