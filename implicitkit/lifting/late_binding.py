@@ -9,9 +9,9 @@ Python looks a variable of an enclosing scope up when a function runs, not when 
 every one reads the ``before`` of the last step by the time of the backward, where torch's own graph has kept that of each.
 So a solve notes what the variables are bound to, and a derivative evaluates a copy of the function that reads these, if one
 has been bound to something else since.  Followed are free and global variables, functions and objects that these refer to,
-and attributes of such objects.  Entries of lists and dicts are too where the function as it is would be refused (``us[-1]``
-of a list that grows): into many the function itself writes, which is not to be lost.  Not followed are modules, and
-tensors that are written to.
+and attributes of such objects.  Entries of lists and dicts (``us[-1]`` of a list that grows) and attributes of modules
+(``entries.py``) are too where the function as it is would be refused: into many the function itself writes, which is not to
+be lost.  Not followed are tensors that are written to.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Bindings:
                     bound = {name: value for name, value in bound.items() if name not in set_by_itself}
                 self._noted[id(x)] = x, bound
                 for value in _values(bound):
+                    if len(todo) >= _MOST:
+                        break
                     if not isinstance(value, _HOLD_NOTHING):
                         todo += _holders(value)
 

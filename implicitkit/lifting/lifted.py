@@ -114,11 +114,12 @@ class Lifted:
             self.bindings = Bindings(self.function)
 
     def as_found(self, entries: bool = False) -> bool:
-        """From now on the function reads variables (and ``entries`` of containers) as they were when the solution was found:
-        does this change anything?"""
+        """From now on the function reads variables (and ``entries`` of containers, and attributes of modules) as they were
+        when the solution was found: does this change anything?"""
+        held = entries and self.rest.hold_attributes()
         function = self.bindings.restored(entries) if self.bindings is not None else None
         self.function = self.function if function is None else function
-        return function is not None
+        return held or function is not None
 
     def changes(self) -> list[str]:
         """What the function uses that is not as it was when it was lifted, in words (as far as it was noted)."""

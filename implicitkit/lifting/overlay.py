@@ -10,7 +10,10 @@ from torch import nn
 
 _get, _has = dict.__getitem__, dict.__contains__  # quicker than super(), at every look at a parameter
 
-Entry = tuple[nn.Module, str, str, Any]  # a module; "_parameters", "_buffers" or "_modules"; a key; what it is to hold
+_ABSENT = object()
+Entry = tuple[
+    nn.Module, str, str, Any
+]  # a module; "_parameters", "_buffers", "_modules", or "" of attributes; a key; what it is to hold
 
 
 class replaced:
@@ -39,8 +42,8 @@ class replaced:
                 else:
                     found[2][key] = value
             else:
-                where = attributes if key in attributes else getattr(module, kind)
-                before = where[key] if key in where else None  # noqa: SIM401 (the dicts of a traced module have no get)
+                where = attributes if not kind or key in attributes else getattr(module, kind)
+                before = where[key] if key in where else _ABSENT  # noqa: SIM401 (the dicts of a traced module have no get)
                 self._plain.append((where, key, before, value))
         self._overlays = [(of, kind, Overlay(of[kind], new)) for of, kind, new in shown.values()]
 
@@ -58,7 +61,7 @@ class replaced:
         for attributes, kind, overlay in self._overlays:
             attributes[kind] = overlay.end()
         for where, key, before, _ in self._plain:
-            if before is None:
+            if before is _ABSENT:
                 where.pop(key, None)
             else:
                 where[key] = before

@@ -1,9 +1,9 @@
 """Is the function that a derivative evaluates still the one that was solved?
 
 A derivative by the implicit function theorem evaluates the user's function again, at the solution, after the solve.  If
-something that the function uses besides its tensors has changed by then (a buffer; a mask drawn anew; a constant written
-to; not what names are bound to, ``late_binding.py``), that is the derivative of another function, which this point does not
-solve.  The residual there says so: it must still be what was recorded.
+something that the function uses besides its tensors has changed by then (a buffer or a constant that was written to, a mask
+drawn anew; not what names are bound to, ``late_binding.py``), that is the derivative of another function, which this point
+does not solve.  The residual there says so: it must still be what was recorded.
 """
 
 from __future__ import annotations
@@ -133,6 +133,6 @@ def _changed(recorded: float, now: float, sample: int, batch: int, lifted: Lifte
         f"the function is no longer the one that was solved: its residual at the solution was {recorded:.3g}, and now, for "
         f"the derivative, it is {now:.3g}{where}. "
         + (f"Changed since the solve: {'; '.join(found)}. " if found else "")
-        + "Something that it uses changed between the solve and this derivative (a tensor that was written to, a buffer, a "
-        f"mask or an attribute of a module), or it draws numbers anew at every call. {_CURE}"
+        + "Something that it uses changed between the solve and this derivative (a tensor that was written to, a buffer or "
+        f"a mask), or it draws numbers anew at every call. {_CURE}"
     )

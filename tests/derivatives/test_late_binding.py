@@ -191,6 +191,28 @@ def _of_modules(ks: Tensor) -> Tensor:
     return torch.cat(outs)
 
 
+class _Cell(nn.Module):
+    """Keeps the state of the step before, as recurrent modules do, and counts."""
+
+    calls = 0
+
+    def forward(self, z: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.tanh(self.k * z + 0.3)
+
+
+def _of_an_attribute_of_a_module(ks: Tensor) -> Tensor:
+    cell, found = _Cell(), []
+    for k in ks:
+        cell.k = k
+        found.append(ik.fixed_point(cell, torch.zeros(1, dtype=D), **TIGHT).value)
+    del cell.k
+    both = torch.cat(found)
+    if both.requires_grad:
+        torch.autograd.grad(both.sum(), ks, retain_graph=True)
+    return both
+
+
 PLACES: dict[str, Callable[[Tensor], Tensor]] = {
     "a global": _by_global,
     "an attribute": _by_attribute,
@@ -199,6 +221,7 @@ PLACES: dict[str, Callable[[Tensor], Tensor]] = {
     "a function that calls itself": _by_itself,
     "a list that grows": _of_a_list_that_grows,
     "a dict": _of_a_dict,
+    "an attribute of a module": _of_an_attribute_of_a_module,
     "a composition": _of_a_composition,
     "a module": _of_modules,
 }

@@ -61,13 +61,6 @@ def _buffer(x: Tensor) -> list[Tensor]:
     return [z]
 
 
-def _mask(x: Tensor) -> list[Tensor]:
-    m = Masked()
-    z = ik.fixed_point(m, zeros(4), (x.expand(4),)).value
-    m.mask = torch.ones(4, dtype=D)
-    return [z]
-
-
 def _attribute(x: Tensor) -> list[Tensor]:
     owner = Owner()
     z = ik.root(lambda z, x: owner.step(z, x) - z, zeros(1), (x,), solver="newton").value
@@ -108,9 +101,8 @@ def _composed(x: Tensor) -> list[Tensor]:
 
 
 STALE = {
-    "constant written to": (_constant, "tensor 'c' was written to"),
+    "constant written to": (_constant, "tensor 'c' was written to.*, a buffer or a"),
     "registered buffer": (_buffer, "buffer 'scale' was written to"),
-    "mask drawn anew": (_mask, "a buffer, a mask"),
     "attribute of a class, hidden by one of its object": (_attribute, "no longer the one that was solved"),
     "argmin": (_argmin, "no longer the one that was solved"),
     "least squares": (_least_squares, "no longer the one that was solved"),
