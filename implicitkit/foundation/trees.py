@@ -46,7 +46,7 @@ def _instead(leaf: Any, name: str) -> str:
             f": the parameters of a module as unknowns are {name}=dict(module.named_parameters()), and the function calls "
             "it by torch.func.functional_call(module, z, inputs)"
         )
-    if _holds_value(leaf):
+    if hasattr(leaf, "converged"):  # a Solution
         return f": pass its value, {name}.value"
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         own = type(leaf).__name__
@@ -244,16 +244,11 @@ def hint_of_no_tensor(leaf: Any) -> str:
     """What to do where a function returned ``leaf``, which is no tensor."""
     if leaf is None:
         return ": a `return` is missing"
-    if _holds_value(leaf):
+    if hasattr(leaf, "converged"):  # a Solution
         return ": return its value, solution.value"
     if _is_array(leaf):
         return ": write it in torch's operations (a solver written in NumPy becomes a layer by @ik.implicit)"
     return ": write it in torch's operations" if isinstance(leaf, (float, int)) else ""
-
-
-def _holds_value(leaf: Any) -> bool:
-    """Is this the solution of a solve, whose ``value`` was meant?"""
-    return hasattr(leaf, "value") and hasattr(leaf, "converged")
 
 
 def _reshaped(leaf: Tensor, expected: tuple[int, ...]) -> str:

@@ -121,10 +121,6 @@ class Lifted:
         self.function = self.function if function is None else function
         return held or function is not None
 
-    def changes(self) -> list[str]:
-        """What the function uses that is not as it was when it was lifted, in words (as far as it was noted)."""
-        return self.scope.changes() if self.scope is not None else []
-
     def __call__(self, z: Any, theta: Sequence[Tensor]) -> Any:
         if not self.guarded:
             return self._evaluate(z, theta)

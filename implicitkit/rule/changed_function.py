@@ -78,7 +78,7 @@ def refuse_other_tensors(lifted: Lifted, out: Tensor, known: Sequence[Tensor], z
     try:
         check_leaves(out, known, z)
     except CapturedTensorError as error:
-        if found := lifted.changes():
+        if found := _changes(lifted):
             raise ChangedFunctionError(
                 "the function is no longer the one that was solved: for the derivative it uses a tensor that requires grad "
                 f"and that it did not use then. Changed since the solve: {'; '.join(found)}. {_CURE}"
@@ -126,9 +126,14 @@ def refuse_hidden(record: Record) -> None:
         )
 
 
+def _changes(lifted: Lifted) -> list[str]:
+    """What the function uses that is not as it was when it was lifted, in words (as far as it was noted)."""
+    return lifted.scope.changes() if lifted.scope is not None else []
+
+
 def _changed(recorded: float, now: float, sample: int, batch: int, lifted: Lifted) -> str:
     where = f" (sample {sample})" if batch > 1 else ""
-    found = lifted.changes()
+    found = _changes(lifted)
     return (
         f"the function is no longer the one that was solved: its residual at the solution was {recorded:.3g}, and now, for "
         f"the derivative, it is {now:.3g}{where}. "
