@@ -83,6 +83,6 @@ for mode, name, style in ((before, "equal springs", "--"), (after, "learnt", "-"
     left.plot(mode, style, label=name)
 left.set(xlabel="mass", ylabel="displacement", title="lowest mode")
 left.legend()
-right.semilogy(log_k.detach().exp())
-right.set(xlabel="spring", ylabel="stiffness", title="learnt stiffnesses")
+right.plot(log_k.detach().exp())
+right.set(xlabel="spring", ylabel="stiffness", ylim=0, title="learnt stiffnesses")
 plt.show()

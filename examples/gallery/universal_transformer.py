@@ -12,10 +12,10 @@ stopping: the block goes on until nothing changes,
 One of the paper's tasks is addition: here of binary numbers, lowest bits first, with long carries. Positions begin at a
 random number, so that all of them are seen in training. Beside it is the same block, with the same weights at the start and
 the same data, applied six times. Neither adds numbers that are much longer than those it was trained on, as in the paper,
-and of these the equilibrium gets fewer bits right, with all three seeds. What it knows by itself is how hard a sum is.
+and of these the equilibrium gets fewer bits right, with all three seeds. It stops sooner by itself where a sum has no carry.
 
 *Checked:* the equilibrium against 1000 plain steps, its gradient against theirs, unrolled; on sums of the lengths trained on
-nine bits of ten are right, and the longest carry tells the steps that a sum takes.
+nine bits of ten are right, and sums without a carry come to rest sooner than others.
 """
 
 import math
@@ -120,8 +120,8 @@ with torch.no_grad(), layer.using(rtol=1e-4):
 taken, solved = layer.solution.steps.double(), layer.solution.converged
 print(f"{float(solved.double().mean()):.1%} of 400 sums of ten bits come to rest within 200 steps")
 by_carry = {int(c): taken[solved & (far == c)] for c in far.unique() if (solved & (far == c)).sum() > 4}
-trend = float(torch.corrcoef(torch.stack([far.double(), taken])[:, solved])[0, 1])
-print(f"steps of a sum and its longest carry: correlation {trend:.2f}")
+easy, hard = (float(taken[solved & which].median()) for which in (far == 0, far > 0))
+print(f"steps, median: {easy:.0f} of sums without a carry, {hard:.0f} of others")
 tokens, bits, first = (t[solved][:8] for t in (tokens, bits, first))
 weights = list(cell.double().parameters())
 with layer.using(rtol=1e-10, max_steps=1000, on_failure="raise"):
@@ -133,7 +133,7 @@ apart = [float(((a - b).norm() / b.norm()).detach()) for a, b in (both, gradient
 print(f"the equilibrium and 1000 steps differ by {apart[0]:.0e}, their gradients by {apart[1]:.0e}")
 assert max(apart) < 1e-5
 assert np.array(list(right.values()))[:, :, :3].min() > 0.9
-assert trend > 0.2 and solved.double().mean() > 0.95
+assert easy < hard and solved.double().mean() > 0.95
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
 for (name, values), colour in zip(right.items(), ("#0072B2", "#D55E00"), strict=True):

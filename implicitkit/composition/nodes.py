@@ -124,7 +124,7 @@ class Component:
             batch=system.batch,
             samples_per_row=per_row,
             row_dims=dims,
-            lifted=system.lifted,
+            lifted=replace(system.lifted, work=system.lifted.work.share(len(nodes) / len(parts.names))),
             autocast=system.autocast,
         )
 

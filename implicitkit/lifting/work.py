@@ -43,6 +43,10 @@ class Work(NamedTuple):
     numbers: int = 0
     products: int = 0
 
+    def share(self, part: float) -> Work:
+        """That of a part of the function, of which all parts are alike."""
+        return Work(*(math.ceil(part * count) for count in self))
+
 
 class Tally:
     """Counts it.  Of a function that leaves torch, has operations of somebody's own, or factors matrices, operations and

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from blocks import ROOT, blocks
 from test_spelling_and_links import PAGES
 
 import implicitkit as ik
+import implicitkit_cvxpy
+import implicitkit_deq
 
 SCIPY = re.compile(r"\"(scipy\.\w+\.[\w-]+)\"")
 
@@ -27,6 +30,16 @@ def test_the_page_of_errors_explains_every_status(status: ik.Status) -> None:
     table = (ROOT / "docs" / "howto" / "errors.md").read_text()
     (row,) = re.findall(rf"^\| `{status.name}` \|(.*)\|$", table, re.M)
     assert len(row.split("|")[0].strip()) > 5
+
+
+@pytest.mark.parametrize(
+    "module", [ik, ik.extend, ik.testing, implicitkit_deq, implicitkit_cvxpy], ids=lambda m: m.__name__
+)
+def test_the_page_of_errors_explains_every_error_and_warning(module: ModuleType) -> None:
+    page = (ROOT / "docs" / "howto" / "errors.md").read_text()
+    public = {name: getattr(module, name) for name in dir(module) if not name.startswith("_")}
+    raised = {thing.__name__ for thing in public.values() if isinstance(thing, type) and issubclass(thing, Exception)}
+    assert raised and {name for name in raised if f"`{name}`" not in page} == set()
 
 
 LIBRARIES = [

@@ -259,6 +259,7 @@ MUTANTS = [
         "implicitkit/solver/fixed_point/relay.py",
         "tests/solver/test_relay.py -k chain_of_layers",
         ("    *_CHEAP,\n    _PLAIN,\n", "    *_CHEAP,\n"),
+        ("reach=_NEAR, follow=True", "reach=_NEAR", "tests/solver/test_relay.py -k nearly_fixed"),
         ("        if steps < _FEWEST:", "        if False:", "tests/solver/test_relay.py -k granted"),
         (
             "return replace(stage, max_steps=steps if stage.max_steps is None else min(steps, stage.max_steps))",

@@ -339,6 +339,17 @@ def test_maps_whose_operations_tell_what_they_take_are_known_as_cheap(
     assert said == [True]
 
 
+def test_a_node_of_a_composition_costs_what_it_costs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what all nodes cost: a node of a long chain would never be cheap."""
+    said: list[float | None] = []
+    monkeypatch.setattr(anderson, "is_cheap", lambda f, period: bool(said.append(costs.cost_of(f))))
+    node = ALIKE["many given numbers"]
+    ik.fixed_point(node, 0 * C, batch_dims=1, solver="anderson")
+    chain = ik.compose({f"n{i}": (lambda z, _: node(z), f"n{i - 1}" if i else "x") for i in range(9)}, output="n8")
+    ik.solve(chain, dict.fromkeys(chain.graph, 0 * C), (C,), solver=ik.Blocks("anderson"), batch_dims=1)
+    assert len(said) == 10 and said[1:] == pytest.approx([said[0]] * 9, rel=0.1)
+
+
 def test_products_with_somebodys_own_operation_are_dear() -> None:
     """One node of a graph, or how long it takes is not known: GMRES is not given up for more of them."""
     M = (Q * torch.linspace(-0.6, 0.6, N, dtype=D)) @ Q.mT

@@ -195,6 +195,17 @@ def test_where_the_residual_does_not_fall_before_the_map_comes_to_rest_the_plain
     assert found.solver == "relay (picard)" and found.evaluations < 100
 
 
+def test_the_plain_iteration_is_followed_past_a_point_that_is_nearly_fixed() -> None:
+    """z + (z^2 + gap) (1.5 - z) / 5 is nearly fixed at 0, where everything that lowers |f(z) - z| stays; the iteration
+    passes by in some sixty steps, along which the residual falls and rises, and comes to the only fixed point, 1.5."""
+    z0 = -1 + 0.1 * torch.rand(1, 1100, dtype=F64, generator=torch.Generator().manual_seed(0))
+    found = ik.fixed_point(
+        lambda z: z + 0.2 * (z.square() + 0.02) * (1.5 - z), z0, batch_dims=1, solver="relay", rtol=1e-8
+    )
+    torch.testing.assert_close(found.value, torch.full_like(z0, 1.5), rtol=0, atol=1e-6)
+    assert found.solver == "relay (picard)" and found.evaluations < 200
+
+
 def test_samples_are_solved_as_if_alone_and_derivatives_are_exact() -> None:
     function, b = _layer_norm_of_relu(1, 6)
     z0, b = torch.zeros(6, 16, dtype=F64), b.requires_grad_()

@@ -46,6 +46,9 @@ _NEWTON, _LAST = (Stage(replace(_KRYLOV, reach=reach), scale=None) for reach in 
 # the map's own path, along which the residual may stay or rise for some thirty steps before the map contracts: a chain of
 # layers that is no loop is solved once its depth has been walked, and its Jacobian is the worst for everything else
 _PLAIN = Stage(Impatient(Picard(), window=32, reach=_NEAR))
+# the same path where the residual rises: past a point that is nearly fixed, where all that lowers the residual stays.  It
+# may go round in circles, and a training counts what a relay costs: after what solves more
+_PASSING = Stage(Impatient(Picard(), window=32, reach=_NEAR, follow=True), max_steps=200)
 _STAGES = (
     *_CHEAP,
     _PLAIN,
@@ -53,9 +56,10 @@ _STAGES = (
     Stage(_path(), max_steps=200),
     Stage(_path(), max_steps=200, scale=None),
     *(Stage(_path(stray=0.5, scatter=seed), max_steps=300, scale=None) for seed in range(3)),
+    _PASSING,
     _LAST,
 )
-_LARGE = (*_CHEAP, _PLAIN, _NEWTON, _LAST)
+_LARGE = (*_CHEAP, _PLAIN, _NEWTON, _PASSING, _LAST)
 
 
 @register_solver("relay", solves="fixed_point")
@@ -66,12 +70,14 @@ class Relay(Polyalgorithm):
     1. Anderson acceleration, 2. Broyden's method with limited memory, from the best point so far, 3. the plain iteration
     from the start, 4. Newton's method with GMRES, from the best point, each only as long as a sample's residual falls fast
     enough to be done in reasonable time (:class:`Impatient`); 5. :class:`Continuation` in the strength of the map, up to
-    1024 unknowns a sample, from the start, from the best point, and from three points around it.  1., 2. and 4. are local:
-    they depend on the Jacobian that they meet.  3. follows the map where the residual does not fall: a chain of layers is
-    done once its depth has been walked, and what was trained by unrolled steps comes to rest along it.  5. is global: it
-    finds a fixed point of a map that is smooth and bounded from almost every start, and of most that are only piecewise
-    smooth.  From 2. on no method may leave the ball of ten times the size of the start, since far out a map that
-    is nearly the identity looks solved; only for what is left then Newton's method may go a hundred times as far.
+    1024 unknowns a sample, from the start, from the best point, and from three points around it; 6. the plain iteration
+    again, up to 200 steps, also while the residual rises.  1., 2. and 4. are local: they depend on the Jacobian that they
+    meet.  3. follows the map where the residual does not fall: a chain of layers is done once its depth has been walked,
+    and what was trained by unrolled steps comes to rest along it.  5. is global: it finds a fixed point of a map that is
+    smooth and bounded from almost every start, and of most that are only piecewise smooth.  6. passes by points where
+    ``|f(z) - z|`` has a minimum that is not zero.  From 2. on no method may leave the ball of ten times the size of the
+    start, since far out a map that is nearly the identity looks solved; only for what is left then Newton's method may go a
+    hundred times as far.
 
     A sample that all fail on gets the best point that any of them has seen.  ``solution.solver`` names those that solved
     something.
