@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import compat
+from implicitkit.foundation.constants import constants
 from implicitkit.foundation.wording import did_you_mean, option_error
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "check_arguments",
     "check_call",
     "check_options",
+    "each",
     "finite",
     "flag",
     "function",
@@ -69,7 +72,7 @@ class Requirement:
     Attributes:
         holds: is a value of the right type allowed? text: "must be positive". kind: ``"integer"``, ``"number"``,
             ``"flag"``, ``"choice"``, or ``"instance"``: of one of ``types``, called ``words``. absent: is ``None`` allowed?
-        tensors: will a real tensor do (taken on trust: looking would cost a synchronisation)?
+        tensors: will a real tensor do (of any values, unless each is looked at)? each: must each number in it be allowed?
     """
 
     holds: Callable[[Any], bool]
@@ -77,6 +80,7 @@ class Requirement:
     kind: str = "number"
     absent: bool = False
     tensors: bool = False
+    each: bool = False
     types: tuple[Any, ...] = ()
     words: str = ""
 
@@ -85,6 +89,9 @@ class Requirement:
         if value is None and self.absent:
             return
         if self.tensors and isinstance(value, Tensor) and not value.is_complex() and value.dtype != torch.bool:
+            if self.each and value.numel() and not (value.is_meta or torch.compiler.is_compiling()):
+                check = functools.partial(self._check_ends, f"{owner}{name}")
+                constants(check, value) if compat.is_wrapped(value) else check(value.detach())
             return
         plain = self.types or _PLAIN[self.kind]
         if type(value) not in plain and not (isinstance(value, plain) if self.types else _TYPES[self.kind](value)):
@@ -93,6 +100,13 @@ class Requirement:
             raise TypeError(f"{owner}{name} must be {' or '.join(words)}, got {value!r}{self._hint(value)}")
         if not self.holds(value):
             raise ValueError(f"{owner}{name} {self.text}, got {value!r}{self._hint(value)}")
+
+    def _check_ends(self, name: str, values: Tensor) -> Tensor:
+        """Raise unless the smallest and the largest number (NaN where there is one) are allowed."""
+        for end in values.aminmax():
+            if not self.holds(float(end)):
+                raise ValueError(f"{name} {self.text}, got a tensor that holds {float(end):.6g}")
+        return torch.zeros_like(values)
 
     def _hint(self, value: Any) -> str:
         if torch.dtype in self.types and isinstance(getattr(torch, str(value), None), torch.dtype):
@@ -302,6 +316,11 @@ def tensor() -> Requirement:
 def or_tensor(requirement: Requirement) -> Requirement:
     """The same, or a real tensor of any values."""
     return replace(requirement, tensors=True)
+
+
+def each(requirement: Requirement) -> Requirement:
+    """The same, or a real tensor of such numbers, which are looked at where the option is given."""
+    return replace(requirement, tensors=True, each=True)
 
 
 def instance(words: str, *types: Any) -> Requirement:
