@@ -21,7 +21,6 @@ def _points(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-Map = Callable[[Tensor], Tensor]
 Term = Callable[[Tensor], Tensor]
 TABLE: dict[str, tuple[Callable[..., Tensor], Term, tuple[int, ...]]] = {
     # name: (map, phi of one point, its shape)
@@ -185,38 +184,10 @@ def test_bad_input(make: Callable[[], object], error: type[Exception], match: st
         make()
 
 
-TERMS = ("l1", "ridge", "nonnegative", "nonnegative_ridge", "l2", "total_variation", "group_lasso")
-SETS = ("simplex", "l1_ball", "l2_ball", "linf_ball", "l1_sphere", "l2_sphere", "kl_simplex")
-FOUR, FOUR_BY_FOUR = _points(1, 4), _points(1, 4, 4)
-SIGNED: dict[str, Map] = (
-    {name: (lambda w, n=name: getattr(ik.prox, n)(weight=w)(FOUR)) for name in TERMS}
-    | {name: (lambda w, n=name: getattr(ik.project, n)(w)(FOUR)) for name in SETS}
-    | {
-        "nuclear": lambda w: ik.prox.nuclear(w)(FOUR_BY_FOUR),
-        "elastic_net": lambda w: ik.prox.elastic_net(l2=w)(FOUR),
-        "sparse_simplex": lambda w: ik.project.sparse_simplex(2, w)(FOUR),
-        "soft_sort": lambda w: ik.relax.soft_sort(FOUR, w),
-        "soft_rank": lambda w: ik.relax.soft_rank(FOUR, w),
-    }
-)
-
-
-@pytest.mark.parametrize("name", SIGNED)
-def test_a_tensor_of_the_wrong_sign_is_refused_under_every_transform(name: str) -> None:
-    """A weight that is learned may become negative: no term is convex then, and no such set has a point."""
-    function = lambda w: SIGNED[name](w).sum()  # noqa: E731
-    good = torch.tensor([1.0, 0.5], dtype=torch.float64)
-    assert vmap(torch.func.grad(function))(good).isfinite().all()
-    grad, message = torch.func.grad(function), "(cannot be negative|must be positive), got a tensor that holds"
-    for bad in (-0.5, torch.nan):
-        for of, weight in ((function, bad), (grad, bad), (vmap(function), [1.0, bad]), (vmap(grad), [1.0, bad])):
-            with pytest.raises(ValueError, match=f"{message} {bad}"):
-                of(torch.tensor(weight, dtype=torch.float64))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Values of first and second derivatives of every projection and proximal map, in every mode, against differences.
 N = 5
+Map = Callable[[Tensor], Tensor]
 
 
 V, ROW, RECTANGLE, SQUARE = 1.5 * _points(1, N), _points(2, N), _points(3, 2, 3), _points(4, 3, 3)
