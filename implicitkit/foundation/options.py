@@ -215,7 +215,8 @@ def _check_names(cls: type, args: tuple[Any, ...], options: dict[str, Any]) -> N
         return
     for option in options:
         if option not in known:
-            declared = any(option in inspect.get_annotations(base) for base in cls.__mro__)
+            undecorated = "__dataclass_fields__" not in vars(cls)
+            declared = undecorated and any(option in inspect.get_annotations(base) for base in cls.__mro__)
             hint = f" {option} is declared in the class: with @dataclass(frozen=True) above it, it is one."
             raise TypeError(option_error(cls.__name__, option, known) + hint * declared)
     if args and not known and not _takes_any_number(cls):
