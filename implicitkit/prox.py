@@ -20,7 +20,7 @@ from torch import Tensor
 
 from implicitkit.foundation import trees
 from implicitkit.foundation.clamping import held
-from implicitkit.foundation.options import Configured, check_options, not_negative, or_tensor, positive
+from implicitkit.foundation.options import Configured, check_options, each, not_negative, or_tensor, positive
 from implicitkit.sets.base import check_point, length
 from implicitkit.sets.groups import ByRow
 from implicitkit.sets.spectral import positive_part
@@ -85,7 +85,7 @@ class _Weighted(Prox):
     weight: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_options(self, weight=or_tensor(not_negative()))
+        check_options(self, weight=each(not_negative()))
 
 
 class _Separate(Prox):
@@ -136,7 +136,7 @@ class elastic_net(_Separate):
     l2: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_options(self, l1=or_tensor(not_negative()), l2=or_tensor(not_negative()))
+        check_options(self, l1=each(not_negative()), l2=each(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return _soft(v, t * self.l1) / (1 + t * self.l2)
@@ -208,7 +208,7 @@ class group_lasso(Prox):
         sizes = tuple(self.groups) if isinstance(self.groups, (tuple, list)) else (self.groups,)
         if not sizes or any(not isinstance(s, int) or isinstance(s, bool) or s < 1 for s in sizes):
             raise ValueError(f"group_lasso: groups must be sizes >= 1, got {self.groups!r}")
-        check_options(self, weight=or_tensor(not_negative()))
+        check_options(self, weight=each(not_negative()))
 
     def sizes(self, n: int) -> list[int]:
         """Of the groups in a vector of ``n`` numbers."""

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from implicitkit.foundation.constants import look
+
+
+def check_order(what: str, lower: Any, upper: Any) -> None:
+    """Raise ``ValueError`` where ``lower`` is above ``upper`` or one of them NaN (numbers, tensors that broadcast, or
+    ``None``), under every transform."""
+    given = (-math.inf if lower is None else lower, math.inf if upper is None else upper)
+    device = next((end.device for end in given if isinstance(end, Tensor)), "cpu")
+    ends = (end if isinstance(end, Tensor) else torch.tensor(end, device=device) for end in given)
+    look(functools.partial(_check_order, what), *torch.broadcast_tensors(*ends))
+
+
+def _check_order(what: str, low: Tensor, high: Tensor) -> None:
+    right = low <= high
+    if not bool(right.all()):
+        raise ValueError(
+            f"{what}: the lower bound must not be above the upper one, and neither may be NaN; got {low[~right][0]:.6g} "
+            f"and {high[~right][0]:.6g}"
+        )
 
 
 def held(v: Tensor, low: Any = None, high: Any = None) -> Tensor:

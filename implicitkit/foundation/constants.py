@@ -6,6 +6,7 @@ below every transform, where loops and comparisons are free; the formula around 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from implicitkit.foundation import tracers
+from implicitkit.foundation import compat, recording, tracers
 
 
 def constants(function: Callable[..., Any], *inputs: Tensor) -> Any:
@@ -24,6 +25,17 @@ def constants(function: Callable[..., Any], *inputs: Tensor) -> Any:
             batch. inputs: tensors of one rank, which broadcast.
     """
     return _Constants.apply(function, *(t.detach() for t in inputs))
+
+
+def look(check: Callable[..., Any], *inputs: Tensor) -> None:
+    """``check(*inputs)``, which may raise, on plain tensors, whatever transforms surround the call (of one rank, then)."""
+    if torch.compiler.is_compiling() or any(t.is_meta for t in inputs):
+        return
+    with recording.unrecorded() if recording.recorder() is not None else contextlib.nullcontext():
+        if any(map(compat.is_wrapped, inputs)):
+            constants(lambda *plain: (check(*plain), torch.zeros_like(plain[0]))[1], *inputs)
+        else:
+            check(*(t.detach() for t in inputs))
 
 
 class _Constants(Function):

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.constants import look
 from implicitkit.foundation.wording import did_you_mean, option_error
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "check_arguments",
     "check_call",
     "check_options",
+    "each",
     "finite",
     "flag",
     "function",
@@ -69,7 +71,7 @@ class Requirement:
     Attributes:
         holds: is a value of the right type allowed? text: "must be positive". kind: ``"integer"``, ``"number"``,
             ``"flag"``, ``"choice"``, or ``"instance"``: of one of ``types``, called ``words``. absent: is ``None`` allowed?
-        tensors: will a real tensor do (taken on trust: looking would cost a synchronisation)?
+        tensors: will a real tensor do (of any values, unless each is looked at)? each: must each number in it be allowed?
     """
 
     holds: Callable[[Any], bool]
@@ -77,6 +79,7 @@ class Requirement:
     kind: str = "number"
     absent: bool = False
     tensors: bool = False
+    each: bool = False
     types: tuple[Any, ...] = ()
     words: str = ""
 
@@ -85,6 +88,8 @@ class Requirement:
         if value is None and self.absent:
             return
         if self.tensors and isinstance(value, Tensor) and not value.is_complex() and value.dtype != torch.bool:
+            if self.each and value.numel():
+                look(functools.partial(self._check_ends, f"{owner}{name}"), value)
             return
         plain = self.types or _PLAIN[self.kind]
         if type(value) not in plain and not (isinstance(value, plain) if self.types else _TYPES[self.kind](value)):
@@ -93,6 +98,12 @@ class Requirement:
             raise TypeError(f"{owner}{name} must be {' or '.join(words)}, got {value!r}{self._hint(value)}")
         if not self.holds(value):
             raise ValueError(f"{owner}{name} {self.text}, got {value!r}{self._hint(value)}")
+
+    def _check_ends(self, name: str, values: Tensor) -> None:
+        """Raise unless the smallest and the largest number (NaN where there is one) are allowed."""
+        for end in values.aminmax():
+            if not self.holds(float(end)):
+                raise ValueError(f"{name} {self.text}, got a tensor that holds {float(end):.6g}")
 
     def _hint(self, value: Any) -> str:
         if torch.dtype in self.types and isinstance(getattr(torch, str(value), None), torch.dtype):
@@ -204,7 +215,8 @@ def _check_names(cls: type, args: tuple[Any, ...], options: dict[str, Any]) -> N
         return
     for option in options:
         if option not in known:
-            declared = any(option in inspect.get_annotations(base) for base in cls.__mro__)
+            undecorated = "__dataclass_fields__" not in vars(cls)
+            declared = undecorated and any(option in inspect.get_annotations(base) for base in cls.__mro__)
             hint = f" {option} is declared in the class: with @dataclass(frozen=True) above it, it is one."
             raise TypeError(option_error(cls.__name__, option, known) + hint * declared)
     if args and not known and not _takes_any_number(cls):
@@ -302,6 +314,11 @@ def tensor() -> Requirement:
 def or_tensor(requirement: Requirement) -> Requirement:
     """The same, or a real tensor of any values."""
     return replace(requirement, tensors=True)
+
+
+def each(requirement: Requirement) -> Requirement:
+    """The same, or a real tensor of such numbers, which are looked at where the option is given."""
+    return replace(requirement, tensors=True, each=True)
 
 
 def instance(words: str, *types: Any) -> Requirement:

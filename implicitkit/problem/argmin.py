@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -11,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat, trees
-from implicitkit.foundation.clamping import held
+from implicitkit.foundation import autodiff, trees
+from implicitkit.foundation.clamping import check_order, held
 from implicitkit.foundation.options import check_call
 from implicitkit.foundation.trees import Layout
 from implicitkit.foundation.wording import kind_of
@@ -222,18 +221,9 @@ class Bounded:
         )
 
     def check(self) -> None:
-        """Raise where no number lies between the bounds (not under ``torch.func``, where nobody may look)."""
+        """Raise where no number lies between the bounds."""
         for lower, upper in zip(self.lower, self.upper, strict=True):
-            if any(isinstance(b, Tensor) and compat.is_wrapped(b) for b in (lower, upper)):
-                continue
-            ends = (-math.inf if lower is None else lower, math.inf if upper is None else upper)
-            low, high = (b.detach() if isinstance(b, Tensor) else torch.tensor(b, device="cpu") for b in ends)
-            low, high = torch.broadcast_tensors(low, high.to(low.device))
-            if not bool((right := low <= high).all()):
-                got = f"got {low[~right][0]:.6g} and {high[~right][0]:.6g}"
-                raise ValueError(
-                    f"bounds: the lower bound must not be above the upper one, and neither may be NaN; {got}"
-                )
+            check_order("bounds", lower, upper)
 
     def __call__(self, z: Any, step: Tensor) -> Any:
         leaves, spec = trees.tree_flatten(z)

@@ -117,9 +117,10 @@ class InitialValue(Problem):
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
+            times = "under torch.vmap its times (with an event, its end) cannot be mapped over without steps=, or "
             raise CapabilityError(
-                "InitialValue: under torch.vmap its times (with an event, its end) cannot be mapped over without steps=, or "
-                f"rhs cannot be mapped over points of time. torch says: {error}"
+                f"InitialValue: {times if compat.transforms_active() else ''}rhs cannot be mapped over points of time: "
+                f"torch.where(t < 1, a, b) for if t < 1, and t itself for float(t). torch says: {error}"
             ) from error
         batch = tuple(layout.batch_shape)
         problem = Collocation(
@@ -145,7 +146,11 @@ class InitialValue(Problem):
         end, lost = None, ""
         if self.event is not None:
             edges, states, lost = self._path(layout, t, y0, args)
-            end, lost = (t[1] * torch.nan, lost) if lost else self._crossing(layout, edges, states, args)
+            reached = int(torch.isfinite(states).flatten(1).all(1).sum()) if lost else len(states)
+            end, missed = t[1] * torch.nan, lost
+            if reached > 1:  # what comes after the event need not exist
+                end, missed = self._crossing(layout, edges[:reached], states[:reached], args)
+            lost = missed and (lost or missed)
             t = t if lost else torch.stack((t[0], end))
         if not lost:
             edges, states, lost = self._path(layout, t, y0, args)

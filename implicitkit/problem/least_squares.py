@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat, trees
-from implicitkit.foundation.options import check_options, function, one_of, positive
+from implicitkit.foundation import autodiff, trees
+from implicitkit.foundation.options import check_options, each, function, one_of, positive
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin, as_bounds, tree_gradient
 from implicitkit.problem.base import Kernel, Problem, Restated, deeper, half_squared_norm, require_callable
@@ -78,12 +78,7 @@ class LeastSquares(Problem):
             check_options(self, loss=function("loss(squares)"))
         else:
             check_options(self, loss=one_of(*LOSSES))
-        if not isinstance(self.f_scale, Tensor):
-            check_options(self, f_scale=positive())
-        elif not compat.is_wrapped(self.f_scale) and not bool((self.f_scale > 0).all()):
-            raise ValueError(
-                f"LeastSquares: f_scale must be positive, got a tensor with {self.f_scale.min().item():.3g} in it"
-            )
+        check_options(self, f_scale=each(positive()))
         check_manifold(self, "bounds")
         if isinstance(self.x_scale, str):
             check_options(self, x_scale=one_of("auto", "jac"))

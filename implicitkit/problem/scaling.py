@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, trees
+from implicitkit.foundation.constants import look
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.wrapping import Around
 
@@ -65,8 +66,7 @@ def _scale(given: Any, leaf: Tensor) -> Tensor:
     if not isinstance(given, (int, float, Tensor)) or isinstance(given, bool):
         raise TypeError(f"x_scale must be 'jac', a positive number or tensors of them, got {given!r}")
     s = torch.as_tensor(given, dtype=leaf.real.dtype if leaf.is_complex() else leaf.dtype, device=leaf.device).detach()
-    if not compat.is_wrapped(s) and not bool((right := (s > 0) & torch.isfinite(s)).all()):
-        raise ValueError(f"x_scale must be positive and finite, got {s[~right][0]:.6g}")
+    look(_check_scales, s)
     try:
         fits = torch.broadcast_shapes(s.shape, leaf.shape) == leaf.shape
     except RuntimeError:
@@ -74,6 +74,11 @@ def _scale(given: Any, leaf: Tensor) -> Tensor:
     if not fits:
         raise ValueError(f"x_scale has shape {tuple(s.shape)}, which does not fit z0's {tuple(leaf.shape)}")
     return s.expand(leaf.shape)
+
+
+def _check_scales(s: Tensor) -> None:
+    if not bool((right := (s > 0) & torch.isfinite(s)).all()):
+        raise ValueError(f"x_scale must be positive and finite, got {s[~right][0]:.6g}")
 
 
 def units_of_start(objective: Callable[..., Any], z0: Any, args: tuple[Any, ...], layout: Layout) -> Any:

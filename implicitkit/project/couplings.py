@@ -92,7 +92,7 @@ def _couple(v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return flat.unflatten(-1, (n, m))
 
 
-def _check_sums(rows: Tensor, columns: Tensor) -> Tensor:
+def _check_sums(rows: Tensor, columns: Tensor) -> None:
     least = min(float(t.min()) for t in (rows, columns)) if rows.numel() and columns.numel() else 0.0
     if least < 0:
         raise ValueError(f"the row and column sums of a coupling must not be negative, the smallest is {least:.6g}")
@@ -103,7 +103,6 @@ def _check_sums(rows: Tensor, columns: Tensor) -> Tensor:
             f"the row sums add up to {float(have[off][0]):.6g}, the column sums to {float(want[off][0]):.6g}: there is no "
             "coupling unless the totals agree"
         )
-    return have
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import check_arguments, flag, or_tensor, positive
+from implicitkit.foundation.options import check_arguments, each, flag, positive
 from implicitkit.sets.base import against
 from implicitkit.sets.cones import Monotone
 
-_STRENGTH, _FLAG = or_tensor(positive()), flag()
+_STRENGTH, _FLAG = each(positive()), flag()
 _FALLING = Monotone(decreasing=True)
 
 

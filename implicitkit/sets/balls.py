@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import check_options, number, optional, or_tensor, positive
+from implicitkit.foundation.options import check_options, each, number, optional, or_tensor, positive
 from implicitkit.sets.base import Projection, against, length
 from implicitkit.sets.groups import ByRow
 from implicitkit.sets.simplex import onto_simplex
@@ -28,7 +28,7 @@ class Ball(Projection):
     centre: Tensor | None = None
 
     def __post_init__(self) -> None:
-        check_options(self, radius=or_tensor(positive()), centre=optional(or_tensor(number())))
+        check_options(self, radius=each(positive()), centre=optional(or_tensor(number())))
 
     def project(self, v: Tensor) -> Tensor:
         radius = against(self.radius, v)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
-from implicitkit.foundation.constants import constants
+from implicitkit.foundation.constants import look
 from implicitkit.foundation.options import Configured, check_options, optional, tensor
 
 
@@ -62,21 +62,14 @@ def check_point(v: Any, of: Any, does: str) -> Tensor:
     return v
 
 
-def check_order(owner: Any) -> None:
-    """Raise ``ValueError`` where ``owner.lower`` and ``owner.upper`` are numbers the wrong way round, or NaN."""
-    ends = [end for end in (owner.lower, owner.upper) if isinstance(end, (int, float))]
-    if len(ends) == 2 and not ends[0] <= ends[1]:
-        raise ValueError(f"{type(owner).__name__}: lower must not be above upper, got {owner.lower} and {owner.upper}")
-
-
 def check_tensors(owner: Any, *names: str, absent: bool = False) -> None:
     """Raise ``TypeError`` unless attributes of ``owner`` are real tensors (``absent``: or ``None``)."""
     check_options(owner, **dict.fromkeys(names, optional(tensor()) if absent else tensor()))
 
 
-def check_values(check: Callable[..., Tensor], *parameters: Tensor) -> None:
+def check_values(check: Callable[..., None], *parameters: Tensor) -> None:
     """``check(*parameters)``, which may raise, on plain tensors, whatever transforms surround the call."""
-    constants(check, *parameters)
+    look(check, *parameters)
 
 
 def against(parameter: Any, v: Tensor) -> Tensor:

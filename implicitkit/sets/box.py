@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
-from implicitkit.foundation.clamping import held
+from implicitkit.foundation.clamping import check_order, held
 from implicitkit.foundation.options import check_options, number, optional, or_tensor
-from implicitkit.sets.base import Projection, check_order
+from implicitkit.sets.base import Projection
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Box(Projection):
         if self.lower is None and self.upper is None:
             raise ValueError("Box needs lower, upper or both")
         check_options(self, lower=optional(or_tensor(number())), upper=optional(or_tensor(number())))
-        check_order(self)
+        check_order(type(self).__name__, self.lower, self.upper)
 
     def project(self, v: Tensor) -> Tensor:
         if self.lower is not None:

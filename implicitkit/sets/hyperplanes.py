@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.clamping import check_order
 from implicitkit.foundation.constants import constants
 from implicitkit.foundation.options import check_options, finite, number, optional, or_tensor, tensor
-from implicitkit.sets.base import Projection, against, check_order
+from implicitkit.sets.base import Projection, against
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class BoxSection(Projection):
     def __post_init__(self) -> None:
         value = or_tensor(number())
         check_options(self, lower=value, upper=value, total=or_tensor(finite()), weights=optional(tensor()))
-        check_order(self)
+        check_order(type(self).__name__, self.lower, self.upper)
 
     def project(self, v: Tensor) -> Tensor:
         total = against(self.total, v)

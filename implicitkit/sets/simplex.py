@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import at_least, check_options, or_tensor, positive
+from implicitkit.foundation.options import at_least, check_options, each, positive
 from implicitkit.sets.base import Projection, against
 from implicitkit.sets.groups import ByRow
 
@@ -25,7 +25,7 @@ class Simplex(ByRow, Projection):
     radius: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_options(self, radius=or_tensor(positive()))
+        check_options(self, radius=each(positive()))
 
     def project(self, v: Tensor) -> Tensor:
         return onto_simplex(v, against(self.radius, v))
@@ -49,7 +49,7 @@ class SparseSimplex(Projection):
     radius: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_options(self, radius=or_tensor(positive()), max_nonzero=at_least(1))
+        check_options(self, radius=each(positive()), max_nonzero=at_least(1))
 
     def project(self, v: Tensor) -> Tensor:
         order = v.detach().sort(dim=-1, descending=True, stable=True).indices[..., : self.max_nonzero]
@@ -97,7 +97,7 @@ class KLSimplex(EntropicProjection):
     radius: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_options(self, radius=or_tensor(positive()))
+        check_options(self, radius=each(positive()))
 
     def project(self, v: Tensor) -> Tensor:
         return against(self.radius, v) * torch.softmax(v, -1)

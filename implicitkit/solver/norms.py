@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.constants import look
 from implicitkit.foundation.trees import Layout
 
 
@@ -34,7 +35,7 @@ class _Trees:
     """A norm of pytrees as one of packed rows."""
 
     def __init__(self, norm: Callable[[Any], Any], layout: Layout) -> None:
-        self.norm, self.layout = norm, layout
+        self.norm, self.layout, self.seen = norm, layout, False
 
     def __call__(self, rows: Tensor) -> Tensor:
         layout = self.layout
@@ -50,7 +51,17 @@ class _Trees:
                 f"norm= must return one real number for each of {len(rows)} sample(s), got {got}: take it over all but the "
                 f"first {self.layout.batch_dims} dimension(s)"
             )
+        if not self.seen:
+            self.seen = True
+            look(_check_sign, found)
         return found.detach().reshape(len(rows)).to(rows.dtype)
+
+
+def _check_sign(norms: Tensor) -> None:
+    if bool((norms < 0).any()):
+        raise ValueError(
+            f"norm= must not be negative, got {float(norms.min()):.6g}: whatever it is of would be near zero"
+        )
 
 
 def start_size(z: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, recording
+from implicitkit.foundation.constants import look
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.options import at_least, check_arguments, check_call, flag, one_of, optional
 from implicitkit.foundation.tracers import opaque_to_compile
@@ -79,7 +80,7 @@ def curve_fit(
             and lists of numbers become tensors.
         p0: where to start, ``(*batch, n)``; ``None``: at ones, one for each parameter in the signature of ``f``.
         sigma: standard deviations of the data, ``(m,)`` or ``(*batch, m)``, one number for all, or their covariance
-            ``(m, m)``.
+            ``(m, m)``, which the batch shares.
         absolute_sigma: ``sigma`` (one, if absent) is in the units of the data; else only its ratios count, as in SciPy.
         nan_policy: ``"omit"`` leaves out the data with NaN in ``ydata`` or in a leaf of ``xdata`` whose last dimension is
             ``m``, sample by sample; ``"raise"`` refuses them before the solve; ``None``: they fail it.
@@ -114,12 +115,14 @@ def curve_fit(
     _check(ydata, p0, sigma, batch_dims)
     m, n = ydata.shape[-1], p0.shape[-1]
     check_call(f"f(xdata{''.join(f', p{i}' for i in range(n))})", f)
-    whole = sigma is not None and sigma.ndim == 2 and sigma.shape == (m, m) and batch_dims == 0
+    whole = sigma is not None and sigma.shape == (m, m) != ydata.shape
     use = None
     if nan_policy is not None:
         xdata, ydata, sigma, use = _filled(xdata, ydata, sigma, batch_dims, whole)
         if nan_policy == "raise" and not compat.is_wrapped(use) and not recording.holds(use.all()):
             raise ValueError("xdata or ydata contain NaN: nan_policy='omit' leaves such data out")
+    if sigma is not None and whole:
+        look(_check_covariance, sigma)
 
     def residuals(p: Tensor, x: Any, y: Tensor, s: Tensor | None = None) -> Any:
         parameters = p.unbind(-1) if not batch_dims else [q.unsqueeze(-1) for q in p.unbind(-1)]
@@ -271,6 +274,13 @@ def _check_values(value: Any, y: Tensor) -> None:
     if not fits:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else kind_of(value)
         raise ValueError(f"f must return one number for each of the data, shape {tuple(y.shape)}; it returned {got}")
+
+
+def _check_covariance(sigma: Tensor) -> None:
+    """Raise where a covariance is none: its Cholesky factor would not be there, or be that of its lower half."""
+    near = torch.finfo(sigma.dtype).eps ** 0.5 * sigma.abs().amax((-2, -1), keepdim=True)
+    if bool(((sigma - sigma.mT).abs() > near).any()) or bool(torch.linalg.cholesky_ex(sigma).info.any()):
+        raise ValueError("sigma, the covariance of the data, must be symmetric and positive definite, and is not")
 
 
 def _check(ydata: Any, p0: Any, sigma: Any, batch_dims: int) -> None:

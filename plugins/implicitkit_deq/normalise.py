@@ -84,7 +84,7 @@ class WeightBound(nn.Module):
 
     def forward(self, V: Tensor) -> Tensor:
         """``W``."""
-        return V * (self.bound / _NORMS[self.norm](V)).clamp_max(1.0)
+        return V * (self.bound / _NORMS[self.norm](V).clamp_min(self.bound))
 
     def right_inverse(self, W: Tensor) -> Tensor:
         """A weight within the bound is its own; one outside is projected at the next reading."""
@@ -109,7 +109,8 @@ class _WeightNorm(nn.Module):
         return g * V / _rows(V)
 
     def right_inverse(self, W: Tensor) -> tuple[Tensor, Tensor]:
-        return _rows(W), W
+        size = _rows(W)
+        return size, torch.where(size > 0, W, 1.0)  # a row of zeros has no direction of its own
 
 
 def bound_weights(

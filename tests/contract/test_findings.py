@@ -55,6 +55,9 @@ FINDINGS: dict[str, dict[str, str]] = {
     "complex unknowns: mixed derivatives, and many cotangents at once": {
         "derivatives/test_closed_forms": "complex_mixed_derivatives many_complex_cotangents_at_once complex_gradcheck"
     },
+    "a tensor whose values make no sense is taken on trust: a negative weight or radius, crossed bounds": {
+        "core/test_values_below_transforms": "refused_under_every_transform a_covariance_that_is_not_symmetric"
+    },
     "an eigenvector's free phase": {
         "derivatives/test_gauges": "the_phase_is_free_and_what_does_not_depend_on_it_has_its_derivative "
         "factors_of_a_singular_matrix_are_refused_or_right"

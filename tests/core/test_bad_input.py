@@ -332,6 +332,9 @@ REFUSED: dict[str, Row] = {
         lambda: Lonely(depth=3), TypeError, r"Lonely has no option 'depth'\. Its options: none\.$"),
     "an option that a class declares and is no dataclass": (
         lambda: Declared(depth=2), TypeError, r"Declared has no option 'depth'.*@dataclass\(frozen=True\) above it"),
+    "an option that other problems have": (
+        lambda: ik.Argmin(square, positive_definite=True), TypeError,  # type: ignore[call-arg]
+        r"Argmin has no option 'positive_definite'\. Its options: .*has_aux\.$"),
     "a positional option where none is": (lambda: Lonely(3), TypeError, r"Lonely takes no arguments, got 3"),
     "an option of a set's": (
         lambda: ik.project.simplex(r=2.0), TypeError,  # type: ignore[call-arg]

@@ -204,6 +204,13 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "far name": ("cholesky_of_sorts", ValueError, "must be one of 'jacobi'"),
     "number": (1.0, TypeError, "must be a name"),
     "pair of numbers": ((1, 2), TypeError, "must be a name"),
+    "class": (ik.Anderson, TypeError, "must be a name"),
+    "function of a vector": (lambda v: v, TypeError, r"preconditioner is called as preconditioner\(z, v\)"),
+    "pair of which one": (
+        (lambda z, v: v, lambda v: v),
+        TypeError,
+        r"preconditioner is called as preconditioner\(z, v\)",
+    ),
 }
 
 

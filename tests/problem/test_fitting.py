@@ -162,11 +162,10 @@ def test_data_without_a_number_are_left_out_as_in_scipy(name: str) -> None:
     p, covariance = scipy.optimize.curve_fit(model, x.numpy(), y.numpy(), [1, 1], weights, **options)
     np.testing.assert_allclose(fit.parameters, p, rtol=1e-7)
     np.testing.assert_allclose(fit.covariance, covariance, rtol=1e-6)
-    if sigma is None or sigma.ndim == 1:
-        both = torch.stack([y, data(1)])
-        fits = ik.curve_fit(model, x, both, torch.ones(2, 2, dtype=F64), sigma, nan_policy="omit", batch_dims=1)
-        np.testing.assert_allclose(fits.parameters[0], p, rtol=1e-7)
-        np.testing.assert_allclose(fits.covariance[0], covariance, rtol=1e-6)
+    both = torch.stack([y, data(1)])
+    fits = ik.curve_fit(model, x, both, torch.ones(2, 2, dtype=F64), sigma, nan_policy="omit", batch_dims=1)
+    np.testing.assert_allclose(fits.parameters[0], p, rtol=1e-7)
+    np.testing.assert_allclose(fits.covariance[0], covariance, rtol=1e-6)
 
 
 def test_derivatives_where_data_are_left_out() -> None:

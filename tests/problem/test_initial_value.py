@@ -472,6 +472,26 @@ def test_an_event_after_a_start_that_is_not_zero() -> None:
     torch.testing.assert_close(torch.autograd.grad(time, level)[0], double(1 / 3)[0])
 
 
+@pytest.mark.parametrize(
+    ("rhs", "level", "closed"),
+    [
+        (lambda t, y, c: y**2, 10.0, lambda c: 1 - 1 / c),  # ends at t = 1, beyond all bounds
+        (
+            lambda t, y, c: -y.sqrt(),
+            0.01,
+            lambda c: 2 - 2 * c.sqrt(),
+        ),  # a tank runs dry at t = 2, and leaves the domain
+    ],
+    ids=["explosion", "domain"],
+)
+def test_an_event_before_the_trajectory_ends(rhs: Any, level: float, closed: Callable[[Tensor], Tensor]) -> None:
+    """What comes after the event need not exist."""
+    problem = ik.InitialValue(rhs, (0.0, 9.0), lambda t, y, c: y[0] - c)
+    time = lambda c: ik.solve(problem, double(1.0), (c,)).value["time"]  # noqa: E731
+    torch.testing.assert_close(time(double(level)[0]), closed(double(level)[0]))
+    torch.testing.assert_close(torch.func.grad(time)(double(level)[0]), torch.func.grad(closed)(double(level)[0]))
+
+
 def test_many_events_by_vmap() -> None:
     speeds = double(1.0, 2.5, 4.0)
 
@@ -558,6 +578,16 @@ def decay(t: Tensor, y: Tensor) -> Tensor:
             lambda: torch.func.vmap(lambda t: ik.solve(ik.InitialValue(decay, t), double(1.0)).value)(T.view(2, 2)),
             ik.CapabilityError,
             "cannot be mapped over without steps=",
+        ),
+        (
+            lambda: ik.solve(ik.InitialValue(lambda t, y: -y if t < 1 else y, T), double(1.0)),
+            ik.CapabilityError,
+            r"^InitialValue: rhs cannot be mapped over points of time: torch\.where",
+        ),
+        (
+            lambda: ik.solve(ik.InitialValue(lambda t, y: torch.nan * y, (0, 1), lambda t, y: y[0]), double(1.0)),
+            ik.ConvergenceError,
+            "followed to t = 0 only",
         ),
     ],
 )

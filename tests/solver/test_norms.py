@@ -84,6 +84,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "one number for a batch": (
         lambda: ik.fixed_point(f, Z0, (b,), batch_dims=1, norm=lambda t: t.abs().sum()), TypeError,
         r"one real number for each of 2 sample\(s\), got a tensor of shape \(\)"),
+    "a negative number": (
+        lambda: ik.fixed_point(f, Z0, (b,), norm=lambda t: -t.norm()), ValueError, "must not be negative"),
+    "a negative number, mapped over": (
+        lambda: vmap(lambda b: ik.fixed_point(f, Z0[0], (b,), norm=lambda t: t[0]).value)(b - 9), ValueError, "negative"),
     "multipliers": (
         lambda: ik.argmin(lambda z: z.square().sum(), Z0[0], constraints=[ik.Equality(torch.sum)], norm=torch.sum),
         ik.CapabilityError, "judged by more than that"),

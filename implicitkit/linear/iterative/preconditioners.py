@@ -30,7 +30,7 @@ from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.linear_map import product
 from implicitkit.foundation.numbers import array
 from implicitkit.foundation.operators import Operator
-from implicitkit.foundation.options import check_options, one_of, optional
+from implicitkit.foundation.options import check_call, check_options, one_of, optional
 from implicitkit.foundation.wording import did_you_mean
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.factors.dense import factor_batched
@@ -50,11 +50,12 @@ def check_preconditioner(choice: Any) -> None:
         ValueError: an unknown name. TypeError: none of these.
     """
     made = not isinstance(choice, (type, Tensor))  # a class is none yet, and a tensor's methods are torch's own
-    if choice is None or isinstance(choice, Stale) or (made and callable(choice)):
+    if choice is None or isinstance(choice, Stale) or (made and callable(getattr(choice, "solve", None))):
         return
-    if made and callable(getattr(choice, "solve", None)):
-        return
-    if isinstance(choice, (tuple, list)) and len(choice) == 2 and all(callable(f) for f in choice):
+    functions = choice if isinstance(choice, (tuple, list)) and len(choice) == 2 else (choice,) * made
+    if functions and all(callable(f) for f in functions):
+        for function in functions:
+            check_call("preconditioner(z, v)", function)
         return
     if isinstance(choice, str):
         if choice in NAMES:

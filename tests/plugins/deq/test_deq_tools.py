@@ -209,6 +209,25 @@ def test_the_bound_of_a_convolution_bounds_its_operator(stride: int, padding: in
     assert 0.2 < float(torch.linalg.matrix_norm(operator, 2)) <= 0.7
 
 
+@pytest.mark.parametrize("form", ["spectral", "frobenius", "row_sum", "rows", "weight_norm", "weight_norm within 1"])
+@pytest.mark.parametrize("rows", [1, 3], ids=["a row of zeros", "all zeros"])
+def test_weights_that_begin_at_zero_can_be_trained(form: str, rows: int) -> None:
+    """A norm has no derivative there; the weight has one, if it is within the bound."""
+    linear = nn.Linear(2, 3, bias=False, dtype=F64)
+    with torch.no_grad():
+        linear.weight.clamp_(-0.1, 0.1)[:rows] = 0
+    weight = linear.weight.detach().clone()
+    if form.startswith("weight_norm"):
+        weight_norm(linear, 1.0 if "within" in form else None)
+    else:
+        bound_weights(linear, 1.0, form)
+    torch.testing.assert_close(linear.weight, weight)
+    linear.weight.sum().backward()
+    gradients = [p.grad for p in linear.parameters() if p.grad is not None]
+    assert all(bool(g.isfinite().all()) for g in gradients)
+    assert bool((gradients[0][:rows] != 0).all())
+
+
 def test_weight_norm_keeps_values_and_clips() -> None:
     cell = cells.MLP(4, 6, dtype=F64)
     before = cell.recurrent.weight.detach().clone()
