@@ -14,8 +14,10 @@ SOURCES := implicitkit $(wildcard plugins) tests examples $(wildcard benchmarks)
 demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py
 
-test: lint
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+# mypy, which uses one core, runs beside the tests.
+test: $(VENV)/.test
+	$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n $(JOBS) -m "not slow"; tests=$$?; wait $$types && exit $$tests
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCES)
