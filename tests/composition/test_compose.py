@@ -39,6 +39,7 @@ def _close(got: Any, want: Any, tolerance: float = 1e-9) -> None:
 
 
 # ------------------------------------------------------------------------------------------- one answer, however found
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("graph", TABLE)
 def test_values_and_gradients_equal_those_of_layers_solved_by_hand(graph: str, way: str) -> None:
@@ -140,6 +141,7 @@ def _oracle(z0: Tensor, W: Tensor, b: Tensor) -> Tensor:
     return z
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda t: t.__name__)
 @pytest.mark.parametrize(
     "solver", ["anderson", ik.Blocks(), ik.Blocks(mode="concurrent")], ids=["joint", "blocks", "concurrent"]

@@ -88,6 +88,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
@@ -146,6 +147,7 @@ BELOW: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("below", BELOW)
@@ -290,6 +292,7 @@ def kept(part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda y: checkpoint(part, y, use_reentrant=False)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("solve", SOLVES)
 def test_derivatives_through_checkpoints_are_those_without(solve: str, name: str) -> None:

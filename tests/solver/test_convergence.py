@@ -330,6 +330,7 @@ _INFLECTIONS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("unknowns", [1, 2])
 @pytest.mark.parametrize("solver", ["auto", "bfgs", "newton_cg"])
@@ -498,6 +499,7 @@ def test_solutions_far_out_of_systems_that_are_singular_to_half_the_digits_of_fl
         assert float((found.value - z).norm() / z.norm()) < 1e-3
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", ["newton", "broyden", "auto"])
 @pytest.mark.parametrize("start", [0.3, 1.0, 20.0, 80.0])
 def test_a_chain_that_drifts_to_infinity_has_no_root(solver: str, start: float) -> None:
@@ -577,6 +579,7 @@ _ROUNDED_AWAY = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("solver", ["auto", "newton", "chord", "broyden"])
 @pytest.mark.parametrize("name", _ROUNDED_AWAY)
@@ -656,6 +659,7 @@ def test_an_equation_with_a_derivative_has_not_underflowed(i: int) -> None:
         assert ik.root(f, start, solver="newton", on_failure="ignore").status == ik.Status.CONVERGED
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("start", [250.0, 300.0, 500.0])
 @pytest.mark.parametrize("size", [1, 3, 200])
 def test_factors_of_a_point_far_out_say_nothing_of_rounding_further_in(size: int, start: float) -> None:

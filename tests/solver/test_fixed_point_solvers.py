@@ -121,6 +121,7 @@ def test_finds_the_fixed_point(solver: str, name: str) -> None:
     torch.testing.assert_close(solution.value, problem.solution, rtol=0, atol=condition * 1e-9)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", ACCELERATED)
 @pytest.mark.parametrize("name", ["linear, stiff", "tanh", "linear, contractive"])
 def test_acceleration_pays(solver: str, name: str) -> None:

@@ -117,6 +117,7 @@ MINIMA: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("n", [3, 5, 10, 300])
 @pytest.mark.parametrize("name", INFLECTIONS)
 def test_no_inflection_is_called_a_minimum(name: str, n: int) -> None:
@@ -124,6 +125,7 @@ def test_no_inflection_is_called_a_minimum(name: str, n: int) -> None:
         ik.argmin(INFLECTIONS[name], torch.ones(n, dtype=F64), max_steps=40)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("n", [3, 5, 10, 300])
 @pytest.mark.parametrize("name", MINIMA)
 def test_flat_minima_are_minima(name: str, n: int) -> None:
@@ -198,6 +200,7 @@ def minimise(name: str, start: float, solver: Any, **options: Any) -> tuple[ik.S
     return found, float(found.value.abs().max())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("solver", [*OWN, *OWN_OPTIONS])
 def test_minima_are_found_where_values_cannot_tell(name: str, solver: str) -> None:
@@ -286,6 +289,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("n", [2, 20, 100, 400])
 @pytest.mark.parametrize("name", ENDLESS)
 def test_no_end(name, n):

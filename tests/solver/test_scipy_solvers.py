@@ -115,6 +115,7 @@ def test_trap_05_complex(name: str) -> None:
     assert abs(complex(solution.value) - wanted) < 1e-9
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*ROOT, *LEAST_SQUARES, *MINIMIZE])
 def test_trap_06_exceptions_that_are_not_noconvergence(name: str) -> None:
     """NaN at the start, NaN on the way, overflow, zero Jacobians: a failure, never SciPy's exception."""
@@ -132,6 +133,7 @@ def test_trap_06_exceptions_that_are_not_noconvergence(name: str) -> None:
             ik.root(residual, torch.ones(2, dtype=F64), solver=name, max_steps=30)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*ROOT, *LEAST_SQUARES, *MINIMIZE, *SCALAR, "integrate"])
 def test_trap_07_one_name_for_the_step_limit(name: str) -> None:
     """``max_steps`` bounds the steps reported and the evaluations made, and raising it does not cost anything."""
@@ -275,6 +277,7 @@ def test_trap_14_sign_and_scale(name: str, sign: float) -> None:
     assert torch.allclose(turned.value, solution.value, atol=1e-8)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "outer", ["scipy.root.hybr", "scipy.root.krylov", "scipy.root.broyden1", "scipy.minimize.BFGS"]
 )

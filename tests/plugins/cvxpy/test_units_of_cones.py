@@ -67,6 +67,7 @@ def _layer(name: str, **options: Any) -> ConvexLayer:
     return ConvexLayer(cp.Problem(*CASES[name][0](x, (a, b))), [a, b], [x], **options)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("b", [1e-6, 1.0, 1e5, 1e7])
 @pytest.mark.parametrize("name", CASES)
 def test_budgets_of_any_size(name: str, b: float) -> None:
