@@ -52,6 +52,7 @@ def test_values_and_gradients_equal_those_of_layers_solved_by_hand(graph: str, w
     _close(gradients, torch.autograd.grad(_loss(built.joint, want), built.leaves))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rule", ["one_step", "phantom", "neumann"])
 @pytest.mark.parametrize("graph", ["pair", "chain", "diamond"])
 def test_truncated_rules_equal_those_of_layers_one_after_another(graph: str, rule: str) -> None:
@@ -65,6 +66,7 @@ def test_truncated_rules_equal_those_of_layers_one_after_another(graph: str, rul
         _close(got, want)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("graph", ["diamond", "cycle", "fan_in"])
 @pytest.mark.parametrize("way", ["joint", "blocks", "concurrent"])
 def test_forward_mode_is_the_transpose_of_reverse_mode(graph: str, way: str) -> None:
@@ -81,6 +83,7 @@ def test_forward_mode_is_the_transpose_of_reverse_mode(graph: str, way: str) -> 
     torch.testing.assert_close((w * pushed).sum(), sum((p * t).sum() for p, t in zip(pulled, tangents, strict=True)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", [ik.Blocks(), ik.Blocks(mode="concurrent")], ids=lambda s: s.mode)
 @pytest.mark.parametrize("graph", ["pair", "feedback"])
 def test_gradcheck_and_gradgradcheck(graph: str, solver: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -35,10 +36,16 @@ PRIVATE = re.compile(
 
 
 # ----------------------------------------------------------------------------------------------------------- checkers
+@functools.lru_cache(maxsize=1)
+def nodes(source: str) -> list[ast.AST]:
+    """Of one file, for each of its checkers."""
+    return list(ast.walk(ast.parse(source)))
+
+
 def private_names(source: str) -> list[str]:
     """Private names of torch, SciPy or cvxpy that the code uses, by import or by attribute."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -66,7 +73,7 @@ def behind_the_api(source: str) -> list[str]:
     to it when it is itself a public name (``implicitkit.testing``).
     """
     public, found, aliases = set(ik.__all__), [], set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top, _, rest = alias.name.partition(".")
@@ -78,7 +85,7 @@ def behind_the_api(source: str) -> list[str]:
             rest = (node.module or "").partition(".")[2]
             names = [rest] if rest else [alias.name for alias in node.names]
             found += [f"implicitkit.{name}" for name in names if name not in public]
-    used = {n for n in map(dotted, (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute))) if n}
+    used = {n for n in map(dotted, (n for n in nodes(source) if isinstance(n, ast.Attribute))) if n}
     for alias, _, rest in (name.partition(".") for name in sorted(used)):
         first = rest.partition(".")[0]
         if alias in aliases and first not in public and not re.fullmatch(r"__\w+__", first):
@@ -89,7 +96,7 @@ def behind_the_api(source: str) -> list[str]:
 def weak_spots(source: str) -> list[str]:
     """Handlers that swallow everything, and unfinished places."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.ExceptHandler):
             everything = node.type is None or dotted(node.type) in ("Exception", "BaseException")
             if node.type is None or (everything and all(isinstance(s, (ast.Pass, ast.Continue)) for s in node.body)):
@@ -179,7 +186,7 @@ def test_a_weak_spot_is_found(code: str) -> None:
 def test_source_file(path: Path) -> None:
     source = path.read_text()
     assert weak_spots(source) == []
-    assert ast.get_docstring(ast.parse(source)), "a module says what it is for"
+    assert ast.get_docstring(nodes(source)[0]), "a module says what it is for"
     if path.name not in HOMES:
         assert private_names(source) == [], "private names of other libraries belong into the compatibility modules"
     if path in PLUGINS:

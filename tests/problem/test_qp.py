@@ -528,6 +528,7 @@ def test_a_solver_that_is_not_installed_names_its_package(monkeypatch: pytest.Mo
         ik.solve(ik.QuadraticProgram(torch.eye(2), torch.zeros(2)), solver="piqp")
 
 
+@pytest.mark.slow  # beside tests/linear/test_linear.py::test_dense_solves_do_not_hang_with_two_threads
 def test_large_blocks_with_two_threads_do_not_hang() -> None:
     """torch's batched LU on the CPU hangs from about 150 unknowns with two threads; nothing here may call it."""
     code = (

@@ -107,6 +107,7 @@ def _enzyme(z: Tensor) -> Tensor:
     return torch.stack([released - bound, -bound, bound - released, released])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", ["auto", "pseudo_transient"])
 @pytest.mark.parametrize("substrate", [2.0, 10.0, 100.0])
 def test_what_a_flow_conserves_is_kept(solver: str, substrate: float) -> None:

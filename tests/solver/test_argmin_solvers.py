@@ -348,6 +348,7 @@ def test_nan_is_contained(name: str) -> None:
     assert bool(torch.isfinite(solution.value).all())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("limit", [1, 2])
 def test_max_steps_and_failure(name: str, limit: int) -> None:
@@ -523,6 +524,7 @@ def test_fixed_step_gradient_descent_can_be_unrolled() -> None:
 CONFORM = [ik.NonlinearCG("polak_ribiere"), ik.GradientDescent(step_size="armijo")]  # by name: test_conformance.py
 
 
+@pytest.mark.one_in(7)
 @ik.testing.parametrize_with_checks(CONFORM)
 def test_conformance(solver: Any, check: Any) -> None:
     check(solver)

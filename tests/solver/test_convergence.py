@@ -800,6 +800,7 @@ IN_HALF: dict[str, Callable[[Tensor, Tensor], ik.Solution]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", IN_HALF)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_is_not_asked_by_default_for_what_rounding_leaves(name: str, dtype: torch.dtype) -> None:

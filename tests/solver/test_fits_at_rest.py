@@ -192,6 +192,7 @@ def test_what_is_no_fit_is_not_claimed(
         assert bool(found.converged), found
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("solver", "unknown", "data", "dtype"),
     [

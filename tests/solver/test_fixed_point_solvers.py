@@ -198,6 +198,7 @@ def test_full_memory_anderson_ends_in_n_steps_on_linear_maps() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ sample by sample
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("in_dims", [None, 0], ids=["frozen", "dropped"])
 def test_batch_equals_loop_and_permutation(solver: str, in_dims: int | None) -> None:

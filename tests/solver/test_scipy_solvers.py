@@ -178,6 +178,7 @@ class _Enough(Exception):
     pass
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*ROOT, *LEAST_SQUARES, *MINIMIZE, "integrate"])
 @pytest.mark.parametrize("error", [_Enough, StopIteration, ValueError, KeyError, ZeroDivisionError])
 def test_trap_09_exceptions_of_the_function_surface(name: str, error: type[Exception]) -> None:
@@ -195,6 +196,7 @@ def test_trap_09_exceptions_of_the_function_surface(name: str, error: type[Excep
         ik.root(residual, Z0, solver=name, rtol=1e-14, atol=1e-15, on_failure="ignore")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*ROOT, *LEAST_SQUARES, "scipy.minimize.BFGS"])
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3)], ids=str)
 def test_trap_10_shapes(name: str, shape: tuple[int, ...]) -> None:

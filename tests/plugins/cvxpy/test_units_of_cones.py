@@ -212,6 +212,7 @@ MATRICES: dict[str, Case] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("b", [1e-6, 1e-3, 1e6])
 @pytest.mark.parametrize("name", MATRICES)
 def test_matrices_of_any_size(name: str, b: float) -> None:
