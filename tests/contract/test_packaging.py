@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 import shutil
@@ -271,6 +272,31 @@ def test_ci_runs_the_test_command_of_the_readme_and_nothing_else() -> None:
     lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
     assert lines == ["set -euo pipefail", 'cd "$(dirname "${BASH_SOURCE[0]}")/.."', "make test"]
     assert script.stat().st_mode & 0o111
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("fails", ["nothing", "ruff", "mypy", "python"])
+def test_make_test_runs_every_check_and_fails_with_any(fails: str, tmp_path: Path) -> None:
+    """With stand-ins for the programs: that of mypy waits for the tests to begin."""
+    began = tmp_path / "began"
+    (tmp_path / "bin").mkdir()
+    for name in ("pyvenv.cfg", ".test"):
+        (tmp_path / name).touch()
+    for name, does in {
+        "ruff": "", "mypy": f"for i in $(seq 500); do test -e {began} && break; sleep 0.01; done; test -e {began} || exit 2",
+        "python": f"touch {began}",
+    }.items():  # fmt: skip
+        program = tmp_path / "bin" / name
+        program.write_text(f"#!/bin/sh\n{does}\necho '{name} has run'\nexit {int(name == fails)}\n")
+        program.chmod(0o755)
+    plain = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE")
+    }  # not of a make around us
+    command = ["make", "test", f"VENV={tmp_path}"]
+    done = subprocess.run(command, env=plain, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode == 0) == (fails == "nothing"), done.stdout + done.stderr
+    said = re.findall(r"^(\w+) has run$", done.stdout, re.M)
+    assert said == (["ruff"] if fails == "ruff" else ["ruff", "python", "mypy"])
 
 
 def test_readme_has_code() -> None:
