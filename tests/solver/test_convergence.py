@@ -659,7 +659,6 @@ def test_an_equation_with_a_derivative_has_not_underflowed(i: int) -> None:
         assert ik.root(f, start, solver="newton", on_failure="ignore").status == ik.Status.CONVERGED
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("start", [250.0, 300.0, 500.0])
 @pytest.mark.parametrize("size", [1, 3, 200])
 def test_factors_of_a_point_far_out_say_nothing_of_rounding_further_in(size: int, start: float) -> None:

@@ -179,7 +179,6 @@ def _kinds(dtype: torch.dtype) -> dict[str, Callable[[float, Tensor], ik.Solutio
     }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("start", [0.0, 0.3])
 @pytest.mark.parametrize("dtype", [F64, F32], ids=str)
 @pytest.mark.parametrize("name", _kinds(F64))
