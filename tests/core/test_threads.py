@@ -346,7 +346,6 @@ print("solved" if not meanwhile.solver.is_alive() else "waits", torch._dynamo.ev
 """
 
 
-@pytest.mark.slow
 def test_a_solve_while_another_thread_loads_the_compiler() -> None:
     """``torch.func.grad`` does at its first call: two threads that each import a part of a package break that import."""
     done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, timeout=240)
