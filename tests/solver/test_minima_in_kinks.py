@@ -200,7 +200,6 @@ def minimise(name: str, start: float, solver: Any, **options: Any) -> tuple[ik.S
     return found, float(found.value.abs().max())
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("solver", [*OWN, *OWN_OPTIONS])
 def test_minima_are_found_where_values_cannot_tell(name: str, solver: str) -> None:
