@@ -14,8 +14,12 @@ SOURCES := implicitkit $(wildcard plugins) tests examples $(wildcard benchmarks)
 demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py
 
-test: lint
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+# mypy, which uses one core, runs beside the tests and says what it found after them.
+test: $(VENV)/.test
+	$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/mypy > $(VENV)/types.txt & types=$$!; \
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"; tests=$$?; \
+	wait $$types; types=$$?; cat $(VENV)/types.txt; exit $$((tests + types))
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCES)

@@ -1,7 +1,8 @@
-"""Shared set-up: one thread (the matrices are tiny), a fixed seed."""
+"""Shared set-up: one thread (the matrices are tiny), a fixed seed, and which rows of a product are quick."""
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 
@@ -20,6 +21,34 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+# What is imported and collected stays to the end: looking for garbage among it took a third of the time of collecting.
+def pytest_collection() -> None:
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Of a test marked ``one_in(m)`` a row is quick where its places along the axes of the table have a sum that ``m``
+    divides: with axes of ``m`` values or more, any values of all axes but one are together in a quick row.  The others
+    are slow."""
+    marker = item.get_closest_marker("one_in")
+    if marker and _place(item) % marker.args[0]:
+        item.add_marker(pytest.mark.slow)
+
+
+def _place(item: pytest.Item) -> int:
+    number = next(iter(item.callspec.indices.values()))  # type: ignore[attr-defined]  # of the row, the first axis outermost
+    place = 0
+    for marker in reversed(list(item.iter_markers("parametrize"))):
+        number, along = divmod(number, len(marker.args[1]))
+        place += along
+    return place
 
 
 def _scale_after(middle: nn.Module, factor: float, rate: float) -> float:

@@ -172,9 +172,12 @@ def homeless_tensors(source: str) -> list[str]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or any(keyword.arg in ("device", None) for keyword in node.keywords):
             continue
-        head, *rest = ast.unparse(node.func).split(".")
-        if head not in names:
+        root: ast.expr = node.func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if not isinstance(root, ast.Name) or root.id not in names:
             continue
+        head, *rest = ast.unparse(node.func).split(".")
         with contextlib.suppress(AttributeError):
             parts = [*names[head].split(".")[1:], *rest]
             if makes_tensors(functools.reduce(getattr, parts, torch)):

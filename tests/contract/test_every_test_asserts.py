@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 _ASSERTS = re.compile(
@@ -61,3 +64,16 @@ def test_one_that_does_not_is_found() -> None:
     text = "\n".join(f"def {name}():\n    {body}\n" for name, body in bodies.items())
     assert _idle(helpers + text, {}) == ["test_b", "test_c"]
     assert _idle(text, _functions(helpers)) == ["test_b", "test_c"]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("third", range(5))
+@pytest.mark.parametrize(("first", "second"), [(a, b) for a in range(2) for b in range(3)])
+def test_one_row_in_three_is_quick(request: pytest.FixtureRequest, first: int, second: int, third: int) -> None:
+    """Places are counted along the two axes of this table: the first has two names."""
+    marked = request.node.get_closest_marker("slow") is not None
+    assert marked == bool((3 * first + second + third) % 3)
+
+
+def test_what_is_collected_is_not_searched_for_garbage() -> None:
+    assert gc.isenabled() and gc.get_freeze_count() > 10_000

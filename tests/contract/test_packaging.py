@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 import shutil
@@ -35,10 +37,16 @@ PRIVATE = re.compile(
 
 
 # ----------------------------------------------------------------------------------------------------------- checkers
+@functools.lru_cache(maxsize=1)
+def nodes(source: str) -> list[ast.AST]:
+    """Of one file, for each of its checkers."""
+    return list(ast.walk(ast.parse(source)))
+
+
 def private_names(source: str) -> list[str]:
     """Private names of torch, SciPy or cvxpy that the code uses, by import or by attribute."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -66,7 +74,7 @@ def behind_the_api(source: str) -> list[str]:
     to it when it is itself a public name (``implicitkit.testing``).
     """
     public, found, aliases = set(ik.__all__), [], set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top, _, rest = alias.name.partition(".")
@@ -78,7 +86,7 @@ def behind_the_api(source: str) -> list[str]:
             rest = (node.module or "").partition(".")[2]
             names = [rest] if rest else [alias.name for alias in node.names]
             found += [f"implicitkit.{name}" for name in names if name not in public]
-    used = {n for n in map(dotted, (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute))) if n}
+    used = {n for n in map(dotted, (n for n in nodes(source) if isinstance(n, ast.Attribute))) if n}
     for alias, _, rest in (name.partition(".") for name in sorted(used)):
         first = rest.partition(".")[0]
         if alias in aliases and first not in public and not re.fullmatch(r"__\w+__", first):
@@ -89,7 +97,7 @@ def behind_the_api(source: str) -> list[str]:
 def weak_spots(source: str) -> list[str]:
     """Handlers that swallow everything, and unfinished places."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.ExceptHandler):
             everything = node.type is None or dotted(node.type) in ("Exception", "BaseException")
             if node.type is None or (everything and all(isinstance(s, (ast.Pass, ast.Continue)) for s in node.body)):
@@ -179,7 +187,7 @@ def test_a_weak_spot_is_found(code: str) -> None:
 def test_source_file(path: Path) -> None:
     source = path.read_text()
     assert weak_spots(source) == []
-    assert ast.get_docstring(ast.parse(source)), "a module says what it is for"
+    assert ast.get_docstring(nodes(source)[0]), "a module says what it is for"
     if path.name not in HOMES:
         assert private_names(source) == [], "private names of other libraries belong into the compatibility modules"
     if path in PLUGINS:
@@ -264,6 +272,31 @@ def test_ci_runs_the_test_command_of_the_readme_and_nothing_else() -> None:
     lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
     assert lines == ["set -euo pipefail", 'cd "$(dirname "${BASH_SOURCE[0]}")/.."', "make test"]
     assert script.stat().st_mode & 0o111
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("fails", ["nothing", "ruff", "mypy", "python"])
+def test_make_test_runs_every_check_and_fails_with_any(fails: str, tmp_path: Path) -> None:
+    """With stand-ins for the programs: that of mypy waits for the tests to begin."""
+    began = tmp_path / "began"
+    (tmp_path / "bin").mkdir()
+    for name in ("pyvenv.cfg", ".test"):
+        (tmp_path / name).touch()
+    for name, does in {
+        "ruff": "", "mypy": f"for i in $(seq 500); do test -e {began} && break; sleep 0.01; done; test -e {began} || exit 2",
+        "python": f"touch {began}",
+    }.items():  # fmt: skip
+        program = tmp_path / "bin" / name
+        program.write_text(f"#!/bin/sh\n{does}\necho '{name} has run'\nexit {int(name == fails)}\n")
+        program.chmod(0o755)
+    plain = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE")
+    }  # not of a make around us
+    command = ["make", "test", f"VENV={tmp_path}"]
+    done = subprocess.run(command, env=plain, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode == 0) == (fails == "nothing"), done.stdout + done.stderr
+    said = re.findall(r"^(\w+) has run$", done.stdout, re.M)
+    assert said == (["ruff"] if fails == "ruff" else ["ruff", "python", "mypy"])
 
 
 def test_readme_has_code() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,10 +18,13 @@ PARTS = Path(__file__).parent / "parts"
 NAMES = ("complementarity", "within", "admm", "uzawa", "multistart")
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a fresh environment with the five plugins installed; everything else is borrowed from this one."""
+@pytest.fixture(scope="module", params=["laid out", pytest.param("by pip", marks=pytest.mark.slow)])
+def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An interpreter, and where it finds the five plugins: as pip would lay them out, in the time of a copy, or installed by
+    pip into a fresh environment, to which everything else is lent by this one."""
     home = tmp_path_factory.mktemp("environment")
+    if request.param == "laid out":
+        return Path(sys.executable), _laid_out(home)
     venv.create(home, with_pip=False, symlinks=sys.platform != "win32")
     paths = {"base": str(home), "platbase": str(home)}
     borrowed = Path(sysconfig.get_path("purelib", "venv", paths)) / "borrowed.pth"
@@ -32,7 +36,17 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
          "--no-build-isolation", *map(str, sources)], capture_output=True, text=True, timeout=240, cwd=home,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return python
+    return python, home
+
+
+def _laid_out(home: Path) -> Path:
+    for name in NAMES:
+        shutil.copy(PARTS / name / f"implicitkit_{name}.py", home)
+        about = home / f"implicitkit_{name}-0.1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: implicitkit-{name}\nVersion: 0.1.0\n")
+        (about / "entry_points.txt").write_text(f"[implicitkit.plugins]\n{name} = implicitkit_{name}\n")
+    return home
 
 
 HEAD = "import torch, implicitkit as ik\ntorch.set_default_dtype(torch.float64)\n"
@@ -109,10 +123,13 @@ print(json.dumps(said))
 
 
 @pytest.fixture(scope="module")
-def faults(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def faults(python: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What went wrong, by name, where one program uses all five after one another."""
+    interpreter, home = python
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(home)]))
+    uses = json.dumps({name: HEAD + USES[name] for name in NAMES})
     done = subprocess.run(
-        [str(python), "-c", SCRIPT], input=json.dumps({name: HEAD + USES[name] for name in NAMES}),
+        [str(interpreter), "-c", SCRIPT], input=uses, env=os.environ | {"PYTHONPATH": path},
         capture_output=True, text=True, timeout=240, cwd=tmp_path_factory.mktemp("user"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ def test_linear_solvers(solver: Any, check: SolverCheck) -> None:
     check(solver)
 
 
+@pytest.mark.one_in(2)
 @ik.testing.parametrize_with_checks([name for name in ik.rules() if name != "shine"], kind="rules")
 def test_rules(solver: Any, check: SolverCheck) -> None:
     check(solver)
@@ -31,6 +32,7 @@ def test_a_rule_that_needs_a_certain_solver() -> None:
     assert check_rule("shine", solver=ik.Broyden(keep_inverse=True)).passed
 
 
+@pytest.mark.one_in(2)
 @ik.testing.parametrize_with_checks(
     [
         "filter_interior_point",

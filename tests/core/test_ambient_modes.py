@@ -162,7 +162,8 @@ OFF: dict[str, Callable[[], Any]] = {"inference": torch.inference_mode, "no_grad
 def _rows() -> Iterator[Any]:
     for mode, context in (MODES | OFF).items():
         for name, function in (FUNCTIONS | ({} if mode in OFF else DERIVATIVES)).items():
-            yield pytest.param(function, context, id=f"{name}-{mode}")
+            marks = pytest.mark.slow if name == "conformance" and mode not in ("inference", "forward level") else ()
+            yield pytest.param(function, context, id=f"{name}-{mode}", marks=marks)
 
 
 @functools.cache

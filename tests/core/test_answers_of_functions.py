@@ -111,6 +111,7 @@ def exact(row: str, w: Tensor) -> Tensor:
     return loop(ZERO) + w if row == "alone" else loop(w)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", ["backward", "grad", "jacfwd", "vmap", "hessian"])
 @pytest.mark.parametrize("row", RETURNED)
 def test_a_captured_tensor_returned_as_it_is_has_its_derivative(row: str, way: str) -> None:

@@ -851,6 +851,7 @@ CONTAINED = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
 @pytest.mark.parametrize("linear_solver", ["lu", "gmres"])
 @pytest.mark.parametrize(("problem", "solver"), CONTAINED, ids=str)
@@ -1144,6 +1145,7 @@ DRAWN: dict[str, Callable[[Callable[[], Any]], ik.Solution]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["a generator of its own", "numpy", "python", "a counter"])
 @pytest.mark.parametrize("name", DRAWN)
 def test_numbers_that_nobody_sees_drawn_are_named(name: str, kind: str) -> None:

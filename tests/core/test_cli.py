@@ -136,7 +136,13 @@ def test_as_a_process() -> None:
     assert [row["name"] for row in json.loads(done.stdout)["rules"]] == ik.rules()
 
 
-@pytest.mark.parametrize("section", [["list"], ["list", "rules"]], ids=["more than a buffer", "less than a buffer"])
+@pytest.mark.parametrize(
+    "section",
+    [
+        pytest.param(["list"], marks=pytest.mark.slow, id="more than a buffer"),
+        pytest.param(["list", "rules"], id="less than a buffer"),
+    ],
+)
 def test_a_reader_who_goes_away_is_no_error(section: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -46,6 +46,7 @@ SETS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", ["auto", "proximal_gradient", "projected_gradient"])
 @pytest.mark.parametrize("name", SETS)
 def test_sets_where_one_sample_converges_first(name: str, solver: str) -> None:

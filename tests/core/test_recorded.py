@@ -104,6 +104,7 @@ SOLVES: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", ["auto", "newton", "scipy.root.hybr"])
 @pytest.mark.parametrize("late", [False, True], ids=["before its use", "after"])
 @pytest.mark.parametrize("write", WRITES)

@@ -132,7 +132,7 @@ ROWS: dict[str, Row] = {
     ),
     "testing.check_rule": Row(
         ik.testing.check_rule,
-        lambda: {"rule": "implicit", "checks": ["keeps_the_solution"]},
+        lambda: {"rule": "one_step", "checks": ["keeps_the_solution"]},
         {"checks": "none"},
         said="check|rule|solver",
     ),

@@ -101,7 +101,7 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("row", FUNCTIONS)
+@pytest.mark.parametrize("row", [pytest.param(n, marks=[pytest.mark.slow] * (n == "while_loop")) for n in FUNCTIONS])
 def test_a_captured_tensor_has_its_derivative(row: str) -> None:
     w, x, f = W.clone().requires_grad_(), POINTS.clone().requires_grad_(), FUNCTIONS[row]
     z = ik.fixed_point(lambda z, x: f(z, x, w), torch.zeros_like(POINTS), (x,), solver="newton").value

@@ -372,6 +372,7 @@ COMPLEX_MAPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", ["picard", "anderson", "newton"])
 @pytest.mark.parametrize("name", COMPLEX_MAPS)
 def test_complex_gradcheck(name: str, solver: str) -> None:
@@ -406,6 +407,7 @@ def test_complex_closed_forms() -> None:
     assert_close(tangent, (1j + a * -1j) / scale)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mixed", [False, True], ids=["complex", "beside reals"])
 @pytest.mark.parametrize("outer", ["jacrev", "jacfwd", "vmap of pullbacks"])
 @pytest.mark.parametrize("inner", ["grad", "jacrev", "jacfwd"])

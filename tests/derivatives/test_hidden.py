@@ -284,6 +284,7 @@ def _scalar(name: str, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Tenso
     return lambda a: ik.root(lambda z, a: function(z, a, w), start, (a,)).value.sum(), torch.tensor(0.7, dtype=dtype)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:Converting a tensor")
 @pytest.mark.parametrize("derivative", ["backward", "grad", "jvp"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

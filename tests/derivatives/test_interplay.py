@@ -82,6 +82,7 @@ NESTED_TRANSFORMS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("explicit", [True, False], ids=["arguments", "closures"])
 @pytest.mark.parametrize("name", NESTED_TRANSFORMS)
 def test_nested_solves(name: str, explicit: bool) -> None:
@@ -110,6 +111,7 @@ def _cube_root(z: Tensor, t: Tensor, explicit: bool) -> Tensor:
     return ik.root(lambda y: y**3 + y - z - t, torch.zeros_like(t), **TIGHT).value
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("explicit", [True, False], ids=["arguments", "closures"])
 @pytest.mark.parametrize("second", [jacrev, jacfwd])
 @pytest.mark.parametrize("first", [jacrev, jacfwd])
@@ -353,6 +355,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ddp_two_processes(tmp_path: Path) -> None:
     script = tmp_path / "ddp.py"
     here = Path(__file__).parent

@@ -113,7 +113,13 @@ SOLVES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", SOLVES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n in ("covariance, robust", "unrolled, filled in place")))
+        for n in SOLVES
+    ],
+)
 def test_a_solve_is_linearised(name: str) -> None:
     torch.manual_seed(0)
     f = SOLVES[name]

@@ -99,6 +99,7 @@ _DERIVATIVES: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("policy", ["ignore", "nan"])
 @pytest.mark.parametrize("name", _SOLVES)
 def test_the_derivative_is_that_of_the_others(name: str, policy: str) -> None:
@@ -111,6 +112,7 @@ def test_the_derivative_is_that_of_the_others(name: str, policy: str) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9, msg=lambda m: f"{name}, {kind}: {m}")  # noqa: B023
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian])
 @pytest.mark.parametrize("linear_solver", ["lu", "gmres", "bicgstab"])
 @pytest.mark.parametrize("policy", ["ignore", "nan"])

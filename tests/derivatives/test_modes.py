@@ -88,6 +88,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
@@ -97,6 +98,7 @@ def test_a_transform_in_inference_mode(transform: str, kind: str, held: str) -> 
         close(got, want)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["root", "newton", "fixed_point", "steady_state"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_a_transform_of_what_uses_tensors_made_in_inference_mode(transform: str, kind: str) -> None:
@@ -113,6 +115,7 @@ def test_a_transform_of_what_uses_tensors_made_in_inference_mode(transform: str,
         close(TRANSFORMS[transform](f), TRANSFORMS[transform](closed))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_inference_mode_in_a_transform(transform: str, kind: str) -> None:
@@ -146,6 +149,7 @@ BELOW: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("below", BELOW)
@@ -165,6 +169,7 @@ def test_reverse_mode_in_a_forward_level_has_a_tangent(below: str, kind: str, he
 
 
 # -------------------------------------------------------------------------------------------------------- batched gradients
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("vectorize", [False, True])
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("kind", KINDS)
@@ -221,6 +226,7 @@ def test_a_checkpoint_around_a_solve_computes_it_once_more_and_no_oftener(tracke
         assert calls <= 2 * once + 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transform", ["jvp", "jacfwd", "dual"])
 def test_forward_mode_in_a_checkpoint(transform: str, kind: str) -> None:
@@ -290,6 +296,7 @@ def kept(part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda y: checkpoint(part, y, use_reentrant=False)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("solve", SOLVES)
 def test_derivatives_through_checkpoints_are_those_without(solve: str, name: str) -> None:

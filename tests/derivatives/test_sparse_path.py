@@ -132,8 +132,14 @@ MODES: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
 }
 
 
-# every mode with the first problem, and with half of the others: every second mode of each
-ROWS = [(n, m) for i, n in enumerate(PROBLEMS) for j, m in enumerate(MODES) if not i or (i + j) % 2]
+# every mode with the first problem, and with half of the others: every second mode of each, of which again every second one
+# is slow
+ROWS = [
+    pytest.param(n, m, marks=pytest.mark.slow if i and (i + j) % 4 == 3 else ())
+    for i, n in enumerate(PROBLEMS)
+    for j, m in enumerate(MODES)
+    if not i or (i + j) % 2
+]
 
 
 @pytest.mark.parametrize(("name", "mode"), ROWS)

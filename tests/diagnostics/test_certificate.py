@@ -16,6 +16,7 @@ from implicitkit.testing import known_problems
 LOOSE = {"rtol": 1e-3, "atol": 1e-5}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [1, 4, 40, 300], ids=lambda n: f"n={n}")
 @pytest.mark.parametrize(
     ("kind", "solver"),

@@ -396,6 +396,7 @@ SPECTRA = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SPECTRA)
 @pytest.mark.parametrize("nodes", [4, 20, 40])
 def test_by_what_products_cost_no_choice_is_far_from_the_best(

@@ -263,7 +263,11 @@ def test_prices() -> None:
     assert price_of_dense(1, 1000, weight=1_000_000).factors < price_of_dense(1, 1000).factors
 
 
-@pytest.mark.parametrize("shape", [(16, 16, 16), (24, 24, 24), (12, 12, 60), (64, 64), (20, 1000)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(16, 16, 16), pytest.param((24, 24, 24), marks=pytest.mark.slow), (12, 12, 60), (64, 64), (20, 1000)],
+    ids=str,
+)
 @pytest.mark.parametrize("periodic", [False, True])
 def test_the_price_of_a_grid(shape: tuple[int, ...], periodic: bool) -> None:
     """What factors of a grid in space or in the plane will cost is known within a factor of three before they are made."""

@@ -86,6 +86,7 @@ def solve(solver: LinearSolver, A: Operator, b: Tensor, rtol: float = 1e-10, ato
         return solver.solve(A, b, rtol=rtol, atol=atol, **{"max_steps": None, **kw})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", RTOL, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize(("batch", "n"), [(0, 3), (1, 1), (5, 1), (1, 7), (16, 20), (3, 110)], ids=str)
 @pytest.mark.parametrize("name", EVERY)

@@ -218,6 +218,7 @@ WAYS: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("verb", "function", "linear"),

@@ -45,6 +45,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("at", ["solution", "elsewhere"])
 def test_a_solve_depends_on_what_its_equations_depend_on(name: str, at: str) -> None:

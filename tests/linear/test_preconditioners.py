@@ -116,6 +116,7 @@ MODES: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
 _exact: dict[str, Tensor] = {}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", MODES)
 @every
 def test_derivatives_do_not_depend_on_it(choice: Any, mode: str) -> None:
@@ -139,6 +140,7 @@ def test_the_backward_uses_the_transposed() -> None:
     assert counts[0] <= 15 < counts[1]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("linear", ["auto", "gmres", "bicgstab"])
 @every
 def test_it_saves_products(choice: Any, linear: str) -> None:

@@ -261,6 +261,7 @@ _FACTORS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", _FACTORS)
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("columns", [None, 4])

@@ -375,7 +375,7 @@ MUTANTS = [
         (
             "return -torch.ones_like(speeding)",
             "return torch.ones_like(speeding)",
-            "tests/problem/test_steady_state.py -k serves_every_kind",
+            "tests/solver/test_conformance.py -k 'serves_every_kind and pseudo_transient'",
         ),
     ),
     *mutants(

@@ -52,6 +52,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("scale", [0.05, 0.3])
 def test_robust_loss_is_that_of_scipy(name: str, scale: float) -> None:

@@ -186,7 +186,7 @@ def test_stiff_equations_by_default(dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-10 if tight else 1e-7)
 
 
-@pytest.mark.parametrize("transform", ["jacrev", "jacfwd", "hessian"])
+@pytest.mark.parametrize("transform", ["jacrev", pytest.param("jacfwd", marks=pytest.mark.slow), "hessian"])
 def test_stiff_equations_under_transforms(transform: str) -> None:
     def ours(k: Tensor) -> Tensor:
         return ik.solve(ik.InitialValue(relax, (0.0, 1.0)), double(0.0), (k,)).value[-1, 0]
@@ -327,15 +327,15 @@ def test_a_pattern_of_other_arguments_is_not_taken() -> None:
 
 
 def test_jacobians_are_not_differences() -> None:
-    """Those of SciPy's take an evaluation for each of 200 unknowns, time and again: 1,000 in all."""
+    """Those of SciPy's take an evaluation for each of 60 unknowns, time and again: 1,400 in all."""
     calls = 0
 
     def rhs(t: Tensor, y: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
-        return -1e4 * (y - t.cos()) - y.sum() / 200
+        return -1e4 * (y - t.cos()) - y.sum() / 60
 
-    ik.solve(ik.InitialValue(rhs, (0.0, 1.0), integrator="scipy.Radau"), torch.zeros(200, dtype=torch.float64))
+    ik.solve(ik.InitialValue(rhs, (0.0, 1.0), integrator="scipy.Radau"), torch.zeros(60, dtype=torch.float64))
     assert calls < 700
 
 
@@ -371,7 +371,7 @@ def test_what_is_not_determined_is_said() -> None:
     with pytest.warns(ik.ConvergenceWarning, match="differ by"):
         ik.solve(ik.InitialValue(lorenz, (0.0, 20.0)), start)
     with pytest.raises(ik.ConvergenceError, match="chaotic"):
-        ik.solve(ik.InitialValue(lorenz, (0.0, 40.0)), start)
+        ik.solve(ik.InitialValue(lorenz, (0.0, 22.0)), start)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ik.solve(ik.InitialValue(lorenz, (0.0, 3.0)), start)

@@ -41,6 +41,7 @@ def program(kind: str, s: float | Tensor = 1.0, sparse: bool = False, seed: int 
     return ik.QuadraticProgram(None if P is None else s * P, s * q, None, None, sp.csr_matrix(G) if sparse else G, h)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("s", SCALES)
 @pytest.mark.parametrize("kind", ["linear", "bowl", "half"])
 def test_the_objective_may_be_measured_in_any_unit(kind: str, s: float) -> None:

@@ -285,6 +285,7 @@ def test_second_derivatives(name: str) -> None:
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, msg=said)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_third_derivatives_agree_in_every_mode(name: str) -> None:
     function, v = CASES[name]

@@ -210,8 +210,8 @@ def test_derivatives_against_the_active_set_system(seed: int, solver: str) -> No
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
 def test_gradcheck(batch: tuple[int, ...]) -> None:
     args = [t.requires_grad_() for t in planted(6, batch, n=3, m=4, active=1)[0].values()]
-    assert torch.autograd.gradcheck(stacked(), args, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(stacked(), args)
+    assert torch.autograd.gradcheck(stacked(), args, check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(stacked(), args, fast_mode=True)
 
 
 def test_vmap_and_vmap_of_grad() -> None:
@@ -528,6 +528,7 @@ def test_a_solver_that_is_not_installed_names_its_package(monkeypatch: pytest.Mo
         ik.solve(ik.QuadraticProgram(torch.eye(2), torch.zeros(2)), solver="piqp")
 
 
+@pytest.mark.slow  # beside tests/linear/test_linear.py::test_dense_solves_do_not_hang_with_two_threads
 def test_large_blocks_with_two_threads_do_not_hang() -> None:
     """torch's batched LU on the CPU hangs from about 150 unknowns with two threads; nothing here may call it."""
     code = (

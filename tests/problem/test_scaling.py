@@ -31,6 +31,7 @@ C = torch.tensor([2.0], dtype=F64)
 SOLVERS = ("auto", "levenberg_marquardt", "dogleg", "gauss_newton", "bfgs", "newton_cg", "scipy.least_squares.trf")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("scale", ["auto", 1.0, 7, UNITS], ids=["auto", "one", "seven", "units"])
 def test_the_solution_and_its_derivative_do_not_depend_on_units(solver: str, scale: Any) -> None:

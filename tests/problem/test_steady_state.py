@@ -90,6 +90,7 @@ SOLVERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("flow", FLOWS)
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_reaches_the_state_that_the_flow_leads_to(solver: str, flow: str) -> None:
@@ -106,6 +107,7 @@ def _enzyme(z: Tensor) -> Tensor:
     return torch.stack([released - bound, -bound, bound - released, released])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", ["auto", "pseudo_transient"])
 @pytest.mark.parametrize("substrate", [2.0, 10.0, 100.0])
 def test_what_a_flow_conserves_is_kept(solver: str, substrate: float) -> None:
@@ -369,17 +371,6 @@ def test_stability_refuses() -> None:
     with pytest.raises(TypeError, match="Solution, or a Problem"):
         stability(lambda z: -z, _vector(0.0))  # type: ignore[arg-type]
     assert isinstance(stability(ik.steady_state(lambda z: 1 - z, _vector(0.0))), Stability)
-
-
-@ik.testing.parametrize_with_checks(["pseudo_transient"])
-def test_conformance(solver: Any, check: Any) -> None:
-    check(solver)
-
-
-@pytest.mark.slow
-@ik.testing.parametrize_with_checks(["integrate"])
-def test_conformance_of_integrate(solver: Any, check: Any) -> None:
-    check(solver)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def _quadratic(z: Tensor, b: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "solver",
     [
-        ik.Accelerated(ik.GradientDescent(step_size=0.05)),
+        pytest.param(ik.Accelerated(ik.GradientDescent(step_size=0.05)), marks=pytest.mark.slow),
         ik.Accelerated("picard"),
         ik.Accelerated("levenberg_marquardt"),
     ],

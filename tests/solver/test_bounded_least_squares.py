@@ -42,6 +42,7 @@ def fit(name: str, loss: str, y: Tensor, **options: Any) -> Any:
     return ik.least_squares(decay, start, (y,), bounds=(lower, upper), loss=loss, f_scale=0.1, **options)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("loss", ["linear", "soft_l1", "huber", "cauchy"])
 @pytest.mark.parametrize("name", BOUNDS)
 def test_the_point_is_scipys_and_the_method_is_of_residuals(name: str, loss: str) -> None:
@@ -62,6 +63,7 @@ def test_the_point_is_scipys_and_the_method_is_of_residuals(name: str, loss: str
     assert (s.value.numpy() >= lower).all() and (s.value.numpy() <= upper).all()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("loss", ["linear", "cauchy"])
 @pytest.mark.parametrize("name", BOUNDS)
 def test_the_derivative_against_differences(name: str, loss: str) -> None:

@@ -54,6 +54,7 @@ ROWS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("n", [3, 40, 150])
 @pytest.mark.parametrize("name", ROWS)
 def test_minima_within_bounds(name: str, n: int) -> None:

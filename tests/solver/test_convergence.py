@@ -330,6 +330,7 @@ _INFLECTIONS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("unknowns", [1, 2])
 @pytest.mark.parametrize("solver", ["auto", "bfgs", "newton_cg"])
@@ -498,6 +499,7 @@ def test_solutions_far_out_of_systems_that_are_singular_to_half_the_digits_of_fl
         assert float((found.value - z).norm() / z.norm()) < 1e-3
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", ["newton", "broyden", "auto"])
 @pytest.mark.parametrize("start", [0.3, 1.0, 20.0, 80.0])
 def test_a_chain_that_drifts_to_infinity_has_no_root(solver: str, start: float) -> None:
@@ -577,6 +579,7 @@ _ROUNDED_AWAY = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("solver", ["auto", "newton", "chord", "broyden"])
 @pytest.mark.parametrize("name", _ROUNDED_AWAY)
@@ -796,6 +799,7 @@ IN_HALF: dict[str, Callable[[Tensor, Tensor], ik.Solution]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", IN_HALF)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_is_not_asked_by_default_for_what_rounding_leaves(name: str, dtype: torch.dtype) -> None:

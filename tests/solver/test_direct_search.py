@@ -23,8 +23,9 @@ SEARCHES: dict[str, Any] = {
 LONG = {"reports_failure", "never_worse_than_the_start"}  # thousands of steps on what has no minimum
 
 
+# golden_section by its name is one of test_conformance.py, too
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "nelder_mead")) for name in SEARCHES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * ("bracket" not in name)) for name in SEARCHES]
 )
 def test_conformance(name: str) -> None:
     solver, accuracy = SEARCHES[name]

@@ -45,6 +45,7 @@ def symmetric_start(size):
     return (size * torch.eye(3, dtype=D))[ROWS, COLUMNS]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", ["auto", "bfgs", "lbfgs", "newton_cg", "nonlinear_cg"])
 @pytest.mark.parametrize("size", [0.05, 1.0, 3.0])
 def test_covariance_by_cholesky(solver, size):
@@ -266,6 +267,7 @@ def _mapped(name: str, t: Tensor, **o: Any) -> Tensor:
     return torch.vmap(lambda t: ik.fixed_point(f, torch.zeros(2, dtype=D), (t,), **o).value)(t)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solve", [_batched, _dropped, _mapped], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", _MAPS)
 def test_the_others_are_as_they_are_alone(name: str, solve: Callable[..., Tensor]) -> None:

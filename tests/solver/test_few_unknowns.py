@@ -140,15 +140,15 @@ def robust_mean(loss: Any, seed: int, **options: Any) -> ik.Solution:
 @pytest.mark.parametrize("name", ["huber", "soft_l1", "cauchy", "arctan"])
 def test_robust_means_take_few_steps(name: str) -> None:
     """Without the negative curvature of outliers the last two take 15 to 112."""
-    steps = sorted(int(robust_mean(name, seed).steps) for seed in range(10))
-    assert steps[5] <= 12 and steps[-1] <= 30, steps
+    steps = sorted(int(robust_mean(name, seed).steps) for seed in range(4))
+    assert steps[2] <= 12 and steps[-1] <= 30, steps
 
 
 @pytest.mark.parametrize("name", ["huber", "cauchy", "soft_l1"])
 def test_robust_means_take_few_steps_under_a_loss_of_somebody_else(name: str) -> None:
     """Levenberg-Marquardt alone does not see the curvature."""
     loss, total = lambda s: s * LOSSES[name](s), 0
-    for seed in range(3):
+    for seed in range(2):
         s, slow = (robust_mean(loss, seed, solver=solver) for solver in ("auto", "levenberg_marquardt"))
         torch.testing.assert_close(s.value, slow.value, rtol=0, atol=1e-8)
         assert int(s.steps) <= 20
@@ -243,6 +243,7 @@ def _quadratic(u: Tensor, x: Tensor) -> Tensor:
     return 0.5 * (torch.logspace(0, 6, len(u), dtype=F64) * u.square()).sum() - (x * u).sum()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("n", [40, 60, 120])
 @pytest.mark.parametrize("objective", [_total_variation, _logistic, _geodesic, _quadratic])
 def test_convex_objectives_of_some_unknowns_take_newton_steps(objective: Any, n: int) -> None:

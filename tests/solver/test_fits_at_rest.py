@@ -192,6 +192,7 @@ def test_what_is_no_fit_is_not_claimed(
         assert bool(found.converged), found
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("solver", "unknown", "data", "dtype"),
     [
@@ -317,6 +318,7 @@ FITS = {"small": decay, "large": walk}
 STEPS = {"huber": 20, "soft_l1": 20, "cauchy": 40, "arctan": 60}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("outliers", [1.0, 1e4])
 @pytest.mark.parametrize("loss", NAMES)
 @pytest.mark.parametrize("size", FITS)

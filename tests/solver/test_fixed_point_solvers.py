@@ -121,6 +121,7 @@ def test_finds_the_fixed_point(solver: str, name: str) -> None:
     torch.testing.assert_close(solution.value, problem.solution, rtol=0, atol=condition * 1e-9)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", ACCELERATED)
 @pytest.mark.parametrize("name", ["linear, stiff", "tanh", "linear, contractive"])
 def test_acceleration_pays(solver: str, name: str) -> None:
@@ -197,6 +198,7 @@ def test_full_memory_anderson_ends_in_n_steps_on_linear_maps() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ sample by sample
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("in_dims", [None, 0], ids=["frozen", "dropped"])
 def test_batch_equals_loop_and_permutation(solver: str, in_dims: int | None) -> None:

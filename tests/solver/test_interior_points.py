@@ -22,6 +22,7 @@ SOLVERS = ("auto", "filter_interior_point")
 MOST = 450
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_cops(name: str, solver: str) -> None:
@@ -109,6 +110,7 @@ def test_single_precision() -> None:
     torch.testing.assert_close(s.value.double(), double.value, rtol=5e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_the_derivative_of_a_flight() -> None:
     """The highest flight by the drag: by the rule, and by differences of solutions."""
     program = PROGRAMS["rocket"]()

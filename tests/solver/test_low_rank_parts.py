@@ -59,6 +59,7 @@ def found(name: str, batch: int) -> tuple[Bordered, Tensor, Tensor, object]:
     return ready, z, J, entries
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", MAPS)
 def test_entries_come_from_products_alone(name: str, batch: int) -> None:
@@ -79,6 +80,7 @@ SYMMETRIC: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {  # objectives o
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", SYMMETRIC)
 def test_symmetric_entries_come_from_fewer_products(name: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +158,7 @@ def test_large_columns_of_a_sample_hide_no_change_of_another() -> None:
         np.testing.assert_allclose(J, (2 * torch.diag(d[0]) + 2 * W.T @ W).numpy(), rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", MAPS)
 def test_blocks_with_a_border_are_the_matrix(name: str, transposed: bool) -> None:
@@ -230,7 +233,9 @@ SYSTEMS: dict[str, tuple[Callable[..., ik.Solution], Callable[[Tensor, Tensor], 
 }
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("fit, softmax", "fit, a long row"))) for n in SYSTEMS]
+)
 def test_twenty_thousand_unknowns_with_defaults(name: str) -> None:
     """Solved and differentiated, without a dense matrix (3 GB): derivatives against differences."""
     solve, f = SYSTEMS[name]
@@ -309,7 +314,7 @@ def test_factors_with_a_border_are_as_good_as_the_matrix() -> None:
     assert np.linalg.norm(x - v) < 1e-6 * np.linalg.norm(v)
 
 
-@pytest.mark.parametrize(("n", "most"), [(800, 70), (3000, 90)])
+@pytest.mark.parametrize(("n", "most"), [(800, 70), pytest.param(3000, 90, marks=pytest.mark.slow)])
 def test_a_fit_that_ends_in_rounding_has_converged(n: int, most: int) -> None:
     """Its gradient cannot come down to the tolerance, 4e-11: no step lowers the objective any more, and none is tried (it
     took ten evaluations more to find that out)."""

@@ -54,6 +54,7 @@ def mccormck(z: Tensor) -> Tensor:
     return (-1.5 * a + 2.5 * b + 1 + (a - b) ** 2 + torch.sin(a + b)).sum()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", (F32, F64), ids=str)
 @pytest.mark.parametrize("n", (6, 12, 30))
 @pytest.mark.parametrize("objective", (quartc, powers, chained))

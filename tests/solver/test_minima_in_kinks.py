@@ -117,6 +117,7 @@ MINIMA: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("n", [3, 5, 10, 300])
 @pytest.mark.parametrize("name", INFLECTIONS)
 def test_no_inflection_is_called_a_minimum(name: str, n: int) -> None:
@@ -124,6 +125,7 @@ def test_no_inflection_is_called_a_minimum(name: str, n: int) -> None:
         ik.argmin(INFLECTIONS[name], torch.ones(n, dtype=F64), max_steps=40)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("n", [3, 5, 10, 300])
 @pytest.mark.parametrize("name", MINIMA)
 def test_flat_minima_are_minima(name: str, n: int) -> None:
@@ -286,6 +288,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("n", [2, 20, 100, 400])
 @pytest.mark.parametrize("name", ENDLESS)
 def test_no_end(name, n):

@@ -36,6 +36,7 @@ def test_a_discount_that_leaves_three_digits(n: int, discount: float, verb: str)
     torch.testing.assert_close(found.value.to(F64), exact, rtol=4e-7 / (1 - discount), atol=0.0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize(
     ("name", "kind"), [(n, k) for n in ("sqrt(z^2 + 1)", "z + exp(-z)", "z + z / (1 + |z|)") for k in ("map", "root")]
@@ -61,6 +62,7 @@ def test_what_does_run_away_in_company_of_what_does_not(name: str, kind: str, dt
     assert int(found.status) != int(ik.Status.CONVERGED)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", ["auto", "anderson", "relay", "broyden"])
 @pytest.mark.parametrize(("size", "length"), [(0.1, 1.0), (1.0, 1.0), (1.0, 100.0)])
 def test_a_map_that_drifts_in_waves_comes_to_rest_nowhere(size: float, length: float, solver: str) -> None:
@@ -224,6 +226,7 @@ MAPS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("solver", ["auto", "anderson", "newton", "picard"])
 @pytest.mark.parametrize("name", MAPS)

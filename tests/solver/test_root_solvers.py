@@ -37,6 +37,7 @@ def batch(rows: int = 7, n: int = 4, dtype: torch.dtype = torch.float64) -> tupl
     return torch.zeros(rows, n, dtype=dtype), t.to(dtype)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_batch_is_solved_and_equals_the_loop(name: str, dtype: torch.dtype) -> None:

@@ -115,6 +115,7 @@ def test_trap_05_complex(name: str) -> None:
     assert abs(complex(solution.value) - wanted) < 1e-9
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*ROOT, *LEAST_SQUARES, *MINIMIZE])
 def test_trap_06_exceptions_that_are_not_noconvergence(name: str) -> None:
     """NaN at the start, NaN on the way, overflow, zero Jacobians: a failure, never SciPy's exception."""
@@ -132,6 +133,7 @@ def test_trap_06_exceptions_that_are_not_noconvergence(name: str) -> None:
             ik.root(residual, torch.ones(2, dtype=F64), solver=name, max_steps=30)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*ROOT, *LEAST_SQUARES, *MINIMIZE, *SCALAR, "integrate"])
 def test_trap_07_one_name_for_the_step_limit(name: str) -> None:
     """``max_steps`` bounds the steps reported and the evaluations made, and raising it does not cost anything."""
@@ -176,6 +178,7 @@ class _Enough(Exception):
     pass
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*ROOT, *LEAST_SQUARES, *MINIMIZE, "integrate"])
 @pytest.mark.parametrize("error", [_Enough, StopIteration, ValueError, KeyError, ZeroDivisionError])
 def test_trap_09_exceptions_of_the_function_surface(name: str, error: type[Exception]) -> None:
@@ -193,6 +196,7 @@ def test_trap_09_exceptions_of_the_function_surface(name: str, error: type[Excep
         ik.root(residual, Z0, solver=name, rtol=1e-14, atol=1e-15, on_failure="ignore")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*ROOT, *LEAST_SQUARES, "scipy.minimize.BFGS"])
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3)], ids=str)
 def test_trap_10_shapes(name: str, shape: tuple[int, ...]) -> None:
@@ -275,6 +279,7 @@ def test_trap_14_sign_and_scale(name: str, sign: float) -> None:
     assert torch.allclose(turned.value, solution.value, atol=1e-8)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "outer", ["scipy.root.hybr", "scipy.root.krylov", "scipy.root.broyden1", "scipy.minimize.BFGS"]
 )

@@ -53,6 +53,7 @@ SOLVERS = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("name", WITHIN)
 def test_a_maximum_within_constraints_is_left_or_refused(name: str, solver: str) -> None:

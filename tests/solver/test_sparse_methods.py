@@ -80,6 +80,7 @@ def test_beyond_the_dense_size_products_do(method: str, monkeypatch: pytest.Monk
     assert float(coupled(s.value, x).abs().max()) < 1e-6
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("n", [40, 200])
 def test_samples_do_not_see_each_other(method: str, n: int) -> None:

@@ -251,6 +251,7 @@ _PROBLEMS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[float], list
 _ROWS = [(name, k) for name, row in _PROBLEMS.items() for k in range(len(row[2]))]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [F64, F32])
 @pytest.mark.parametrize(("name", "k"), _ROWS)
 def test_an_idle_unknown_is_moved(name: str, k: int, dtype: torch.dtype) -> None:

@@ -55,6 +55,7 @@ def _solved(name: str, problem: str, u: Tensor) -> ik.Solution:
     return ik.argmin(lambda z: objective(z / u), torch.tensor(start, dtype=u.dtype) * u, **_PROBLEMS[problem](u))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [F64, F32])
 @pytest.mark.parametrize("problem", list(_PROBLEMS))
 @pytest.mark.parametrize("name", list(_OBJECTIVES))

@@ -247,6 +247,7 @@ def test_dual_variables_and_other_solvers() -> None:
             assert np.abs(found.numpy() - value).max() < 1e-6, solver
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:the gradient with respect to:implicitkit_cvxpy.StructurallyZeroGradientWarning")
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 @pytest.mark.parametrize("s", [1e-10, 1e-6, 1e6, 1e10])

@@ -67,6 +67,7 @@ def _layer(name: str, **options: Any) -> ConvexLayer:
     return ConvexLayer(cp.Problem(*CASES[name][0](x, (a, b))), [a, b], [x], **options)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("b", [1e-6, 1.0, 1e5, 1e7])
 @pytest.mark.parametrize("name", CASES)
 def test_budgets_of_any_size(name: str, b: float) -> None:
@@ -211,6 +212,7 @@ MATRICES: dict[str, Case] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("b", [1e-6, 1e-3, 1e6])
 @pytest.mark.parametrize("name", MATRICES)
 def test_matrices_of_any_size(name: str, b: float) -> None:

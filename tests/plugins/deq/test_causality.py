@@ -125,16 +125,15 @@ DEAR = tuple(
     for n in EVERY
     if n.rpartition(".")[2].lower().replace("-", "_") in ("nelder_mead", "powell", "cobyqa", "integrate")
 )
-# the dear ones take few steps, whatever the tolerance, and SciPy's are called in one way: those at other tolerances are slow
-# tests.  A square: each solver has each cell and each tolerance once, and each pair of these comes with a third of the
-# solvers; the other two thirds are slow tests.
+# the dear ones take few steps, whatever the tolerance, and SciPy's are called in one way.  Each solver comes once, each cell
+# with each tolerance several times; the others are slow tests.
 AT_TOLERANCES = [
     pytest.param(n, rtol, name, marks=() if quick else pytest.mark.slow, id=f"{n}-{rtol}-{name}")
     for i, n in enumerate(EVERY)
     for j, rtol in enumerate((1e-1, 1e-2, 1e-3))
     for k, name in enumerate(SMALL)
     if rtol == 1e-2 or n not in DEAR
-    for quick in [(i + j + k) % 3 == 0 and (rtol == 1e-2 or not n.startswith("scipy."))]
+    for quick in [(i + j + k) % 3 == 0 and j == (1 if n in DEAR or n.startswith("scipy.") else i // 3 % 3)]
 ]
 MAY_FAIL = (*DEAR, "scipy.minimize.dogleg")  # few steps, for time; no positive definite Hessian
 
@@ -164,6 +163,7 @@ def _whole_sequence_leak(cell: cells.Cell, x: Tensor, rtol: float) -> float:
     return max(future_leak(layer, x, 10, size=2.0) for _ in range(4))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_no_leak_at_any_tolerance(name: str, solver: str) -> None:
@@ -176,6 +176,7 @@ def test_no_leak_at_any_tolerance(name: str, solver: str) -> None:
     assert layer.solution is not None and bool(layer.solution.converged.all())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", ["relay", "newton_krylov", "trust_region", "lbfgs", "scipy.root.hybr"])
 @pytest.mark.parametrize("name", CELLS)
 def test_values_and_derivatives_are_those_of_the_whole_sequence(name: str, solver: str) -> None:
@@ -190,6 +191,7 @@ def test_values_and_derivatives_are_those_of_the_whole_sequence(name: str, solve
     torch.testing.assert_close(found[0], found[1], rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("linear", ["auto", "gmres", "bicgstab", "neumann", "lu"])
 @pytest.mark.parametrize("rtol", [1e-1, 1e-3])
 @pytest.mark.parametrize("name", CELLS)
@@ -239,6 +241,7 @@ class Growing(cells.Cell):
         return tuple(x.shape[1:])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("future", [5.0, float("nan"), float("inf"), 1e300])
 @pytest.mark.parametrize("solver", ["relay", "picard", "newton_krylov", "newton"])
 def test_a_future_that_overflows_ends_nothing_before_it(solver: str, future: float) -> None:

@@ -128,6 +128,7 @@ def gradients(out: Any, layer: nn.Module, *inputs: Tensor) -> list[Tensor]:
 
 
 # ------------------------------------------------------------------------------------------- value, every gradient
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", ["anderson", "picard", "newton", "auto"])
 @pytest.mark.parametrize("name", CELLS)
 def test_value_and_every_gradient_are_the_unrolled_limit(name: str, solver: str) -> None:

@@ -238,7 +238,7 @@ def test_weight_norm_keeps_values_and_clips() -> None:
     torch.testing.assert_close(cell.recurrent.weight.norm(dim=1), torch.full((6,), 2.0, dtype=F64))
 
 
-@pytest.mark.parametrize("radius", [0.5, 0.9, 0.97])
+@pytest.mark.parametrize("radius", [0.5, 0.9, pytest.param(0.97, marks=pytest.mark.slow)])
 def test_initialisation_to_a_stated_radius(radius: float) -> None:
     layer = DEQ(cells.MLP(8, 32, 24, scale=0.3, dtype=F64))
     with torch.no_grad():

@@ -185,6 +185,8 @@ def frequency(r: dict[str, Any]) -> None:
 
 
 SLOW = (
+    "regions",
+    "conditioning",
     "audio",
     "frequency",
     "trained_norms",

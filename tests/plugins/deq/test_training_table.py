@@ -17,7 +17,9 @@ from implicitkit_deq import DEQ, ForgivenWarning
 STEPS = 6
 
 
-@pytest.mark.parametrize("name", ["cells.MLP", "tanh", "GRU", "LayerNorm(ReLU)", "residual"])
+@pytest.mark.parametrize(
+    "name", ["cells.MLP", "tanh", "GRU", pytest.param("LayerNorm(ReLU)", marks=pytest.mark.slow), "residual"]
+)
 def test_seeds_side_by_side_are_trained_as_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     table = importlib.import_module("bench_deq_training")

@@ -50,7 +50,7 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return bool((a - b).norm() <= tolerance * b.norm())
 
 
-NAMES = ["sequence", "multiscale", "graph", "flow", "representation"]
+NAMES = ["sequence", pytest.param("multiscale", marks=pytest.mark.slow), "graph", "flow", "representation"]
 
 
 @pytest.mark.parametrize("name", NAMES)
