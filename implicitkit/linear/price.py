@@ -33,7 +33,7 @@ _UNSURE = 4.0  # times what factors cost at least, where they may fill
 _SIDE = 1.0  # for a number of a product beside hundreds of others, ...
 _SIDE_FIT = 0.4  # ... of residuals, that of the state, ...
 _SIDE_WEIGHT, _SIDE_WEIGHT_FIT = 3e-4, 1e-3  # ... by which parameters are used again
-_WRITTEN = 1.3  # for an entry of a matrix that stands in the graph: it is written down there
+_WRITTEN = 0.9  # for an entry of a matrix that stands in the graph, and nine nodes of that: it is written down there
 _PLAIN = 9.0  # nodes of the graph of a function of a few operations
 _DENSE = 0.014  # for each of ``n^3``, ...
 _BLOCKED = 100.0  # ... half of that for so many unknowns, and in proportion less for more
@@ -142,7 +142,7 @@ def price_of_dense(
     numbers, touched, longer = batch * size, batch * weight, max(1.0, nodes / _PLAIN)
     each = _SIDE * longer * numbers + _SIDE_WEIGHT * touched + _TOUCHED * wide
     shown = math.ceil(size / alike) * each
-    found = 2 * CALL + (min(shown, _WRITTEN * numbers * size) if own else shown)
+    found = 2 * CALL + (min(shown, _WRITTEN * longer * numbers * size) if own else shown)
     factored = batch / alike * (_SMALL + _DENSE * size**3 / (1 + size / _BLOCKED))
     product = longer * (CALL + numbers) + _WEIGHT * touched + _TOUCHED * wide
     beside = _CONJUGATE + _VECTORS * numbers if conjugate else _KRYLOV + _BASIS * numbers

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import implicitkit as ik
 from implicitkit.linear import (
@@ -409,6 +410,29 @@ def test_bad_row_units_are_not_singular() -> None:
     torch.testing.assert_close(factor.solve(torch.einsum("bij,bj->bi", A, x)), x)
     y = x / A.abs().amax(dim=2)
     torch.testing.assert_close(factor.solve(torch.einsum("bij,bi->bj", A, y), transpose=True), y)
+
+
+def test_a_finite_matrix_is_looked_at_as_a_whole() -> None:
+    """Its sum is finite; to look at each entry is for those whose sum is not (an overflow is no fault of theirs), and the
+    sizes of entries are made once."""
+    full: list[str] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = call(*args, **(kwargs or {}))
+            if isinstance(out, Tensor) and out.shape == (2, 6, 6) and (out.dtype == torch.bool or "abs" in str(call)):
+                full.append(str(call))
+            return out
+
+    even = contraction(2, 6).double()
+    uneven = even * torch.logspace(0, -5, 6).unsqueeze(1)
+    for A, seen in ((even, 0), (uneven, 1)):
+        full.clear()
+        with Seen():
+            assert factor_batched(A).ok.all()
+        assert len(full) == seen, full
+    large = 1e308 * torch.tensor([[[1.0, 0.5], [0.5, 1.0]], [[1.0, 0.5], [0.5, torch.inf]]]).double()
+    assert factor_batched(large).ok.tolist() == [True, False]
 
 
 @pytest.mark.parametrize(("m", "n"), [(6, 4), (4, 6), (5, 5), (120, 110)], ids=str)

@@ -67,9 +67,10 @@ def _regular(lu: Tensor) -> tuple[Tensor, Tensor]:
 
 def sizes(A: Tensor) -> tuple[Tensor, Tensor]:
     """The largest entry of each row, ``(batch, n, 1)``, and then of each column, ``(batch, 1, n)``; 1 for zero."""
-    rows = A.abs().amax(dim=2, keepdim=True)
+    size = A.abs()
+    rows = size.amax(dim=2, keepdim=True)
     rows = torch.where(rows > 0, rows, 1)
-    columns = (A.abs() / rows).amax(dim=1, keepdim=True)
+    columns = size.div_(rows).amax(dim=1, keepdim=True)
     return rows, torch.where(columns > 0, columns, 1)
 
 
@@ -80,8 +81,10 @@ def _are_uneven(size: Tensor) -> Tensor:
 
 
 def _finite(x: Tensor) -> Tensor:
-    """Which samples are finite: ``(batch, ...) -> (batch,)``."""
-    return x.isfinite().flatten(1).all(dim=1)
+    """Which samples are finite: ``(batch, ...) -> (batch,)``; by their sums, which are where every entry is, unless one
+    overflows (to look at each entry takes a third of the time of the factors)."""
+    found = x.flatten(1).sum(1).isfinite()
+    return found if bool(found.all()) else x.isfinite().flatten(1).all(dim=1)
 
 
 @dataclass(frozen=True)
