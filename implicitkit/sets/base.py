@@ -78,8 +78,16 @@ def against(parameter: Any, v: Tensor) -> Tensor:
     return t.unsqueeze(-1) if t.ndim else t
 
 
+def unit(v: Tensor) -> Tensor:
+    """The largest modulus in the last dimension, kept, a constant; one where it is zero or infinite: by it a square neither
+    overflows nor vanishes (in half precision that of 300 and that of 1e-4 do)."""
+    largest = v.detach().abs().amax(-1, keepdim=True) if v.shape[-1] else v.detach().sum(-1, keepdim=True)
+    return torch.where((largest > 0) & (largest < torch.inf), largest, 1)
+
+
 def length(v: Tensor) -> Tensor:
     """``|v|_2`` over the last dimension, kept; its derivative at zero is zero, not NaN."""
-    square = v.square().sum(-1, keepdim=True)
+    size = unit(v)
+    square = (v / size).square().sum(-1, keepdim=True)
     zero = square == 0
-    return torch.where(zero, 0, torch.sqrt(torch.where(zero, 1, square)))
+    return size * torch.where(zero, 0, torch.sqrt(torch.where(zero, 1, square)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.foundation.clamping import check_order
 from implicitkit.foundation.constants import constants
 from implicitkit.foundation.options import check_options, finite, number, optional, or_tensor, tensor
-from implicitkit.sets.base import Projection, against
+from implicitkit.sets.base import Projection, against, unit
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,10 @@ class Hyperplane(Projection):
         check_options(self, a=tensor(), b=or_tensor(finite()))
 
     def _excess(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """``a`` and ``(a'v - b) / |a|^2``."""
-        a = self.a.to(v)
-        return a, ((a * v).sum(-1, keepdim=True) - against(self.b, v)) / a.square().sum(-1, keepdim=True)
+        """``a`` and ``(a'v - b) / |a|^2``, in units in which the largest of ``a`` is one."""
+        size = unit(self.a.to(v))
+        a, b = self.a.to(v) / size, against(self.b, v) / size
+        return a, ((a * v).sum(-1, keepdim=True) - b) / a.square().sum(-1, keepdim=True)
 
     def project(self, v: Tensor) -> Tensor:
         a, excess = self._excess(v)

@@ -58,6 +58,9 @@ FINDINGS: dict[str, dict[str, str]] = {
     "a tensor whose values make no sense is taken on trust: a negative weight or radius, crossed bounds": {
         "core/test_values_below_transforms": "refused_under_every_transform a_covariance_that_is_not_symmetric"
     },
+    "squares that overflow or vanish in a norm of a set": {
+        "problem/test_project": "squares_neither_overflow_nor_vanish"
+    },
     "an eigenvector's free phase": {
         "derivatives/test_gauges": "the_phase_is_free_and_what_does_not_depend_on_it_has_its_derivative "
         "factors_of_a_singular_matrix_are_refused_or_right"
@@ -77,7 +80,7 @@ FINDINGS: dict[str, dict[str, str]] = {
     },
     "maxima, saddle points and inflections called minima": {
         "solver/test_convergence": "a_maximum_is_left_again a_saddle_on_an_axis_of_symmetry_is_left "
-        "an_inflection_is_left_again a_user_solver_that_returns_a_maximum_is_told_so",
+        "an_inflection_is_left_again a_saddle_without_curvature_is_left a_user_solver_that_returns_a_maximum_is_told_so",
         "solver/test_second_order": "a_maximum_within_constraints_is_left_or_refused",
     },
     "a fit that is claimed where its decrement is large": {

@@ -519,6 +519,17 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/verdict/inflection.py",
+        "tests/solver/test_convergence.py -k without_curvature",
+        ("others = every & ~falls", "others = every & False"),
+        ("_STARTS = 2", "_STARTS = 1"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/minima.py",
+        "tests/solver/test_convergence.py -k without_curvature",
+        ("open_ = which & (best == z).all(1)", "open_ = which & ~suspect"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/inflection.py",
         "tests/solver/test_minima_in_kinks.py",
         ("if z.shape[1] > 1 and (z.shape[1] > steps or bool(small.any())):", "if False:"),
         ("(z.shape[1] > steps or bool(small.any()))", "bool(small.any())"),

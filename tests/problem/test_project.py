@@ -373,3 +373,23 @@ def test_a_radius_is_differentiated() -> None:
 def test_bad_input(make: Callable[[], object], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         make()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float16, 30.0), (torch.float16, 1e-4), (torch.float32, 1e25), (torch.float64, 1e-200)]
+)
+def test_squares_neither_overflow_nor_vanish(dtype: torch.dtype, size: float) -> None:
+    """The squares of 4,000 numbers near 30 add up to more than half precision holds, and that of 1e-4 is zero there."""
+    exact, a = torch.randn(2, 4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    length, v, a = exact.norm(), (size * exact).to(dtype), size * a.abs()
+    cone = ik.project.second_order_cone()
+    for found, wanted in (
+        (ik.project.l2_ball(float(size * length / 8))(v), exact / 8),
+        (ik.project.l2_sphere(float(size * length / 8))(v), exact / 8),
+        (ik.prox.l2(float(size * length / 8))(v), exact * 7 / 8),
+        (ik.project.hyperplane(a.to(dtype))(v), ik.project.hyperplane(a / size)(exact)),
+        (ik.project.halfspace(-a.to(dtype))(v), ik.project.halfspace(-a / size)(exact)),
+        (cone(v), cone(exact)),
+    ):
+        error = (found.double() / size - wanted).norm() / length
+        assert float(error) < 4 * max(torch.finfo(dtype).eps, torch.finfo(dtype).tiny / size)

@@ -346,6 +346,25 @@ def test_an_inflection_is_left_again(name: str, solver: str, unknowns: int, dtyp
         torch.testing.assert_close(s.value, torch.full_like(s.value, end), rtol=0, atol=0.05)
 
 
+_ALL_FLAT: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, ...], float]] = {
+    # slope and curvature vanish in every direction: (objective, start, its least value)
+    "a monkey's saddle": (lambda z: z[0] ** 3 - 3 * z[0] * z[1] ** 2 + (z**4).sum(), (0.0, 0.0), -0.52734375),
+    "the same, from its side": (lambda z: z[0] ** 3 - 3 * z[0] * z[1] ** 2 + (z**4).sum(), (1.0, 0.0), -0.10546875),
+    "down across": (lambda z: (z[0] - z[1]) ** 3 + (z**4).sum(), (0.0, 0.0), -54.0),
+    "a product": (lambda z: z.prod() + (z**4).sum(), (0.0, 0.0, 0.0), -1 / 256),
+    "of fourth order": (lambda z: z[0] ** 4 - z[1] ** 4 + z[1] ** 6, (1.0, 0.0), -4 / 27),
+    "a minimum": (lambda z: (z**4).sum(), (0.0, 0.0), 0.0),
+}
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "newton_cg"])
+@pytest.mark.parametrize("name", _ALL_FLAT)
+def test_a_saddle_without_curvature_is_left(name: str, solver: str) -> None:
+    f, start, least = _ALL_FLAT[name]
+    s = ik.argmin(f, torch.tensor(start, dtype=F64), solver=solver)
+    torch.testing.assert_close(f(s.value), torch.tensor(least, dtype=F64), rtol=1e-6, atol=1e-12)
+
+
 def test_the_bottom_of_a_narrow_well_is_no_inflection() -> None:
     """``z^3 + z^2 / 100``: 0.01 to the left it is lower than there, but the curvature vanishes far from the slope."""
     s = ik.argmin(lambda z: (z**3 + 0.01 * z**2).sum(), torch.zeros(1, dtype=F64))

@@ -9,10 +9,13 @@ vanish nearby, at ``c / f'''``, which is ``z - z*`` of an inflection.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from implicitkit.foundation import seeded
 
 _FLAT = 1e-3  # of the largest curvature: less may vanish ...
 _FLAT_LOW = 2e-2  # ... in lower precisions
@@ -25,6 +28,8 @@ _BLIND = 0.03  # ... or, where none is left, from this share of max(|z|, 1) ...
 _LENGTHS = (1.0, 3.0, 9.0)  # ... so many times as far ...
 _TWICE = 2  # ... of which so many in a row must show the fall
 _NEAR = 10.0  # times the way to where the slope vanishes: no nearer need be where the curvature does
+_STARTS = 2  # of a search for a way down where all curvature vanishes, each of ...
+_DOWN = (1.0, 0.5, 0.25)  # ... these steps on a sphere about the point, in its radii
 _ROUNDING = 100.0  # units of it that a difference of objectives must exceed
 
 _Function = Callable[[Tensor], Tensor]
@@ -82,13 +87,49 @@ def inflected(
     found = every | one
     if not bool(found.any()):
         return found, direction
+    falls = _falls(value, gradient, z, g, found, (d, beside, way), h)
+    for seed in range(_STARTS if z.shape[1] > 1 else 0):  # nothing else says which way may be down
+        others = every & ~falls
+        if not bool(others.any()):
+            break
+        e = _down(gradient, z, g, ways[0], seed)
+        falls_there = _falls(value, gradient, z, g, others, (e, *off(e)), h)
+        falls, d = falls | falls_there, torch.where(falls_there.unsqueeze(1), e, d)
+    return falls, d
+
+
+def _down(gradient: _Function, z: Tensor, g: Tensor, way: Tensor, seed: int) -> Tensor:
+    """The direction of a low point on the sphere of radius ``way`` about ``z``: steps downhill, back onto it."""
+    unit = functools.partial(torch.nn.functional.normalize, dim=1)
+    e = unit(seeded.normal(z.shape[1], seed=seed).to(z).expand_as(z))
+    for step in _DOWN:
+        e = unit(e - step * unit(gradient(z + way * e) - g))
+    return e
+
+
+def _falls(
+    value: _Function,
+    gradient: _Function,
+    z: Tensor,
+    g: Tensor,
+    which: Tensor,
+    line: tuple[Tensor, Tensor, Tensor],
+    h: Tensor,
+) -> Tensor:
+    """Where the objective falls along a line on one side of ``z`` as it does beside an inflection, ``(batch,)``.
+
+    Args:
+        line: its direction, and the curvature a way off, and that way.
+    """
+    d, beside, way = line
+    size = z.abs().amax(1).clamp_min(1)
     slope, curvature = ((t * d).sum(1).abs() for t in (g, (gradient(z + h * d) - g) / h))
     level, runs = value(z), torch.zeros(2, len(z), dtype=torch.int64, device=z.device)
     noise = _ROUNDING * torch.finfo(z.dtype).eps * level.abs()
     third = 2 * beside / way
     begin = torch.maximum(_BEGINS * 2 * slope / curvature, (24 * noise / third) ** (1 / 3))
-    begin = torch.where(torch.isfinite(begin) & (begin > 0), begin, _BLIND * size.squeeze(1))
-    begin = torch.maximum(begin, torch.finfo(z.dtype).eps ** (1 / 3) * size.squeeze(1).sqrt())
+    begin = torch.where(torch.isfinite(begin) & (begin > 0), begin, _BLIND * size)
+    begin = torch.maximum(begin, torch.finfo(z.dtype).eps ** (1 / 3) * size.sqrt())
     for left, length in zip(reversed(range(len(_LENGTHS))), _LENGTHS, strict=True):
         t = length * begin
         for side, sign in enumerate((1.0, -1.0)):
@@ -97,6 +138,6 @@ def inflected(
             near = (curvature.square() <= _NEAR * slope * third) | (curvature <= _NEAR * h.squeeze(1) * third)
             falls = (fall > noise) & torch.isfinite(fall) & near
             runs[side] = torch.where(falls | (runs[side] >= _TWICE), runs[side] + 1, 0)
-        if bool(((runs >= _TWICE).any(0) | (runs.amax(0) + left < _TWICE) | ~found).all()):
+        if bool(((runs >= _TWICE).any(0) | (runs.amax(0) + left < _TWICE) | ~which).all()):
             break  # it is known of each, or they are too few that are left
-    return found & (runs >= _TWICE).any(0), d
+    return which & (runs >= _TWICE).any(0)

@@ -69,23 +69,28 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
         there, back = (torch.where(torch.isfinite(t), t, g) for t in (there, back))
         curvature = ((there - back) * direction).sum(1) / (2 * h.squeeze(1))
         suspect = suspect & (curvature < -30 * eps ** (2 / 3) * largest)
-    best, open_ = z, which & ~suspect
+    best = _lower(probe, z, at.value(z), suspect, direction) if bool(suspect.any()) else z
+    open_ = which & (best == z).all(1)
     if bool(open_.any()):
         h = difference_step(z, eps**0.5)
         objective = lambda y: at.value(y) if y is z else _tried(probe.value, y, z, y[:, 0])  # noqa: E731
         gradient = lambda y: _tried(probe, y, z, y)  # noqa: E731
         flat, along = inflected(objective, gradient, z, g, open_, (lowest, direction, largest), steps, h)
-        suspect, direction = suspect | flat, torch.where(flat.unsqueeze(1), along, direction)
-    if bool(suspect.any()):
-        value = at.value(z)
-        least = value - ROUNDING * eps * value.abs()
-        length = z.abs().amax(1).clamp_min(1)
-        for t in LENGTHS:
-            trial = z + (t * length).unsqueeze(1) * direction
-            new = _tried(probe.value, trial, z, value)
-            lower = suspect & torch.isfinite(new) & (new < least)
-            best = torch.where(lower.unsqueeze(1), trial, best)
-            least = torch.where(lower, new, least)
+        if bool(flat.any()):
+            best = torch.where(flat.unsqueeze(1), _lower(probe, z, at.value(z), flat, along), best)
+    return best
+
+
+def _lower(probe: Evaluations, z: Tensor, value: Tensor, which: Tensor, direction: Tensor) -> Tensor:
+    """The lowest of points along a line through ``z``, of the samples ``which``; ``z`` where none is lower."""
+    best, least = z, value - ROUNDING * torch.finfo(z.dtype).eps * value.abs()
+    length = z.abs().amax(1).clamp_min(1)
+    for t in LENGTHS:
+        trial = z + (t * length).unsqueeze(1) * direction
+        new = _tried(probe.value, trial, z, value)
+        lower = which & torch.isfinite(new) & (new < least)
+        best = torch.where(lower.unsqueeze(1), trial, best)
+        least = torch.where(lower, new, least)
     return best
 
 
