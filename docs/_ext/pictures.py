@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,10 @@ sys.path.append(str(ROOT / "examples"))
 
 from common import COLOURS, COLUMN, PAGE  # noqa: E402
 
-__all__ = ["COLOURS", "COLUMN", "PAGE", "faults", "style"]
+__all__ = ["COLOURS", "COLUMN", "PAGE", "faults", "is_stale", "save", "style"]
 
 LEAST = 5.9  # points: letters smaller than these are not read on paper
+MOVED = 0.1  # of an axis: where its ends are further from those of a picture, that is of something else
 
 
 def style() -> None:
@@ -40,6 +43,35 @@ def faults(figure: Any, width: float = COLUMN) -> list[str]:
         for axes in figure.axes
         if axes.get_legend() is not None
         for artist in _covered(axes)
+    ]
+
+
+def save(figure: Any, path: Path) -> None:
+    """The figure as a PNG that knows what its axes show."""
+    figure.savefig(path, dpi=150, bbox_inches="tight", metadata={"Description": json.dumps(_ends(figure))})
+
+
+def is_stale(figure: Any, path: Path) -> bool:
+    """Is the picture at ``path``, which :func:`save` has made, of other numbers than the figure?"""
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        kept = json.loads(picture.text.get("Description", "[]"))
+    now = _ends(figure)
+    return len(kept) != len(now) or any(
+        abs(old - new) > MOVED * abs(ends[1] - ends[0])
+        for was, ends in zip(kept, now, strict=True)
+        for old, new in zip(was, ends, strict=True)
+    )
+
+
+def _ends(figure: Any) -> list[list[float]]:
+    """From where to where the axes go, logarithms on logarithmic scales."""
+    limits = [(axes.get_xlim(), axes.get_xscale(), axes.get_ylim(), axes.get_yscale()) for axes in figure.get_axes()]
+    return [
+        [math.log10(end) if scale == "log" else float(end) for end in ends]
+        for x, x_scale, y, y_scale in limits
+        for ends, scale in ((x, x_scale), (y, y_scale))
     ]
 
 

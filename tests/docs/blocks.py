@@ -156,9 +156,11 @@ def _prepare(page: Path, text: str, write: bool, wrong: list[str]) -> None:
             return plt.close("all")
         if write:
             PICTURES.mkdir(exist_ok=True)
-            plt.gcf().savefig(picture, dpi=150, bbox_inches="tight")
+            pictures.save(plt.gcf(), picture)
         elif not picture.exists():
             wrong.append(f"{page.name}: docs/pictures/{picture.name} is missing")
+        elif pictures.is_stale(plt.gcf(), picture):
+            wrong.append(f"{page.name}: docs/pictures/{picture.name} is of other numbers")
         if f"pictures/{picture.name}" not in text:
             wrong.append(f"{page.name}: does not show {picture.name}")
         plt.close("all")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -81,3 +82,18 @@ def test_pages_are_drawn_in_colours_that_colour_blind_readers_tell_apart() -> No
     with plt.rc_context():
         pictures.style()
         assert plt.rcParams["axes.prop_cycle"].by_key()["color"] == list(pictures.COLOURS)
+
+
+@pytest.mark.parametrize(("scale", "floor", "stale"), [("log", 0.9, False), ("log", 0.5, True), ("linear", 0.5, False)])
+def test_a_picture_of_other_numbers_is_stale(scale: str, floor: float, stale: bool, tmp_path: Path) -> None:
+    """The lower of two lines has moved to ``floor``, the upper goes to 100: half of it is much on a logarithmic scale."""
+    for low in (1.0, floor):
+        figure, axes = plt.subplots()
+        axes.plot([0, 1], [low, 100])
+        axes.set(yscale=scale)
+        if low == 1:
+            pictures.save(figure, tmp_path / "drawn.png")
+    assert pictures.is_stale(figure, tmp_path / "drawn.png") is stale
+    figure.add_subplot()
+    assert pictures.is_stale(figure, tmp_path / "drawn.png")
+    plt.close("all")

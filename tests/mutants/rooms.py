@@ -102,6 +102,11 @@ MUTANTS = [
         "implicitkit/composition/nodes.py",
         "tests/core/test_freed.py",
         ("z.split(sizes, 1), *read)", "z.split(self.sizes, 1), *read)"),
+        (
+            "work=system.lifted.work.share(len(nodes) / len(parts.names))",
+            "work=system.lifted.work",
+            "tests/solver/test_cheap_maps.py -k node_of",
+        ),
     ),
     *mutants(
         "plugins/implicitkit_deq/held/hoist.py",
