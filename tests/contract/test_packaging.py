@@ -183,15 +183,18 @@ def test_a_weak_spot_is_found(code: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- the repository
-@pytest.mark.parametrize("path", [*LIBRARY, *PLUGINS], ids=lambda p: str(p.relative_to(ROOT)))
-def test_source_file(path: Path) -> None:
-    source = path.read_text()
-    assert weak_spots(source) == []
-    assert ast.get_docstring(nodes(source)[0]), "a module says what it is for"
-    if path.name not in HOMES:
-        assert private_names(source) == [], "private names of other libraries belong into the compatibility modules"
-    if path in PLUGINS:
-        assert behind_the_api(source) == [], "a plugin uses nothing but the public API"
+def test_source_files() -> None:
+    faults: dict[Path, list[str]] = {}
+    for path in [*LIBRARY, *PLUGINS]:
+        source = path.read_text()
+        found = faults[path] = weak_spots(source)
+        if not ast.get_docstring(nodes(source)[0]):
+            found += ["a module says what it is for"]
+        if path.name not in HOMES:  # private names of other libraries belong into the compatibility modules
+            found += private_names(source)
+        if path in PLUGINS:  # which use nothing but the public API
+            found += behind_the_api(source)
+    assert len(faults) > 400 and {path: found for path, found in faults.items() if found} == {}
 
 
 @pytest.mark.parametrize("name", HOMES)
@@ -199,14 +202,11 @@ def test_the_compatibility_modules_are_where_the_private_names_are(name: str) ->
     assert private_names((ROOT / "implicitkit" / "foundation" / name).read_text())
 
 
-@pytest.mark.parametrize(
-    "module", ["implicitkit", *(m.name for m in pkgutil.walk_packages(ik.__path__, "implicitkit."))]
-)
-def test_public_names_have_docstrings(module: str) -> None:
-    if module == "implicitkit.__main__":
-        return
-    loaded = importlib.import_module(module)
-    assert [name for name, part in public_parts(loaded) if not inspect.getdoc(part)] == []
+def test_public_names_have_docstrings() -> None:
+    modules = ["implicitkit", *(m.name for m in pkgutil.walk_packages(ik.__path__, "implicitkit."))]
+    loaded = [importlib.import_module(name) for name in modules if name != "implicitkit.__main__"]
+    parts = [(module.__name__, name, part) for module in loaded for name, part in public_parts(module)]
+    assert [(module, name) for module, name, part in parts if not inspect.getdoc(part)] == []
 
 
 def test_public_names_exist_and_are_sorted_once() -> None:

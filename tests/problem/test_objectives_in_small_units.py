@@ -54,7 +54,6 @@ def posed(name, unit, factor, start):
     return lambda t: ik.argmin(objective, z0, (t,), **options)
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("unit, factor, start", UNITS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_slope_below_an_ulp(name, unit, factor, start):
