@@ -23,6 +23,10 @@ from implicitkit.linear.iterative.symmetry import Unsaid
 from implicitkit.linear.price import price_of_dense_like
 
 _FEW = 64  # unknowns up to which a dense matrix is the first choice whatever it costs
+_FEWEST, _SAMPLES = (
+    12,
+    1000,
+)  # unknowns, of so many samples, of which dense factors cost less than twenty products of any
 _WORK = 3e7  # batch * n * (n + numbers in one evaluation): above it a Krylov method is tried before a dense matrix
 _SMALL = 32  # ... and of a fixed-point map, whose systems take few products
 _NUMBERS = 1 << 27  # numbers in all dense matrices, at most
@@ -73,7 +77,8 @@ class Auto(DirectSolver):
         limits: dict[str, Any] = {"rtol": rtol, "atol": atol}
         cheap = self._is_cheap(A, len(b))
         asked = A.preconditioner is not None
-        worth = 0.0 if A.fixed_point or asked or A.known is not None else self._worth(A) / len(b)
+        few = cheap and A.size <= _FEWEST and A.batch <= _SAMPLES  # then no graph need be looked at
+        worth = 0.0 if few or A.fixed_point or asked or A.known is not None else self._worth(A) / len(b)
         cheap = cheap or (0 < worth < _WORTH and A.price() is None)
         if A.known is None and not asked and cheap and A.size <= _FEW and worth < _WORTH:
             return LU().solve_many(A, b, max_steps=None, **limits)

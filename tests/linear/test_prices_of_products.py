@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import implicitkit as ik
 from implicitkit.foundation import autodiff, structured
 from implicitkit.foundation.operators import Operator, repeated
 from implicitkit.foundation.structured import side_by_side
+from implicitkit.linear import auto
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.equilibrated import equilibrated
 from implicitkit.linear.factors.sparse_form import sparse_blocks
@@ -93,6 +95,20 @@ def test_a_longer_graph_writes_its_matrices_down_in_more_steps() -> None:
     A = _operator(batch, n, read=14 * batch * n * n, graph=(34, 291_200, 0))
     A.own = lambda: True
     assert price_of_dense_like(A).factors > WORTH
+
+
+def test_of_few_unknowns_no_graph_is_looked_at() -> None:
+    """Whatever is in it, their dense factors cost less than the products with which a Krylov method would be tried."""
+    for conjugate, weight, wide, nodes in itertools.product((False, True), (0, 10**9), (0.0, 1e12), (9.0, 1e5)):
+        for batch in (1, 30, auto._SAMPLES):
+            price = price_of_dense(batch, auto._FEWEST, weight, 1, wide, nodes, conjugate=conjugate)
+            assert price.factors < auto._WORTH
+    for n, asked in ((4, False), (auto._FEWEST + 1, True)):
+        b, eye, looked = torch.ones(2, n, dtype=D), torch.eye(n, dtype=D).repeat(2, 1, 1), list[int]()
+        A = Operator(lambda v: v, lambda w: w, lambda eye=eye: eye, batch=2, size=n, like=b)
+        A.graph = lambda looked=looked: looked.append(1)
+        assert auto.Auto().solve(A, b, rtol=1e-9, atol=0.0, max_steps=None).converged.all()
+        assert bool(looked) == asked
 
 
 def test_what_one_product_reads_costs_more_than_what_it_multiplies() -> None:

@@ -398,7 +398,10 @@ MUTANTS = [
             "A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate)",
             "A.batch, A.size, weight, alike, wide, nodes, conjugate=conjugate)",
         ),
-        ("(min(shown, _WRITTEN * numbers * size) if own else shown)", "(_WRITTEN * numbers * size if own else shown)"),
+        (
+            "(min(shown, _WRITTEN * longer * numbers * size) if own else shown)",
+            "(_WRITTEN * longer * numbers * size if own else shown)",
+        ),
         ("max(weight, A.weight, A.read() // max(1, A.batch))", "max(weight, A.weight)"),
         ("max(weight, A.weight, A.read() // max(1, A.batch))", "max(weight, A.read() // max(1, A.batch))"),
         ("(_TOUCHED * numbers + _PLACED * placed) * wide / numbers", "_TOUCHED * wide"),
