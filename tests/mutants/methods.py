@@ -456,6 +456,17 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/minimise/quasi_newton.py",
+        "tests/solver/test_argmin_solvers.py -k memory_grows",
+        ("torch.cat([S, room, Y, room], 1)", "torch.cat([S, Y, room, room], 1)"),
+        ("2 * m > _MOST or 2 * m * _SHARE < pairs.shape[2]", "True or 2 * m * _SHARE < pairs.shape[2]"),
+        ("2 * m * _SHARE < pairs.shape[2] or", ""),
+        (
+            "squares = {name: torch.nn.functional.pad(memory[name]",
+            "squares = {name: 2 * torch.nn.functional.pad(memory[name]",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/quasi_newton.py",
         MINIMA + " -k 'lbfgs'",
         ('+ torch.bmm(scaled, memory["YY"])', '- torch.bmm(scaled, memory["YY"])'),
         ("inverse[:, k], inverse[:, :, k] = 0, 0  # the oldest goes", "inverse[:, :, k] = 0", MODELS + " -k lbfgs"),

@@ -12,6 +12,7 @@ ROUNDED = (
     "-k 'rounding_alone or other_reasons or rounded_to_zero or jump_across'"
 )
 BESIDE = "tests/solver/test_convergence.py -k 'points_far_out_that_were_claimed and brusselator'"
+LENGTHS = "tests/solver/test_lengths.py"
 LIMITS = "tests/solver/test_fits_at_rest.py"
 FAR = "tests/solver/test_convergence.py -k 'far_out'"
 CLIMBED = "tests/solver/test_convergence.py -k has_climbed_to"
@@ -177,6 +178,13 @@ MUTANTS = [
             "if transposed and not whole and isinstance(self.linear_solver, Auto):",
             "if not whole and isinstance(self.linear_solver, Auto):",
         ),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/lengths.py",
+        "tests/solver/test_lengths.py",
+        ("which = which & (F.abs() <= NOISE * noise).all(1)", ""),
+        ("& ~(there.abs() <= _SOUND * beside).all(1)", ""),
+        ("range(1, 9)", "range(1, 2)"),
     ),
     *mutants(
         "implicitkit/solver/verdict/limiting_fits.py",
@@ -734,7 +742,13 @@ MUTANTS = [
             "    if True:",
             "tests/solver/test_few_unknowns.py -k singular_values",
         ),
-        ("if fit is not None and bool((_well_fitted(*fit, z, F, which) | ~which).all()):", "if False:"),
+        ("if fit is not None and bool((_well_fitted(*fit, z, F, which) & ~loose | ~which).all()):", "if False:"),
+        ("_well_fitted(*fit, z, F, which) & ~loose |", "_well_fitted(*fit, z, F, which) |", LENGTHS),
+        ("_SOUND * scale).all(1) & ~loose", "_SOUND * scale).all(1)", LENGTHS),
+        ("small & (loose | standing)", "small & standing", LENGTHS),
+        ("small & (loose | (F.abs() > _DRIFTS * scale).any(1))", "small & (F.abs() > _DRIFTS * scale).any(1)", LENGTHS),
+        ("lost = loose & stays(f, z, F, loose)", "lost = loose & ~loose", LENGTHS),
+        ("torch.where(loose, min(share, LEFT), share)", "share", LENGTHS),
         ("if f.kind.returns_program:  # multipliers", "if False:  # multipliers", SECOND + " -k leave_open"),
         (
             "line = ~(regular & full)  #",

@@ -372,6 +372,41 @@ def test_an_objective_without_minimum_is_reported(name: str) -> None:
     assert not bool(solution.converged.any()) and bool(torch.isfinite(solution.value).all())
 
 
+def test_limited_memory_grows_where_it_helps() -> None:
+    """``H`` of a sample is what all its pairs make, whether room for them was there from the start or came as they did, and
+    whatever was forgotten in between; large states keep ten."""
+    scales = torch.logspace(0, 5, 30, dtype=torch.float64)
+
+    def ill(z: Tensor, x: Tensor) -> Tensor:
+        return 0.5 * (scales * (z - x).square()).sum(1)
+
+    x = torch.stack([torch.ones(30, dtype=torch.float64), torch.linspace(1, 2, 30, dtype=torch.float64)])
+    steps = {
+        memory: ik.argmin(ill, torch.zeros_like(x), (x,), batch_dims=1, solver=ik.LBFGS(memory=memory)).steps
+        for memory in (10, None, 40)
+    }
+    assert bool((4 * steps[None] < steps[10]).all()) and bool((steps[None] < 1.2 * steps[40]).all())
+
+    method, generator = ik.LBFGS(), torch.Generator().manual_seed(0)
+    whole = ik.LBFGS(memory=40)
+    z = torch.zeros(2, 30, dtype=torch.float64)
+    grown, full = method.blank(z), whole.blank(z)
+    for k in range(25):
+        s = torch.randn(2, 30, dtype=torch.float64, generator=generator)
+        pair = (s, scales * s, (scales * s * s).sum(1), torch.tensor([True, k != 7]))
+        grown, full = method.learn(grown, *pair), whole.learn(full, *pair)
+        if k == 12:
+            grown, full = (method.forget(memory, torch.tensor([False, True])) for memory in (grown, full))
+    assert grown["inverse"].shape == (2, 40, 40)
+    torch.testing.assert_close(method.direction(x, grown), whole.direction(x, full))
+
+    large = method.blank(torch.zeros(1, 1000))
+    for _ in range(12):
+        s = torch.randn(1, 1000, generator=generator)
+        large = method.learn(large, s, s, s.square().sum(1), torch.tensor([True]))
+    assert large["inverse"].shape == (1, 10, 10)
+
+
 @pytest.mark.parametrize("name", ["lbfgs", "bfgs", "newton_cg", "levenberg_marquardt"])
 def test_regions_where_the_objective_is_not_finite_are_avoided(name: str) -> None:
     """``log`` barriers: a full step would leave the domain."""

@@ -391,7 +391,7 @@ def test_a_kink_is_given_up_early() -> None:
     g = torch.Generator().manual_seed(0)
     A, b = torch.randn(60, 20, generator=g, dtype=F64), torch.randn(60, generator=g, dtype=F64)
     f = lambda z: torch.relu(A @ z - b).sum() + 0.5 * z.square().sum()  # noqa: E731
-    s = ik.argmin(f, torch.zeros(20, dtype=F64), solver="lbfgs", on_failure="ignore")
+    s = ik.argmin(f, torch.zeros(20, dtype=F64), solver=ik.LBFGS(memory=10), on_failure="ignore")
     # the objective falls by a thousandth in hundreds of steps: how many there are hangs on rounding
     assert _status(s) is ik.Status.STALLED and int(s.steps) <= 800, s
     assert float(f(s.value)) < 17.74, "what a stop after 451 steps leaves, and not what the steps since have gained"

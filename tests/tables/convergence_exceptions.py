@@ -141,6 +141,9 @@ _BY_REASON: _Rows = {
     "at |z| = 3e10, where F is 1e-17 of its terms: refused, since it could be the way to infinity": (
         ("tridiagonal50", "float64", "scipy.root.lm", (1e4, 1e6)),
     ),
+    "one residual of 16 is zero and the others do not change with z, to 1e-8 of them: in single precision a plateau": (
+        ("Meyer", "float32", "newton", (1e4,)),
+    ),
     "the exponential underflows: a plateau of zeros far out": (
         ("Meyer", "float64", "gauss_newton", (1e2,)),
         ("Meyer", "float64", "scipy.least_squares.trf", (1e-4,)),

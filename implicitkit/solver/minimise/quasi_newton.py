@@ -9,13 +9,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import at_least, check_options
+from implicitkit.foundation.options import at_least, check_options, optional
 from implicitkit.linear.factors.dense import mv
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import wolfe
 
+_PAIRS, _MOST = 10, 40  # kept at first, and at most, ...
+_SHARE, _NUMBERS = 8, 1 << 18  # ... where they are a share of the unknowns, and no more numbers in all
 _PATIENCE = 3  # searches in a row that use up their trials
 
 
@@ -154,21 +156,23 @@ class LBFGS(QuasiNewton):
     Memory: one array ``(batch, 2 memory, n)``.
 
     Args:
-        memory: pairs kept, at least 1. trials: evaluations of one line search at most.
+        memory: pairs kept, at least 1; ``None``: 10, and as these fill 20 and 40, of no more than eight unknowns a pair and
+            2^18 numbers in all (an ill-conditioned quadratic takes a seventh of the evaluations).
+        trials: evaluations of one line search at most.
 
     Raises:
         ValueError: an option below 1.
     """
 
-    memory: int = 10
+    memory: int | None = None
     trials: int = 30
     default_max_steps: ClassVar[int] = 15000
 
     def __post_init__(self) -> None:
-        check_options(self, memory=at_least(1), trials=at_least(1))
+        check_options(self, memory=optional(at_least(1)), trials=at_least(1))
 
     def blank(self, z: Tensor) -> dict[str, Any]:
-        (batch, n), m = z.shape, self.memory
+        (batch, n), m = z.shape, self.memory or _PAIRS
         return {
             "pairs": z.new_zeros(batch, 2 * m, n),  # the rows of S', then of Y'
             "inverse": z.new_zeros(batch, m, m),  # of R; zero where a pair is none
@@ -190,8 +194,11 @@ class LBFGS(QuasiNewton):
         return torch.baddbmm(-gamma * g.unsqueeze(1), torch.cat([-b, scaled], 2), pairs).squeeze(1)
 
     def learn(self, memory: dict[str, Any], s: Tensor, y: Tensor, sy: Tensor, good: Tensor) -> dict[str, Any]:
-        m, pairs, inverse, YY = self.memory, memory["pairs"], memory["inverse"], memory["YY"]
-        k, scale = memory["step"] % m, memory["scale"]
+        if self.memory is None and memory["step"] == memory["inverse"].shape[1]:
+            memory = _grown(memory)
+        pairs, inverse, YY = memory["pairs"], memory["inverse"], memory["YY"]
+        m, scale = inverse.shape[1], memory["scale"]
+        k = memory["step"] % m
         unit = sy.rsqrt().unsqueeze(1)
         s, y = unit * s, unit * y
         if not bool(good.all()):
@@ -208,3 +215,14 @@ class LBFGS(QuasiNewton):
     def forget(self, memory: dict[str, Any], which: Tensor) -> dict[str, Any]:
         inverse = torch.where(which[:, None, None], 0, memory["inverse"])
         return {**memory, "inverse": inverse, "scale": torch.where(which, 0, memory["scale"])}
+
+
+def _grown(memory: dict[str, Any]) -> dict[str, Any]:
+    """Room for twice as many pairs, if that is allowed; all there are have come in order."""
+    pairs, m = memory["pairs"], memory["inverse"].shape[1]
+    if 2 * m > _MOST or 2 * m * _SHARE < pairs.shape[2] or 2 * pairs.numel() > _NUMBERS:
+        return memory
+    S, Y = pairs.chunk(2, 1)
+    room = pairs.new_zeros(S.shape)
+    squares = {name: torch.nn.functional.pad(memory[name], (0, m, 0, m)) for name in ("inverse", "YY")}
+    return memory | squares | {"pairs": torch.cat([S, room, Y, room], 1)}

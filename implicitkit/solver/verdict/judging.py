@@ -243,7 +243,7 @@ class Judge:
 
     def gone(self, z: Tensor, which: Tensor, strode: Tensor | None = None) -> Tensor:
         """Which of these samples are on the way to infinity, where the residual vanishes, ``(batch,)``; asked of those far
-        out, and of those that ``strode`` to where they are."""
+        out, and of others that ``strode`` to where they are, or had to be saved by the last word."""
         far = which & (self._is_far(z) if strode is None else strode | self._is_far(z))
         return self._runs_away(z, far) if bool(far.any()) else far
 
@@ -321,7 +321,10 @@ class Judge:
             return status
         failed = (status == int(Status.MAX_STEPS)) | (status == int(Status.STALLED))
         if bool(failed.any()):
-            status = torch.where(self.last_word(z, norm, failed), int(Status.CONVERGED), status)
+            saved = self.last_word(z, norm, failed)
+            status = torch.where(saved, int(Status.CONVERGED), status)
+            if in_working_precision(z) is z:  # of fewer digits no correction is next to nothing
+                strode = saved if strode is None else strode | saved
         lost = failed | (status == int(Status.NONFINITE))
         small = (status == int(Status.CONVERGED)) | (lost & (norm <= self.atol))
         return torch.where(self.gone(z, small, strode), int(Status.DIVERGED), status)

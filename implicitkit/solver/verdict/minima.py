@@ -117,19 +117,26 @@ def _tried(function: Callable[[Tensor], Tensor], moved: Tensor, z: Tensor, like:
 
 
 def falls_forever(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
-    """Where the objective falls along the ray of steepest descent from ``z`` as far as it is followed, at least a hundredth
-    as fast as at its beginning; ``(batch,)``."""
+    """Where the objective falls along a ray from ``z`` as far as it is followed, at least a hundredth as fast as the slope
+    at ``z`` says, ``(batch,)``: along steepest descent, or, which waves do not turn aside, away from the origin."""
     probe = f.beside("minimise")
     g, value = probe(z), probe.value(z)
     slope = torch.linalg.vector_norm(g, dim=1)
-    ray = -g / slope.clamp_min(torch.finfo(z.dtype).tiny).unsqueeze(1)
-    falls = which & torch.isfinite(value) & torch.isfinite(slope) & (slope > 0)
-    size, last = z.abs().amax(1).clamp_min(1), value
+    which = which & torch.isfinite(value) & torch.isfinite(slope) & (slope > 0)
+    falls = _falls_along(probe, z, -g, which, value, slope)
+    return falls | _falls_along(probe, z, z, which & ~falls & (z != 0).any(1), value, slope)
+
+
+def _falls_along(f: Evaluations, z: Tensor, way: Tensor, which: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+    """Where the objective falls from its ``value`` at ``z`` along a ``way``, a hundredth as fast as ``slope`` or more."""
+    length = torch.linalg.vector_norm(way, dim=1, keepdim=True)
+    ray = way / length.clamp_min(torch.finfo(z.dtype).tiny)
+    falls, size, last = which, z.abs().amax(1).clamp_min(1), value
     for power in POWERS:
         if not bool(falls.any()):
             break
         t = size * 10.0**power
-        new = probe.value(z + t.unsqueeze(1) * ray)
+        new = f.value(z + t.unsqueeze(1) * ray)
         falls = falls & ((new < last) | (new == -torch.inf)) & (value - new >= _SHARE * t * slope)
         last = new
     return falls

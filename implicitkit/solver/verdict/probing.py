@@ -14,6 +14,7 @@ from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched, so
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.crossings import crosses, is_lower, moved_by_rounding, without
+from implicitkit.solver.verdict.lengths import has_no_length, stays
 from implicitkit.solver.verdict.limiting_fits import has_a_limit
 from implicitkit.solver.verdict.scales import (
     FLOOR,
@@ -71,8 +72,17 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         # z + 1 = z where z is so large that rounding says so
         unit = 2 * torch.finfo(z.dtype).eps * in_working_precision(z)
         F = torch.where(F.abs() > unit.abs(), F, unit)
+    loose = has_no_length(f, z, F, which)
+    lost = loose & stays(f, z, F, loose)
+    which = which & ~lost
+    return lost | (which & _leads_away(f, z, F, which, loose)) if bool(which.any()) else lost
+
+
+def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tensor) -> Tensor:
+    """:func:`runs_away`, by changes of ``F`` beside ``z`` and by corrections; of samples that are ``loose`` none is trusted
+    that does not take ``F`` down."""
     fit = _as_fit(f, z)
-    if fit is not None and bool((_well_fitted(*fit, z, F, which) | ~which).all()):
+    if fit is not None and bool((_well_fitted(*fit, z, F, which) & ~loose | ~which).all()):
         return torch.zeros_like(which)
     scale = _size(f, z, F, z, which.unsqueeze(1).expand_as(F), careful=z.shape[1] > DENSE)
     still = which.unsqueeze(1) & (F == 0) & (scale > 0)
@@ -81,7 +91,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     seen = doubling(f, z, F, torch.finfo(z.dtype).eps ** 0.25 * uneven(z)[1]) if asked else None
     if bool(still.any()):  # zero to the last bit: of what is left of F around z, is anything more than rounding?
         scale = torch.where(still & ~grows(f, z, F, still, seen), 0, scale)
-    sound = (F.abs() <= _SOUND * scale).all(1)
+    sound = (F.abs() <= _SOUND * scale).all(1) & ~loose
     flat = (F == 0) & (scale == 0)
     vanished, off = flat.all(1), torch.zeros_like(flat)
     if bool((flat.any(1) & which).any()):
@@ -94,21 +104,21 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         return which & (vanished | ~sound)
     if fit is not None:
         orthogonal, explained = _explains(*fit, in_working_precision(z))
-        near = _by_factors(f, *fit, z, F, scale, off) & explained
+        near = _by_factors(f, *fit, z, F, scale, off, loose) & explained
         # J is singular wherever residuals are left that are no more than the unknowns
         if bool((open_ & ~near & orthogonal).any()):
             H = in_working_precision(f.linearize(z).dense())
             few = fit[1].shape[1] <= z.shape[1]
-            near = near | (orthogonal & _by_factors(f, H, F, z, F, scale, off, lines=few))
+            near = near | (orthogonal & _by_factors(f, H, F, z, F, scale, off, loose, lines=few))
         return which & (vanished | ~near | has_a_limit(f, *fit, z, open_ & near))
     A = f.linearize(z)
     if z.shape[1] <= DENSE:
         J = in_working_precision(A.dense())
         off = off | _apart(J, (F == 0) & (scale > 0))
-        near, known = _by_factors(f, J, F, z, F, scale, off), (J != 0).flatten(1).any(1) | (F == 0).all(1)
+        near, known = _by_factors(f, J, F, z, F, scale, off, loose), (J != 0).flatten(1).any(1) | (F == 0).all(1)
     else:
         d, known = _by_products(A, F, open_)
-        near = _near_a_zero(f, z, F, d, scale, scale)
+        near = _near_a_zero(f, z, F, d, scale, scale, loose)
     near = near & _moves_as_said(f, A, z, F, scale)
     # a function that autograd cannot see through has no derivative to tell from
     return which & (vanished | ~torch.where(known, near, sound))
@@ -168,7 +178,15 @@ def _is_small(d: Tensor, z: Tensor) -> Tensor:
 
 
 def _by_factors(
-    f: Evaluations, J: Tensor, r: Tensor, z: Tensor, F: Tensor, scale: Tensor, off: Tensor, lines: bool = True
+    f: Evaluations,
+    J: Tensor,
+    r: Tensor,
+    z: Tensor,
+    F: Tensor,
+    scale: Tensor,
+    off: Tensor,
+    loose: Tensor,
+    lines: bool = True,
 ) -> Tensor:
     """Where the correction ``J d = -r`` (in the sense of least squares) says that a zero of ``F`` is near, ``(batch,)``.
 
@@ -183,17 +201,7 @@ def _by_factors(
     point, square, eps = in_working_precision(z), r is F, torch.finfo(F.dtype).eps
     unit = torch.maximum(point.abs(), FLOOR * point.abs().amax(1, keepdim=True))
     finite = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(r).all(1)
-    matrix = torch.where(finite[:, None, None], J, 0)
-    if square:
-        matrix = matrix * unit.unsqueeze(1)
-        rows = matrix.abs().amax(2)
-        rows = torch.where(rows > 0, rows, 1)
-    else:
-        rows, columns = (matrix * point.unsqueeze(1)).abs().amax((1, 2)).unsqueeze(1), norm(matrix)
-        rows = torch.where(rows > 0, rows, 1)
-        unit = torch.where(columns > 0, rows / columns, unit)
-        matrix = matrix * unit.unsqueeze(1)
-    matrix = matrix / rows.unsqueeze(2)
+    matrix, unit, rows = _in_units(torch.where(finite[:, None, None], J, 0), point, unit, square)
     b = torch.where(finite[:, None], -r / rows, 0)
     if bool(off.any()):
         matrix, b = without(matrix, b, off)
@@ -235,11 +243,24 @@ def _by_factors(
         if bool((open_ & ~determined).any()):
             determined = determined | crosses(f, z, matrix, unit, rows, _SOUND_LOW)
         sure = sure | (open_ & determined)
-    near = regular & sure & _near_a_zero(f, z, F, unit * d, scale, terms)
-    near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale, terms))
+    near = regular & sure & _near_a_zero(f, z, F, unit * d, scale, terms, loose)
+    near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale, terms, loose))
     if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
         near = near | ((F == 0) & (scale > 0)).all(1)
     return finite & near
+
+
+def _in_units(matrix: Tensor, point: Tensor, unit: Tensor, square: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """A ``matrix`` scaled to equal rows, and the units of unknowns and equations; of a fit, to equal columns."""
+    if square:
+        rows = (matrix * unit.unsqueeze(1)).abs().amax(2)
+    else:
+        rows = (matrix * point.unsqueeze(1)).abs().amax((1, 2)).unsqueeze(1)
+    rows = torch.where(rows > 0, rows, 1)
+    if not square:
+        columns = torch.linalg.vector_norm(matrix, dim=1)
+        unit = torch.where(columns > 0, rows / columns, unit)
+    return matrix * unit.unsqueeze(1) / rows.unsqueeze(2), unit, rows
 
 
 def _goes_on(
@@ -338,7 +359,9 @@ def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, rows: Tensor, careful
     return size
 
 
-def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor, terms: Tensor) -> Tensor:
+def _near_a_zero(
+    f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor, terms: Tensor, loose: Tensor
+) -> Tensor:
     """Where the correction ``d`` is small beside ``z``, or takes the residual down (each ``F_i`` relative to its change
     when ``z`` moves); ``(batch,)``.  ``terms``: of what size each ``F_i`` is the sum."""
     largest = z.abs().amax(1, keepdim=True)
@@ -357,16 +380,18 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor,
         beyond = [norm(f.residual(z + k * torch.nan_to_num(d).to(z.dtype))) for k in (*_ACROSS, *BEHIND)]
         return open_ & (~outwards | (torch.stack(beyond) >= before).any(0))
 
-    if not f.kind.of_residuals and not f.kind.iteration:
+    if not f.kind.iteration:
         # erfc(24) = 1e-252 has a small correction, but it leaves a third; and far out a hundredth can be a period (but
         # where F is far below its changes, a zero is near: on the way to infinity it is 1e-8 of them and more)
-        standing = small & (F.abs() > torch.finfo(z.dtype).eps ** 0.6 * terms).any(1) & ~(after <= _SURE * before)
+        standing = (F.abs() > torch.finfo(z.dtype).eps ** 0.6 * terms).any(1) & (not f.kind.of_residuals)
+        standing = small & (loose | standing) & ~(after <= _SURE * before)
         odd = standing & ~(across(standing) & (after <= LEFT * before))
         small = small & (~odd | is_rounding(f, z, F, odd))
     if f.kind.iteration:  # a map that drifts, z + 2 + sin(z), has small corrections everywhere, which leave all of F
         eps, share = torch.finfo(z.dtype).eps, _SURE if z.shape[1] <= DENSE else _HALF
-        gone = (after <= share * before) | (behind.abs() <= _ROUNDED * eps * largest).all(1)
-        drifts = small & (F.abs() > _DRIFTS * scale).any(1) & ~gone
+        gone = after <= torch.where(loose, min(share, LEFT), share) * before
+        gone = gone | (behind.abs() <= _ROUNDED * eps * largest).all(1)
+        drifts = small & (loose | (F.abs() > _DRIFTS * scale).any(1)) & ~gone
         drifts = drifts & (F.abs() <= eps**0.5 * largest).all(1)  # else it is the tolerance's
         # waves that are shorter than the steps of the test look like rounding
         tiny = (F.abs() <= eps**0.75 * largest).all(1)

@@ -1,0 +1,47 @@
+r"""Does a residual say how long ``z`` is?
+
+``sin(z_0 + z_1) + (z_0 - z_1)^2 + z_1`` falls along ``-(1, 1)`` for ever, on waves.  At 1e10 its gradient is 1e-11 of what
+cancels in it, and so are the corrections of Newton's method of ``z``; at 1e16 rounding hides it.  But all along the ray from
+the origin to ``z`` it is of this size: how long ``z`` is, nothing in ``F`` says.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict.scales import NOISE, change, directions, in_working_precision, rounding
+
+_LOOSE = 100.0  # times |F(z)|: what is left of F half of the way to the origin, where z is as long as it is by chance
+_LIKE = 10.0  # times |F(z)|, or what rounding leaves of it: F of the same size
+_IN = tuple(10.0 ** -(2**k) for k in range(1, 9))  # of z, where F is of the same size too
+_SOUND = 1e-6  # of its change with z: F of a zero
+
+
+def has_no_length(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
+    """Where ``|F(z / 2)| <= 100 |F(z)|``, and no zeros go on along a ray to the origin, ``(batch,)``; one evaluation, or
+    three."""
+    half = torch.linalg.vector_norm(in_working_precision(f.residual(0.5 * z)), dim=1)
+    which = which & (half <= _LOOSE * torch.linalg.vector_norm(F, dim=1))  # false for NaN
+    if not bool(which.any()):
+        return which
+    near = torch.finfo(z.dtype).tiny ** 0.75 * z
+    there = in_working_precision(f.residual(near))
+    beside = change(f, near, there, directions(near, most=2)[-1], torch.finfo(z.dtype).eps ** 0.5)
+    return which & ~(there.abs() <= _SOUND * beside).all(1)
+
+
+def stays(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
+    """Where each ``F_i`` is rounding, and of that size all the way in to the origin, ``(batch,)``; up to 22 evaluations."""
+    if not bool(which.any()):
+        return which
+    noise = rounding(f, z, which)
+    noise = torch.maximum(noise, 2 * torch.finfo(z.dtype).eps * z.abs()) if f.kind.iteration else noise
+    which = which & (F.abs() <= NOISE * noise).all(1)
+    size = torch.maximum(F.abs(), noise)
+    for share in _IN:
+        if not bool(which.any()):
+            break
+        which = which & (in_working_precision(f.residual(share * z)).abs() <= _LIKE * size).all(1)
+    return which
