@@ -131,7 +131,7 @@ _FEW_SQP = Stage(Impatient(SQP(), window=8, horizon=20), max_steps=60)
 _MANY_SQP = Stage(Impatient(SQP(), window=3, horizon=10), max_steps=60)
 _SPARSE_SQP = Stage(Impatient(SQP(), window=5, horizon=20), max_steps=60, sparse=True)
 #: Once more from the start, where neither has found a solution: often there is none.
-_AGAIN_SQP = Impatient(SQP(), window=12, horizon=60)
+_AGAIN_SQP = Impatient(SQP(), window=36, horizon=60)
 
 
 def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:

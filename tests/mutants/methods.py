@@ -869,6 +869,11 @@ MUTANTS = [
         ("Stage(_LAST), *polish", "*multipliers"),
         ("Stage(_AGAIN_SQP, max_steps=60)", '_stage("sqp", max_steps=60)'),
         (
+            "_AGAIN_SQP = Impatient(SQP(), window=36,",
+            "_AGAIN_SQP = Impatient(SQP(), window=12,",
+            "tests/solver/test_lengths.py -k ball",
+        ),
+        (
             "_FEW_SQP = Stage(Impatient(SQP(), window=8",
             "_FEW_SQP = Stage(Impatient(SQP(), window=5",
             f"{SCALES} -k come_near",

@@ -146,3 +146,12 @@ def test_a_minimum_on_a_wave_far_out_is_one() -> None:
     found = ik.argmin(lambda z: z + 2 * torch.sin(z), start, batch_dims=1, solver="newton_cg")
     assert bool((found.value - start).abs().max() < 1e6)
     torch.testing.assert_close(found.value.cos(), torch.full((3,), -0.5, dtype=F64), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("radius", (1e3, 1e6, 1e9))
+def test_a_ball_however_large_is_walked_through(radius: float) -> None:
+    """Its multiplier is of size ``1 / radius``, and ``|F|`` the slope of the objective all the way to its surface."""
+    ball = ik.Inequality(lambda z: z.square().sum() - radius**2)
+    found = ik.argmin(lambda z: z.sum(), torch.zeros(3, dtype=F64), constraints=[ball])
+    torch.testing.assert_close(found.value, torch.full((3,), -radius / 3**0.5, dtype=F64), rtol=1e-6, atol=0)
+    assert found.evaluations <= 1000
