@@ -23,10 +23,7 @@ from implicitkit.linear.iterative.symmetry import Unsaid
 from implicitkit.linear.price import price_of_dense_like
 
 _FEW = 64  # unknowns up to which a dense matrix is the first choice whatever it costs
-_FEWEST, _SAMPLES = (
-    12,
-    1000,
-)  # unknowns, of so many samples, of which dense factors cost less than twenty products of any
+_FEWEST, _SAMPLES = 12, 1000  # unknowns, of so many samples: dense factors cost less than twenty products of any
 _WORK = 3e7  # batch * n * (n + numbers in one evaluation): above it a Krylov method is tried before a dense matrix
 _SMALL = 32  # ... and of a fixed-point map, whose systems take few products
 _NUMBERS = 1 << 27  # numbers in all dense matrices, at most
