@@ -9,24 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import compat
 from implicitkit.foundation.constants import look
 
 
 def check_order(what: str, lower: Any, upper: Any) -> None:
-    """Raise ``ValueError`` where ``lower`` is above ``upper`` or one of them NaN (numbers, tensors that broadcast, or
-    ``None``), under every transform."""
+    """Raise ``ValueError`` where ``lower`` is above ``upper`` (numbers, tensors that broadcast, or ``None``), under every
+    transform, or one of them NaN (where they are mapped over, that spoils its own sample)."""
     given = (-math.inf if lower is None else lower, math.inf if upper is None else upper)
     device = next((end.device for end in given if isinstance(end, Tensor)), "cpu")
-    ends = (end if isinstance(end, Tensor) else torch.tensor(end, device=device) for end in given)
-    look(functools.partial(_check_order, what), *torch.broadcast_tensors(*ends))
+    ends = [end if isinstance(end, Tensor) else torch.tensor(end, device=device) for end in given]
+    mapped = any(map(compat.is_wrapped, ends))
+    look(functools.partial(_check_order, what, mapped), *torch.broadcast_tensors(*ends))
 
 
-def _check_order(what: str, low: Tensor, high: Tensor) -> None:
-    right = low <= high
-    if not bool(right.all()):
+def _check_order(what: str, mapped: bool, low: Tensor, high: Tensor) -> None:
+    wrong = (low > high) if mapped else ~(low <= high)
+    if bool(wrong.any()):
         raise ValueError(
-            f"{what}: the lower bound must not be above the upper one, and neither may be NaN; got {low[~right][0]:.6g} "
-            f"and {high[~right][0]:.6g}"
+            f"{what}: the lower bound must not be above the upper one, and neither may be NaN; got {low[wrong][0]:.6g} "
+            f"and {high[wrong][0]:.6g}"
         )
 
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import compat
 from implicitkit.foundation.constants import look
 from implicitkit.foundation.wording import did_you_mean, option_error
 
@@ -89,7 +90,7 @@ class Requirement:
             return
         if self.tensors and isinstance(value, Tensor) and not value.is_complex() and value.dtype != torch.bool:
             if self.each and value.numel():
-                look(functools.partial(self._check_ends, f"{owner}{name}"), value)
+                look(functools.partial(self._check_ends, f"{owner}{name}", compat.is_wrapped(value)), value)
             return
         plain = self.types or _PLAIN[self.kind]
         if type(value) not in plain and not (isinstance(value, plain) if self.types else _TYPES[self.kind](value)):
@@ -99,9 +100,11 @@ class Requirement:
         if not self.holds(value):
             raise ValueError(f"{owner}{name} {self.text}, got {value!r}{self._hint(value)}")
 
-    def _check_ends(self, name: str, values: Tensor) -> None:
-        """Raise unless the smallest and the largest number (NaN where there is one) are allowed."""
-        for end in values.aminmax():
+    def _check_ends(self, name: str, mapped: bool, values: Tensor) -> None:
+        """Raise unless the smallest and the largest number are allowed (a NaN among ``mapped`` ones spoils its sample)."""
+        if mapped:
+            values = values[~values.isnan()]
+        for end in values.aminmax() if values.numel() else ():
             if not self.holds(float(end)):
                 raise ValueError(f"{name} {self.text}, got a tensor that holds {float(end):.6g}")
 

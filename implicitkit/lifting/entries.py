@@ -94,13 +94,13 @@ class Rest:
     ``torch.func.functional_call`` puts tensors into modules for the time of a call.  The derivative of a solve inside it is
     formed when the call has ended and the modules hold their own tensors again, with other values, or tracked ones.  And
     ``train()``, ``eval()`` or ``requires_grad_()`` may have been called since: what was no argument is a constant still.
-    ``attributes``: the plain ones of modules of the user's own classes, held only if asked (:meth:`hold_attributes`).
+    ``plain_attributes``: those of modules of the user's own classes, held only if asked (:meth:`hold_attributes`).
     """
 
     slots: list[Slot] = field(default_factory=list)
     was: list[Any] = field(default_factory=list)
     constant: list[bool] = field(default_factory=list)  # is this a tensor that was not tracked?
-    attributes: list[tuple[nn.Module, dict[str, Any]]] = field(default_factory=list)
+    plain_attributes: list[tuple[nn.Module, dict[str, Any]]] = field(default_factory=list)
 
     def note(self, but: Constants) -> None:
         """What the slots hold now is what they are to hold, ``but`` for those that somebody else looks after."""
@@ -109,15 +109,18 @@ class Rest:
         self.was = [present(s) for s in self.slots]
         self.constant = [isinstance(t, Tensor) and not t.requires_grad for t in self.was]
         modules = [m for m, kind, _ in self.slots if not kind and not type(m).__module__.startswith("torch.")]
-        self.attributes = [(m, {name: x for name, x in vars(m).items() if name not in _OWN}) for m in modules]
+        self.plain_attributes = [(m, {name: x for name, x in vars(m).items() if name not in _OWN}) for m in modules]
 
     def hold_attributes(self) -> bool:
         """From now on evaluations find plain attributes that have been bound anew (``self.h`` of the step before) as they
         were: is there one?"""
         anew = [
-            ((m, "", name), x) for m, held in self.attributes for name, x in held.items() if vars(m).get(name) is not x
+            ((m, "", name), x)
+            for m, held in self.plain_attributes
+            for name, x in held.items()
+            if vars(m).get(name) is not x
         ]
-        self.attributes = []
+        self.plain_attributes = []
         self.slots += [slot for slot, _ in anew]
         self.was += [x for _, x in anew]
         self.constant += [False] * len(anew)

@@ -17,6 +17,7 @@ def is_marked(t: Tensor) -> bool:
 
 
 def plainly(t: Tensor, levels: bool) -> Tensor:
+    """``t`` tracked and batched at no level."""
     return compat.plain_sample(t) if levels else t.detach()
 
 

@@ -45,7 +45,7 @@ class L1Ball(ByRow, Ball):
 
     def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
         size = v.abs()
-        outside = size.sum(-1, keepdim=True) > radius
+        outside = ~(size.sum(-1, keepdim=True) <= radius)  # of a radius that is NaN too
         return torch.where(outside, v.sign() * onto_simplex(size, radius), v)
 
 
@@ -55,7 +55,7 @@ class L2Ball(ByRow, Ball):
 
     def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
         norm = length(v)
-        outside = norm > radius
+        outside = ~(norm <= radius)  # of a radius that is NaN too
         return torch.where(outside, v * (radius / torch.where(outside, norm, 1)), v)
 
 

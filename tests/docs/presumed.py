@@ -67,6 +67,7 @@ A_tensor, b_tensor = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, dtyp
 
 # file and name of the docstring -> code that is run before it
 PRESUMED = {
+    "late_binding.py::<module>": "steps, dt, rhs, u = 3, 0.1, torch.sin, torch.ones(2)",
     "callbacks.py::progress": "cell = lambda z, x: 0.5 * z + x\nx = torch.ones(2)",
     "joint.py::compose": "f = lambda z, x: 0.5 * z + x\nv = lambda z, w: 0.5 * z + w",
     "tied.py::Tied": "network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh())\nx = torch.ones(4, 2)",

@@ -94,6 +94,8 @@ UNKNOWN = {
     "l1": lambda b: {"prox": ik.prox.l1(b)},
     "elastic net": lambda b: {"prox": ik.prox.elastic_net(b, 1.0)},
     "nonnegative": lambda b: {"prox": ik.prox.nonnegative(b)},
+    "l1 ball": lambda b: {"project": ik.project.l1_ball(b[0])},
+    "l2 ball": lambda b: {"project": ik.project.l2_ball(b[0])},
     "bounds, under vmap": lambda b: {"bounds": (0.0, b)},
 }
 

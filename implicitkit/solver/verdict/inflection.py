@@ -89,7 +89,7 @@ def inflected(
         return found, direction
     falls = _falls(value, gradient, z, g, found, (d, beside, way), h)
     for seed in range(_STARTS if z.shape[1] > 1 else 0):  # nothing else says which way may be down
-        others = every & ~falls
+        others = every & ~falls & torch.isfinite(beside)
         if not bool(others.any()):
             break
         e = _down(gradient, z, g, ways[0], seed)

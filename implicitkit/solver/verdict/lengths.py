@@ -13,19 +13,23 @@ from torch import Tensor
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.scales import NOISE, change, directions, in_working_precision, rounding
 
-_LOOSE = 100.0  # times |F(z)|: what is left of F half of the way to the origin, where z is as long as it is by chance
+_LOOSE = 100.0  # times |F(z)|: what is left of F where z is as long as it is by chance ...
+_BEFORE = (0.5, 0.99)  # ... of z, and near it: far from a peak all may vanish
 _LIKE = 10.0  # times |F(z)|, or what rounding leaves of it: F of the same size
 _IN = tuple(10.0 ** -(2**k) for k in range(1, 9))  # of z, where F is of the same size too
 _SOUND = 1e-6  # of its change with z: F of a zero
 
 
 def has_no_length(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
-    """Where ``|F(z / 2)| <= 100 |F(z)|``, and no zeros go on along a ray to the origin, ``(batch,)``; one evaluation, or
-    three."""
-    half = torch.linalg.vector_norm(in_working_precision(f.residual(0.5 * z)), dim=1)
-    which = which & (half <= _LOOSE * torch.linalg.vector_norm(F, dim=1))  # false for NaN
-    if not bool(which.any()):
-        return which
+    """Where ``|F| <= 100 |F(z)|`` on the ray from the origin to ``z``, and no zeros go on along it to there, ``(batch,)``;
+    one to four evaluations."""
+    size = _LOOSE * torch.linalg.vector_norm(F, dim=1)
+    for share in _BEFORE:
+        which = which & (
+            torch.linalg.vector_norm(in_working_precision(f.residual(share * z)), dim=1) <= size
+        )  # not for NaN
+        if not bool(which.any()):
+            return which
     near = torch.finfo(z.dtype).tiny ** 0.75 * z
     there = in_working_precision(f.residual(near))
     beside = change(f, near, there, directions(near, most=2)[-1], torch.finfo(z.dtype).eps ** 0.5)
