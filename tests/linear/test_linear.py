@@ -412,6 +412,17 @@ def test_bad_row_units_are_not_singular() -> None:
     torch.testing.assert_close(factor.solve(torch.einsum("bij,bi->bj", A, y), transpose=True), y)
 
 
+def test_factors_of_uneven_matrices_are_differentiated() -> None:
+    """Whoever calls them may: nothing that a derivative needs is overwritten."""
+    A = (contraction(2, 4).double() * torch.logspace(0, -6, 4, dtype=torch.float64).unsqueeze(1)).requires_grad_()
+    b = torch.ones(2, 4, dtype=torch.float64)
+    factor = factor_batched(A)
+    assert factor.row_scale is not None
+    (found,) = torch.autograd.grad(factor.solve(b).sum(), A)
+    (wanted,) = torch.autograd.grad(torch.linalg.solve(A, b).sum(), A)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_a_finite_matrix_is_looked_at_as_a_whole() -> None:
     """Its sum is finite; to look at each entry is for those whose sum is not (an overflow is no fault of theirs), and the
     sizes of entries are made once."""

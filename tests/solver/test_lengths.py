@@ -118,6 +118,18 @@ def test_solutions_in_families_are_some_whatever_their_length(name: str) -> None
     assert bool(found.converged), found
 
 
+@pytest.mark.parametrize("far", (7.0, 100.0, 1e6))
+def test_zeros_along_a_ray_need_no_length(far: float) -> None:
+    """A chain that hands on half of what there is keeps its sum; a softmax sees differences alone, and of its slopes
+    rounding leaves 1e-7 wherever it is."""
+    chain = ik.fixed_point(lambda z: 0.5 * (z + z.roll(1)), far * torch.linspace(1, 2, 20, dtype=F64))
+    torch.testing.assert_close(chain.value, torch.full((20,), 1.5 * far, dtype=F64))
+    if far < 1e6:  # beyond, rounding is more than the tolerance
+        level = ik.argmin(lambda z: z.logsumexp(0) - z.mean(), far + torch.tensor([0.0, 2.0, -1.0]))
+        torch.testing.assert_close(level.value, level.value.mean().expand(3), rtol=0, atol=1e-5 * far)
+        assert abs(float(level.value.mean()) - far) < 1 and level.evaluations < 150
+
+
 def rosenbrock(z: Tensor) -> Tensor:
     return (100 * (z[1:] - z[:-1] ** 2) ** 2 + (1 - z[:-1]) ** 2).sum()
 

@@ -70,7 +70,7 @@ def sizes(A: Tensor) -> tuple[Tensor, Tensor]:
     size = A.abs()
     rows = size.amax(dim=2, keepdim=True)
     rows = torch.where(rows > 0, rows, 1)
-    columns = size.div_(rows).amax(dim=1, keepdim=True)
+    columns = (size / rows).amax(dim=1, keepdim=True)
     return rows, torch.where(columns > 0, columns, 1)
 
 

@@ -324,6 +324,9 @@ class Judge:
             saved = self.last_word(z, norm, failed)
             status = torch.where(saved, int(Status.CONVERGED), status)
             if in_working_precision(z) is z:  # of fewer digits no correction is next to nothing
+                saved = saved & (
+                    z.abs().amax(1) > (1 if self._unit is None else self._unit)
+                )  # further out than its start
                 strode = saved if strode is None else strode | saved
         lost = failed | (status == int(Status.NONFINITE))
         small = (status == int(Status.CONVERGED)) | (lost & (norm <= self.atol))

@@ -11,29 +11,42 @@ import torch
 from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.scales import NOISE, change, directions, in_working_precision, rounding
+from implicitkit.solver.verdict.scales import (
+    NOISE,
+    change,
+    healthy_share,
+    in_working_precision,
+    is_rounding,
+    rounding,
+    uneven,
+)
 
 _LOOSE = 100.0  # times |F(z)|: what is left of F where z is as long as it is by chance ...
 _BEFORE = (0.5, 0.99)  # ... of z, and near it: far from a peak all may vanish
 _LIKE = 10.0  # times |F(z)|, or what rounding leaves of it: F of the same size
 _IN = tuple(10.0 ** -(2**k) for k in range(1, 9))  # of z, where F is of the same size too
-_SOUND = 1e-6  # of its change with z: F of a zero
+_RAY = (1e-2, 1e-8, 1e-32)  # of z, where of a ray of zeros rounding errors are left; waves are more at one of these
 
 
 def has_no_length(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
     """Where ``|F| <= 100 |F(z)|`` on the ray from the origin to ``z``, and no zeros go on along it to there, ``(batch,)``;
-    one to four evaluations."""
+    one to four evaluations, and up to 46 where all that is left of ``F`` may be rounding."""
     size = _LOOSE * torch.linalg.vector_norm(F, dim=1)
     for share in _BEFORE:
-        which = which & (
-            torch.linalg.vector_norm(in_working_precision(f.residual(share * z)), dim=1) <= size
-        )  # not for NaN
+        there = torch.linalg.vector_norm(in_working_precision(f.residual(share * z)), dim=1)
+        which = which & (there <= size)  # false for NaN
         if not bool(which.any()):
             return which
     near = torch.finfo(z.dtype).tiny ** 0.75 * z
     there = in_working_precision(f.residual(near))
-    beside = change(f, near, there, directions(near, most=2)[-1], torch.finfo(z.dtype).eps ** 0.5)
-    return which & ~(there.abs() <= _SOUND * beside).all(1)
+    beside = change(f, near, there, uneven(near)[-1], torch.finfo(z.dtype).eps ** 0.5)
+    which = which & ~(there.abs() <= healthy_share(F) * beside).all(1)
+    zeros = which  # of a function of differences alone, say, that are rounded
+    for share in _RAY:
+        if not bool(zeros.any()):
+            break
+        zeros = zeros & is_rounding(f, share * z, in_working_precision(f.residual(share * z)), zeros)
+    return which & ~zeros
 
 
 def stays(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
