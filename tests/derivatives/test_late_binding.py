@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -286,7 +288,7 @@ def _by_a_slot(ks: Tensor) -> Tensor:
 def _of_a_cached_function(ks: Tensor) -> Tensor:
     found = []
     for k in ks:
-        factor = functools.lru_cache(lambda k=k: k)
+        factor = functools.lru_cache(lambda: k)
         found.append(ik.fixed_point(lambda z: torch.tanh(factor() * z + 0.3), torch.zeros(1, dtype=D), **TIGHT).value)
     return torch.cat(found)
 
@@ -402,3 +404,17 @@ def test_what_is_bound_anew_between_two_derivatives() -> None:
     want = torch.tanh(X + 0.3) - 1 + X
     torch.testing.assert_close(first(z), torch.tanh(3 * X + 0.3) - 1 + X)
     torch.testing.assert_close(noted.restored()(z), want)
+
+
+def test_what_a_march_by_a_function_of_its_own_leaves_is_freed() -> None:
+    def step(before: Tensor) -> Tensor:
+        return ik.fixed_point(lambda v: torch.sin(v) / 2 + before, before).value
+
+    x = torch.zeros(2, dtype=D, requires_grad=True)
+    us = [step(x)]
+    us.append(step(us[0]))
+    us[1].sum().backward()
+    left = [weakref.ref(u) for u in us]
+    us.clear()
+    gc.collect()
+    assert [u() for u in left] == [None, None]
