@@ -11,7 +11,7 @@ modules in a row; it holds for any graph, loops included, by definition of a fix
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -23,7 +23,7 @@ Bound = Callable[..., tuple[Any, ...]]
 
 
 class _Cache:
-    """What a map has prepared.  Slots, no ``__dict__``: lifting need not look in here; and no copy or pickle takes it."""
+    """What a map has prepared: no copy or pickle takes it."""
 
     __slots__ = ("bound", "functions")
 
@@ -46,6 +46,8 @@ class Gamma:
         ValueError: a node's state is missing or unknown; a node returns another shape than its state has, or cannot take
             what it reads (both ends of the edge are named).
     """
+
+    reaches: ClassVar[tuple[str, ...]] = ("functions",)
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]], wiring: Wiring) -> None:
         self.functions, self.wiring = dict(functions), wiring

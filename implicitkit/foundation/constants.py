@@ -29,7 +29,7 @@ def constants(function: Callable[..., Any], *inputs: Tensor) -> Any:
 
 def look(check: Callable[..., Any], *inputs: Tensor) -> None:
     """``check(*inputs)``, which may raise, on plain tensors, whatever transforms surround the call (of one rank, then)."""
-    if torch.compiler.is_compiling() or any(t.is_meta for t in inputs):
+    if torch.compiler.is_compiling() or any(t.is_meta or tracers.is_fake(t) for t in inputs):
         return
     with recording.unrecorded() if recording.recorder() is not None else contextlib.nullcontext():
         if any(map(compat.is_wrapped, inputs)):

@@ -94,7 +94,7 @@ class Rest:
     ``torch.func.functional_call`` puts tensors into modules for the time of a call.  The derivative of a solve inside it is
     formed when the call has ended and the modules hold their own tensors again, with other values, or tracked ones.  And
     ``train()``, ``eval()`` or ``requires_grad_()`` may have been called since: what was no argument is a constant still.
-    ``plain_attributes``: those of modules of the user's own classes, held only if asked (:meth:`hold_attributes`).
+    ``plain_attributes``: those of modules of the user's own classes, held if bound anew (:meth:`hold_attributes`).
     """
 
     slots: list[Slot] = field(default_factory=list)
@@ -111,20 +111,20 @@ class Rest:
         modules = [m for m, kind, _ in self.slots if not kind and not type(m).__module__.startswith("torch.")]
         self.plain_attributes = [(m, {name: x for name, x in vars(m).items() if name not in _OWN}) for m in modules]
 
-    def hold_attributes(self) -> bool:
-        """From now on evaluations find plain attributes that have been bound anew (``self.h`` of the step before) as they
-        were: is there one?"""
-        anew = [
-            ((m, "", name), x)
-            for m, held in self.plain_attributes
-            for name, x in held.items()
-            if vars(m).get(name) is not x
+    def forget_changed(self) -> None:
+        """Attributes that are bound to something else already, evaluations have bound: nobody's constants."""
+        self.plain_attributes = [
+            (m, {name: x for name, x in held.items() if vars(m).get(name) is x}) for m, held in self.plain_attributes
         ]
-        self.plain_attributes = []
-        self.slots += [slot for slot, _ in anew]
-        self.was += [x for _, x in anew]
-        self.constant += [False] * len(anew)
-        return bool(anew)
+
+    def hold_attributes(self) -> None:
+        """From now on evaluations find plain attributes that have been bound anew (``self.h`` of the step before) as they
+        were."""
+        for m, held in self.plain_attributes:
+            for name in [name for name, x in held.items() if vars(m).get(name) is not x]:
+                self.slots.append((m, "", name))
+                self.was.append(held.pop(name))
+                self.constant.append(False)
 
     def moved(self) -> list[tuple[list[Slot], Any]]:
         """What was in slots in which something else is now, or what is tracked since, with these slots."""
@@ -140,6 +140,6 @@ class Rest:
 
 def _is_there(t: Any) -> bool:
     """Has a tensor got its numbers?  (What sharding by FSDP has gathered is emptied after a call.)"""
-    if not isinstance(t, Tensor):
+    if not isinstance(t, Tensor) or compat.is_wrapped(t):
         return t is not None
     return t.layout != torch.strided or t.numel() == 0 or t.untyped_storage().size() > 0

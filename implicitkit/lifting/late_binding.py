@@ -9,13 +9,14 @@ Python looks a variable of an enclosing scope up when a function runs, not when 
 every one reads the ``before`` of the last step by the time of the backward, where torch's own graph has kept that of each.
 So a solve notes what the variables are bound to, and a derivative evaluates a copy of the function that reads these, if one
 has been bound to something else since.  Followed are free and global variables, functions and objects that these refer to,
-and attributes of such objects.  Entries of lists and dicts (``us[-1]`` of a list that grows) and attributes of modules
-(``entries.py``) are too where the function as it is would be refused: into many the function itself writes, which is not to
-be lost.  Not followed are tensors that are written to.
+attributes of such objects, and entries of lists and dicts (``us[-1]`` of a list that grows); attributes of modules are in
+``entries.py``.  What changes during the solve the function changes itself: that is nobody's constant, and stays the user's.
+Not followed are tensors that are written to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import operator
@@ -37,10 +38,11 @@ _NOTHING: frozenset[str] = frozenset()
 class Bindings:
     """What the names that a callable reads are bound to."""
 
-    __slots__ = ("_function", "_noted", "_restores")
+    __slots__ = ("_function", "_noted", "_restored_as")
 
     def __init__(self, function: Any) -> None:
-        self._function, self._restores = function, 0  # 1: the last callable given reads names as noted; 2: entries too
+        self._function = function
+        self._restored_as: tuple[set[int], Any] = set(), None  # what had to be copied at last, and the copy
         self._noted: dict[int, tuple[Any, Any]] = {}
         todo = list(_holders(function))
         while todo and len(self._noted) < _MOST:
@@ -56,32 +58,37 @@ class Bindings:
                     if not isinstance(value, _HOLD_NOTHING):
                         todo += _holders(value)
 
-    def restored(self, entries: bool) -> Any:
-        """The callable, with its names (and the ``entries`` of containers) bound as they were noted; ``None`` if none of
-        them has been bound to something else since, or the callable given last is this one."""
-        if self._restores > entries:
-            return None
-        copied = {
-            key
-            for key, (x, bound) in self._noted.items()
-            if (entries or type(x) not in _CONTAINERS) and _moved(x, bound)
-        }
+    def forget_changed(self) -> None:
+        """What is bound to something else already, evaluations have bound: it is not noted any more."""
+        for key, (x, bound) in list(self._noted.items()):
+            if _moved(x, bound):
+                now = _bound(x)
+                if type(x) in _CONTAINERS:
+                    self._noted.pop(key, None)
+                else:
+                    self._noted[key] = x, {name: value for name, value in bound.items() if now.get(name) is value}
+
+    def restored(self) -> Any:
+        """The callable, with its names bound as they were noted; ``None`` if none of them is bound to something else."""
+        copied = {key for key, (x, bound) in self._noted.items() if _moved(x, bound)}
         if not copied:
             return None
-        self._restores = 1 + entries
         found = copied
         while found:  # and what refers to one of these
             found = {
                 key
                 for key, (_, bound) in self._noted.items()
-                if key not in copied and any(id(x) in copied for value in _values(bound) for x, _ in _holders(value))
+                if key not in copied and any(_leads_to(value, copied) for value in _values(bound))
             }
             copied = copied | found
-        return self._restored(self._function, copied, {})
+        if copied != self._restored_as[0]:
+            self._restored_as = copied, self._restored(self._function, copied, {})
+        return self._restored_as[1]
 
     def _restored(self, x: Any, copied: set[int], made: dict[int, Any]) -> Any:
         if isinstance(x, functools.partial):
-            return functools.partial(self._restored(x.func, copied, made), *x.args, **x.keywords)
+            given = {name: self._restored(value, copied, made) for name, value in x.keywords.items()}
+            return functools.partial(*self._restored((x.func, *x.args), copied, made), **given)
         if isinstance(x, types.MethodType):
             return types.MethodType(self._restored(x.__func__, copied, made), self._restored(x.__self__, copied, made))
         if type(x) is tuple:
@@ -90,15 +97,17 @@ class Bindings:
             return x
         if id(x) not in made:
             bound = self._noted[id(x)][1]
-            made[id(x)] = copy = _copy(x, bound)  # before what it refers to, which may be itself
+            made[id(x)] = copy = _copy(x, bound, copied)  # before what it refers to, which may be itself
             if type(x) is list:
                 copy.extend([self._restored(value, copied, made) for value in bound])
                 return copy
             rebound = {name: self._restored(value, copied, made) for name, value in bound.items()}
             if isinstance(x, types.FunctionType):
-                _bind(copy, rebound)
+                _bind(copy, rebound, x.__globals__)
+            elif type(x) is dict:
+                copy.update(rebound)
             else:
-                (copy if type(x) is dict else copy.__dict__).update(rebound)
+                _set(copy, rebound)
         return made[id(x)]
 
 
@@ -112,7 +121,7 @@ def _holders(x: Any) -> Iterator[tuple[Any, frozenset[str]]]:
         if not tracers.is_compiled(x):
             yield x, _NOTHING
     elif isinstance(x, functools.partial):
-        yield from _holders(x.func)
+        yield from _holders((x.func, *x.args, *x.keywords.values()))
     elif type(x) is tuple:
         for value in x[:_LONGEST]:
             yield from _holders(value)
@@ -128,12 +137,49 @@ def _holders(x: Any) -> Iterator[tuple[Any, frozenset[str]]]:
             yield x, _attributes_set(vars(kind).get("__call__"))
 
 
+def _leads_to(value: Any, copied: set[int]) -> bool:
+    return any(id(x) in copied for x, _ in _holders(value))
+
+
 @functools.lru_cache(maxsize=4096)
 def _has_attributes(kind: Any) -> bool:
-    """Is this a class in the language, of the user's or of ours, whose objects have attributes?"""
-    if issubclass(kind, (Tensor, nn.Module, type)) or kind.__module__.startswith(_OTHERS) or not kind.__dictoffset__:
+    """Is this a class in the language, of the user's or of ours, whose objects have attributes, and may be copied (where
+    one ends, files may be closed)?"""
+    if issubclass(kind, (Tensor, nn.Module, type)) or kind.__module__.startswith(_OTHERS) or hasattr(kind, "__del__"):
         return False
-    return all(c is object or c.__flags__ & _HEAP for c in kind.__mro__)
+    if not all(c is object or c.__flags__ & _HEAP for c in kind.__mro__) or not (kind.__dictoffset__ or _slots(kind)):
+        return False
+    try:
+        object.__new__(kind)
+    except TypeError:  # it is written in C
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _slots(kind: Any) -> dict[str, Any]:
+    members = (item for c in reversed(kind.__mro__) for item in vars(c).items())
+    return {name: member for name, member in members if isinstance(member, types.MemberDescriptorType)}
+
+
+def _attributes(x: Any) -> dict[str, Any]:
+    kind: Any = type(x)
+    found = dict(getattr(x, "__dict__", ()))
+    for name, slot in _slots(kind).items():
+        with contextlib.suppress(AttributeError):  # not yet set
+            found[name] = slot.__get__(x)
+    return found
+
+
+def _set(x: Any, attributes: dict[str, Any]) -> None:
+    """Past whatever the class does where an attribute is set."""
+    kind: Any = type(x)
+    slots = _slots(kind)
+    for name, value in attributes.items():
+        if name in slots:
+            slots[name].__set__(x, value)
+        else:
+            x.__dict__[name] = value
 
 
 def _bound(x: Any) -> Any:
@@ -142,8 +188,9 @@ def _bound(x: Any) -> Any:
     if type(x) in _CONTAINERS:
         return x.copy()
     if not isinstance(x, types.FunctionType):
-        return dict(vars(x))
-    code, found = _used(x.__code__), {}
+        found = _attributes(x)
+        return {name: found[name] for name in x.reaches if name in found} if hasattr(type(x), "reaches") else found
+    code, found = _used(x.__code__), {name: value for name in _DEFAULTS if (value := getattr(x, name))}
     for i, name in code.reads_free:
         try:
             found[name] = x.__closure__[i].cell_contents  # type: ignore[index]
@@ -157,6 +204,7 @@ def _bound(x: Any) -> Any:
     return found
 
 
+_DEFAULTS = ("__defaults__", "__kwdefaults__")
 _NEVER_REBOUND = (types.ModuleType, type, types.NoneType)
 
 
@@ -173,32 +221,38 @@ def _moved(x: Any, bound: Any) -> bool:
     return any([now.get(name) is not value for name, value in bound.items()])
 
 
-def _copy(x: Any, names: Any) -> Any:
-    """A function with cells of its own for these names, and globals of its own; a shallow copy of an object; an empty
-    container."""
+def _copy(x: Any, names: Any, copied: set[int]) -> Any:
+    """A function with cells of its own for these names, and with globals of its own if one of them has to be another; a
+    shallow copy of an object; an empty container."""
     if type(x) in _CONTAINERS:
         return type(x)()
     if not isinstance(x, types.FunctionType):
         copy = object.__new__(type(x))
-        copy.__dict__.update(x.__dict__)
+        _set(copy, _attributes(x))
         return copy
     closure = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
     cells = tuple([types.CellType() if name in names else cell for name, cell in closure])
-    space, read = x.__globals__, _used(x.__code__).reads_globals
-    if read:
-        space = {name: space[name] for name in ("__builtins__", "__name__", *read) if name in space}
+    space = x.__globals__
+    of_others = [
+        name for name in _used(x.__code__).reads_globals if name in names and name not in x.__code__.co_freevars
+    ]
+    if any(space.get(name) is not names[name] or _leads_to(names[name], copied) for name in of_others):
+        space = dict(space)
     copy = types.FunctionType(x.__code__, space, x.__name__, x.__defaults__, cells)
     copy.__kwdefaults__ = x.__kwdefaults__
     copy.__dict__.update(x.__dict__)
     return copy
 
 
-def _bind(copy: types.FunctionType, names: dict[str, Any]) -> None:
+def _bind(copy: types.FunctionType, names: dict[str, Any], shared: dict[str, Any]) -> None:
+    """``shared``: globals that stay as they are."""
     cells = dict(zip(copy.__code__.co_freevars, copy.__closure__ or (), strict=True))
     for name, value in names.items():
         if name in cells:
             cells[name].cell_contents = value
-        else:
+        elif name in _DEFAULTS:
+            setattr(copy, name, value)
+        elif copy.__globals__ is not shared:
             copy.__globals__[name] = value
 
 

@@ -109,17 +109,16 @@ class Lifted:
     call: FirstCalls = field(default_factory=FirstCalls)
 
     def found(self) -> None:
-        """The solution was found: note what variables are bound to, if there may be derivatives."""
-        if self.scope is not None:
-            self.bindings = Bindings(self.function)
+        """The solution was found: what has been bound anew by now the function binds itself."""
+        if self.bindings is not None:
+            self.bindings.forget_changed()
+            self.rest.forget_changed()
 
-    def as_found(self, entries: bool = False) -> bool:
-        """From now on the function reads variables (and ``entries`` of containers, and attributes of modules) as they were
-        when the solution was found: does this change anything?"""
-        held = entries and self.rest.hold_attributes()
-        function = self.bindings.restored(entries) if self.bindings is not None else None
-        self.function = self.function if function is None else function
-        return held or function is not None
+    def as_found(self) -> None:
+        """From now on the function reads variables, attributes and entries of containers as they were at the solve."""
+        if self.bindings is not None:
+            self.rest.hold_attributes()
+            self.function = self.bindings.restored() or self.function
 
     def __call__(self, z: Any, theta: Sequence[Tensor]) -> Any:
         if not self.guarded:
@@ -217,6 +216,7 @@ def _lift(
     constants = _lift_modules(lifted, modules, needed or levels)
     if needed or levels:
         lifted.scope = Scope(lifted.function, [(t, places[0][2]) for places, t in constants])
+        lifted.bindings = Bindings(lifted.function)
     z_leaves, z_spec = tree_flatten(z0)
     z = tree_unflatten([plainly(resolve(t), levels) for t in z_leaves], z_spec)
     branch = levels or (needed and (lifted.inside or not any(map(explicit, lifted.theta))))

@@ -183,17 +183,8 @@ class Request:
             ChangedFunctionError: it is no longer the function that was solved.
             ValueError: the samples of the batch depend on each other.
         """
-        lifted = self.system.lifted
-        lifted.as_found()
-        try:
-            return self._linearise(z, theta)
-        except Exception:  # refused, or the function's own: an entry that is no more
-            if not lifted.as_found(entries=True):
-                raise
-        return self._linearise(z, theta)
-
-    def _linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         lifted, outcome = self.system.lifted, self.record.outcome
+        lifted.as_found()
         lifted.cut = False
         with compat.own_graphs():
             out, A = self.system.problem.linearise(self.system, z.detach(), theta)

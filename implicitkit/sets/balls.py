@@ -56,7 +56,7 @@ class L2Ball(ByRow, Ball):
     def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
         norm = length(v)
         outside = ~(norm <= radius)  # of a radius that is NaN too
-        return torch.where(outside, v * (radius / torch.where(outside, norm, 1)), v)
+        return torch.where(outside, radius * (v / torch.where(outside, norm, 1)), v)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import implicitkit as ik
 
@@ -85,3 +86,8 @@ def test_looking_stops_no_compiler(make: Callable[[Tensor], Callable[[Tensor], T
     compiled = torch.compile(lambda r, v: make(r)(v), backend="eager", fullgraph=True)
     radius = torch.tensor(0.5, dtype=D)
     torch.testing.assert_close(compiled(radius, FOUR), make(radius)(FOUR))
+
+
+def test_tensors_without_numbers_are_not_looked_at() -> None:
+    traced = make_fx(lambda r, v: ik.project.l2_ball(r)(v), tracing_mode="fake")(torch.tensor(1.0, dtype=D), FOUR)
+    torch.testing.assert_close(traced(torch.tensor(0.5, dtype=D), FOUR), ik.project.l2_ball(0.5)(FOUR))

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -213,6 +215,98 @@ def _of_an_attribute_of_a_module(ks: Tensor) -> Tensor:
     return both
 
 
+def _kept_by_a_helper(ks: Tensor) -> Tensor:
+    """What a function that this one calls binds is nobody's constant."""
+    state, found = None, []
+    for k in ks:
+
+        def prepare(z: Tensor) -> None:
+            nonlocal state
+            state = k * z
+
+        def map(z: Tensor) -> Tensor:
+            prepare(z)
+            return torch.tanh(state + 0.3)
+
+        found.append(ik.fixed_point(map, torch.zeros(1, dtype=D), **TIGHT).value)
+    return torch.cat(found)
+
+
+def _keep(value: Tensor) -> None:
+    global _global
+    _global = value
+
+
+def _kept_in_a_global_by_a_helper(ks: Tensor) -> Tensor:
+    found = []
+    for k in ks:
+
+        def map(z: Tensor) -> Tensor:
+            _keep(k * z)
+            return torch.tanh(_global + 0.3)
+
+        found.append(ik.fixed_point(map, torch.zeros(1, dtype=D), **TIGHT).value)
+    return torch.cat(found)
+
+
+_SHIFT = 0.3
+
+
+def _with_a_class(z: Tensor) -> Tensor:
+    class Shift:
+        by = _SHIFT
+
+    return torch.tanh(_global * z + Shift.by + eval("_SHIFT") - _SHIFT)
+
+
+def _by_a_global_beside_a_class(ks: Tensor) -> Tensor:
+    global _global
+    found = []
+    for k in ks:
+        _global = k
+        found.append(ik.fixed_point(_with_a_class, torch.zeros(1, dtype=D), **TIGHT).value)
+    return torch.cat(found)
+
+
+class _Slot:
+    __slots__ = ("k",)
+
+
+class _WithSlot(_Slot):
+    def map(self, z: Tensor) -> Tensor:
+        return torch.tanh(self.k * z + self.shift)
+
+
+def _by_a_slot(ks: Tensor) -> Tensor:
+    scene, found = _WithSlot(), []
+    for k in ks:
+        scene.k, scene.shift = k, torch.tensor(0.3, dtype=D)
+        found.append(ik.fixed_point(scene.map, torch.zeros(1, dtype=D), **TIGHT).value)
+    return torch.cat(found)
+
+
+def _of_a_cached_function(ks: Tensor) -> Tensor:
+    found = []
+    for k in ks:
+        factor = functools.lru_cache(lambda: k)
+        found.append(ik.fixed_point(lambda z: torch.tanh(factor() * z + 0.3), torch.zeros(1, dtype=D), **TIGHT).value)
+    return torch.cat(found)
+
+
+def _of_what_is_given_beforehand(ks: Tensor) -> Tensor:
+    scene, found = _Simulation(), []
+    for k in ks:
+        scene.k = k  # type: ignore[attr-defined]
+        ways = (
+            lambda z, scene=scene: scene.residual(z),
+            lambda z, *, scene=scene: scene.residual(z),
+            functools.partial(_Simulation.residual, scene),
+            functools.partial(lambda z, scene: scene.residual(z), scene=scene),
+        )
+        found.append(sum(ik.root(way, torch.zeros(1, dtype=D), **TIGHT).value for way in ways) / 4)
+    return torch.cat(found)
+
+
 PLACES: dict[str, Callable[[Tensor], Tensor]] = {
     "a global": _by_global,
     "an attribute": _by_attribute,
@@ -224,6 +318,12 @@ PLACES: dict[str, Callable[[Tensor], Tensor]] = {
     "an attribute of a module": _of_an_attribute_of_a_module,
     "a composition": _of_a_composition,
     "a module": _of_modules,
+    "beside what a helper keeps": _kept_by_a_helper,
+    "beside what a helper keeps in a global": _kept_in_a_global_by_a_helper,
+    "a global, beside a class and eval": _by_a_global_beside_a_class,
+    "a slot": _by_a_slot,
+    "defaults and partials": _of_what_is_given_beforehand,
+    "a cached function": _of_a_cached_function,
 }
 
 
@@ -233,15 +333,88 @@ def test_where_names_are_bound(place: str) -> None:
     ks = torch.tensor([0.2, 0.8], dtype=D, requires_grad=True)
     z = PLACES[place](ks)
     s = 1 - z.detach() ** 2
-    torch.testing.assert_close(torch.autograd.grad(z.sum(), ks)[0], s * z.detach() / (1 - ks.detach() * s))
+    want = s * z.detach() / (1 - ks.detach() * s)
+    torch.testing.assert_close(torch.autograd.grad(z.sum(), ks)[0], want)
+    torch.testing.assert_close(torch.func.jacrev(PLACES[place])(ks.detach()), torch.diag(want))
 
 
 def test_what_is_not_bound_anew_is_the_users_own() -> None:
     k, simulation = X, _Simulation()
     noted = Bindings(lambda z: simulation.residual(z) + k)
-    assert noted.restored(entries=False) is None and noted.restored(entries=True) is None
+    assert noted.restored() is None
     k = 2 * X
-    copy = noted.restored(entries=False)
+    copy = noted.restored()
     at = dict(zip(copy.__code__.co_freevars, [cell.cell_contents for cell in copy.__closure__], strict=True))
     assert at["k"] is X and at["simulation"] is simulation
-    assert noted.restored(entries=False) is None
+    assert noted.restored() is copy
+
+
+class _Step(nn.Module):
+    def forward(self, v: Tensor, before: Tensor) -> Tensor:
+        return v - before - self.dt * (v - v**3)
+
+
+def _at_rest(way: str, x: Tensor) -> Tensor:
+    us, steps, step = [x], [], _Step()
+    for n in range(3):
+        dt, before = 0.1 * (n + 1), us[-1]
+        step.dt = dt
+        steps.append(dt)
+        residual = {
+            "entry": lambda v, before=before: v - before - steps[-1] * (v - v**3),
+            "entry that is tracked": lambda v, dt=dt: v - us[-1] - dt * (v - v**3),
+            "attribute of a module": lambda v, before=before: step(v, before),
+        }[way]
+        us.append(ik.root(residual, before.detach(), **TIGHT).value)
+    return us[-1]
+
+
+@pytest.mark.parametrize("way", ["entry", "entry that is tracked", "attribute of a module"])
+def test_at_rest_where_the_residual_shows_no_change(way: str) -> None:
+    """``v - u - h (v - v^3) = 0`` at rest, ``u = v = 1``: ``dv/du = 1 / (1 + 2 h)`` of each step, and the residual is zero
+    whatever the step, or the state before, is later."""
+    want, x = torch.tensor([[1 / (1.2 * 1.4 * 1.6)]], dtype=D), torch.ones(1, dtype=D)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(functools.partial(_at_rest, way), x), want)
+    torch.testing.assert_close(torch.func.jacrev(functools.partial(_at_rest, way))(x), want)
+
+
+class _Closing(_Simulation):
+    closed = 0
+
+    def __del__(self) -> None:
+        _Closing.closed += 1
+
+
+def test_what_does_something_where_it_ends_is_not_copied() -> None:
+    scene = _Closing()
+    scene.k = X  # type: ignore[attr-defined]
+    noted = Bindings(scene.residual)
+    scene.k = 2 * X  # type: ignore[attr-defined]
+    assert noted.restored() is None and _Closing.closed == 0
+
+
+def test_what_is_bound_anew_between_two_derivatives() -> None:
+    scene, k = _Simulation(), X
+    scene.k = X  # type: ignore[attr-defined]
+    noted = Bindings(lambda z: scene.residual(z) + k)
+    k = 2 * X
+    first = noted.restored()
+    scene.k = 3 * X  # type: ignore[attr-defined]
+    z = torch.ones(2, dtype=D)
+    want = torch.tanh(X + 0.3) - 1 + X
+    torch.testing.assert_close(first(z), torch.tanh(3 * X + 0.3) - 1 + X)
+    torch.testing.assert_close(noted.restored()(z), want)
+
+
+def test_what_a_march_by_a_function_of_its_own_leaves_is_freed() -> None:
+    def step(before: Tensor) -> Tensor:
+        return ik.fixed_point(lambda v: torch.sin(v) / 2 + before, before).value
+
+    x = torch.zeros(2, dtype=D, requires_grad=True)
+    us = [step(x)]
+    us.append(step(us[0]))
+    us[1].sum().backward()
+    left = [weakref.ref(u) for u in us]
+    us.clear()
+    gc.collect()
+    assert [u() for u in left] == [None, None]

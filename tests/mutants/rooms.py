@@ -170,6 +170,20 @@ MUTANTS = [
         ("statuses = statuses - {Status.NONFINITE}", "pass"),
     ),
     *mutants(
+        "implicitkit/lifting/late_binding.py",
+        "tests/derivatives/test_late_binding.py -k 'where_names or at_rest or where_it_ends or between_two'",
+        ("            if _moved(x, bound):\n", "            if False:\n"),
+        ("if copied != self._restored_as[0]:", "if not self._restored_as[0]:"),
+        ("        space = dict(space)\n", "        space = {name: space[name] for name in of_others}\n"),
+        (' or hasattr(kind, "__del__"):', ":"),
+        ("        object.__new__(kind)\n", "        pass\n"),
+    ),
+    *mutants(
+        "implicitkit/lifting/lifted.py",
+        "tests/derivatives/test_late_binding.py -k at_rest",
+        ("            self.rest.hold_attributes()\n", "            pass\n"),
+    ),
+    *mutants(
         "implicitkit/lifting/purity.py",
         "tests/core/test_bad_input.py -k moving_statistics",
         ("if _changed(t, copy) or _rebound(t, copy, now)", "if _changed(t, copy)"),

@@ -131,7 +131,7 @@ MUTANTS = [
         "implicitkit/sets/balls.py",
         PROJECT + " -k 'ball or nearest'",
         (
-            "return torch.where(outside, v * (radius / torch.where(outside, norm, 1)), v)",
+            "return torch.where(outside, radius * (v / torch.where(outside, norm, 1)), v)",
             "return torch.where(outside, v / torch.where(outside, norm, 1), v)",
         ),
         (

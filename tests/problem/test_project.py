@@ -393,3 +393,12 @@ def test_squares_neither_overflow_nor_vanish(dtype: torch.dtype, size: float) ->
     ):
         error = (found.double() / size - wanted).norm() / length
         assert float(error) < 4 * max(torch.finfo(dtype).eps, torch.finfo(dtype).tiny / size)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float16, 4e3), (torch.float32, 1e25), (torch.float64, 1e200)])
+def test_the_slope_of_a_ball_far_outside(dtype: torch.dtype, size: float) -> None:
+    """``(I - n n') r / |v|``, whose second part is lost where ``r / |v|^2`` vanishes."""
+    v = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    slope = torch.func.jacrev(ik.project.l2_ball(1.0))((size * v / 5).to(dtype)).double() * size
+    n = v / 5
+    torch.testing.assert_close(slope, torch.eye(2, dtype=torch.float64) - n.outer(n), rtol=0.01, atol=0.01)
