@@ -72,13 +72,15 @@ def test_a_loop_that_binds_its_variables_anew(way: str) -> None:
     assert (want.diagonal() > 1).all()
 
 
-@pytest.mark.parametrize("transform", ["hessian", "jacfwd", "vmap of grad", "backward twice"])
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+@pytest.mark.parametrize("transform", ["hessian", "jacfwd", "vmap of grad", "backward twice", "linearize"])
 def test_under_transforms(transform: str) -> None:
     loss = lambda x, bound: (march(WAYS["root"], x, bound) ** 2).sum()
     of: dict[str, Callable[..., Tensor]] = {
         "hessian": torch.func.hessian,
         "jacfwd": torch.func.jacfwd,
         "vmap of grad": lambda f: lambda x: torch.func.vmap(torch.func.grad(f))(torch.stack([x, 2 * x])),
+        "linearize": lambda f: lambda x: torch.func.linearize(f, x)[1](torch.ones_like(x)),  # solved when it is called
         "backward twice": lambda f: functools.partial(torch.autograd.functional.hessian, f),
     }
     got, want = (of[transform](lambda x: loss(x, bound))(X) for bound in (False, True))
