@@ -340,6 +340,7 @@ def _as(tangent: Tensor | None, primal: Tensor) -> Tensor:
 
 
 def _theta_only(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], moving: Sequence[int]) -> Any:
+    request.system.lifted.as_found()
     return lambda *changed: request.system.residual(z, *_replace(theta, moving, changed))
 
 
@@ -347,6 +348,7 @@ def _for_each(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], rows: 
     """The residual as a function of the state, and the state, for ``rows`` vectors: as often as there are right-hand
     sides of every block."""
     request, z = _for_rows(request, z, theta, rows)
+    request.system.lifted.as_found()
     return lambda v: request.system.residual(v, *theta), z
 
 

@@ -173,6 +173,7 @@ class Request:
 
     def solved(self, z: Tensor, theta: Sequence[Tensor], figures: Tensor | None) -> tuple[Tensor, list[Tensor]] | None:
         """``z`` and ``theta`` without what lost samples would make NaN (:mod:`implicitkit.rule.lost_samples`)."""
+        self.system.lifted.as_found()
         return without_lost(self.system, self.record, self.on_failure, z, theta, figures)
 
     def linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:

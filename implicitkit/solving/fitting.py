@@ -80,7 +80,7 @@ def curve_fit(
             and lists of numbers become tensors.
         p0: where to start, ``(*batch, n)``; ``None``: at ones, one for each parameter in the signature of ``f``.
         sigma: standard deviations of the data, ``(m,)`` or ``(*batch, m)``, one number for all, or their covariance
-            ``(m, m)``, which the batch shares.
+            ``(m, m)``, which the batch shares (of a batch of ``m``, standard deviations).
         absolute_sigma: ``sigma`` (one, if absent) is in the units of the data; else only its ratios count, as in SciPy.
         nan_policy: ``"omit"`` leaves out the data with NaN in ``ydata`` or in a leaf of ``xdata`` whose last dimension is
             ``m``, sample by sample; ``"raise"`` refuses them before the solve; ``None``: they fail it.

@@ -72,13 +72,15 @@ def test_a_loop_that_binds_its_variables_anew(way: str) -> None:
     assert (want.diagonal() > 1).all()
 
 
-@pytest.mark.parametrize("transform", ["hessian", "jacfwd", "vmap of grad", "backward twice"])
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+@pytest.mark.parametrize("transform", ["hessian", "jacfwd", "vmap of grad", "backward twice", "linearize"])
 def test_under_transforms(transform: str) -> None:
     loss = lambda x, bound: (march(WAYS["root"], x, bound) ** 2).sum()
     of: dict[str, Callable[..., Tensor]] = {
         "hessian": torch.func.hessian,
         "jacfwd": torch.func.jacfwd,
         "vmap of grad": lambda f: lambda x: torch.func.vmap(torch.func.grad(f))(torch.stack([x, 2 * x])),
+        "linearize": lambda f: lambda x: torch.func.linearize(f, x)[1](torch.ones_like(x)),  # solved when it is called
         "backward twice": lambda f: functools.partial(torch.autograd.functional.hessian, f),
     }
     got, want = (of[transform](lambda x: loss(x, bound))(X) for bound in (False, True))
@@ -418,3 +420,16 @@ def test_what_a_march_by_a_function_of_its_own_leaves_is_freed() -> None:
     us.clear()
     gc.collect()
     assert [u() for u in left] == [None, None]
+
+
+@pytest.mark.parametrize("policy", ["nan", "ignore"])
+def test_beside_a_sample_that_failed(policy: str) -> None:
+    """``v = 0.3 sin v + b`` has ``dv/db = 1 / (1 - 0.3 cos v)``; ``v = e^v + 1`` has no solution."""
+    x = torch.tensor([[0.3], [5.0]], dtype=D, requires_grad=True)
+    b = x
+    map = lambda v: torch.where(b > 1, torch.exp(v) + 1, 0.3 * torch.sin(v) + b)
+    v = ik.fixed_point(map, torch.zeros(2, 1, dtype=D), batch_dims=1, on_failure=policy, **TIGHT).value
+    b = None
+    got = torch.autograd.grad(v.sum(), x)[0]
+    torch.testing.assert_close(got[0], 1 / (1 - 0.3 * torch.cos(v[0].detach())))
+    assert got[1] == 0
