@@ -24,6 +24,7 @@ __all__ = [
     "dims_of",
     "dtype_at",
     "each",
+    "is_freed",
     "is_leaf",
     "is_pointwise",
     "nodes_behind",
@@ -39,6 +40,11 @@ T = TypeVar("T")
 _MAPPED_WRONGLY = ("Cdist", "AsStridedScatter")  # of torch 2.13, of all that its table of operations samples
 Edge: TypeAlias = tuple[Any, int]
 """A node, and which of its results: a tensor, as a graph knows it."""
+
+
+def is_freed() -> bool:
+    """Of the graph in whose backward this is asked: is what it has saved freed on the way (no ``retain_graph=True``)?"""
+    return not torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def operation_of(node: Any) -> str:

@@ -126,6 +126,10 @@ class _Root(compat.Function):
             for i, value in zip(needed, found, strict=True):
                 # an argument that the solution does not depend on has derivative zero; an unused parameter has none
                 grads[i] = torch.zeros_like(theta[i]) if value is None and i < given else value
+        if (
+            graph.is_freed()
+        ):  # the function may lead to the solution, a circle that only this can end: no collector sees it
+            ctx.request = None
         # the start does not matter, and says so
         start = torch.zeros_like(z) if ctx.needs_input_grad[1] else None
         return (None, start, *grads)

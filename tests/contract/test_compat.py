@@ -767,6 +767,25 @@ def test_checkpoint_of() -> None:
     assert outside is None and offloaded is None and again is None and callable(inside.recompute_fn)
 
 
+@pytest.mark.parametrize("retained", [False, True])
+def test_whether_a_graph_is_freed(retained: bool) -> None:
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            seen.append(graph.is_freed())
+            return g
+
+    seen: list[bool] = []
+    x = torch.ones(2, requires_grad=True)
+    Asks.apply(x).sum().backward(retain_graph=retained)
+    torch.autograd.grad(Asks.apply(x).sum(), x, create_graph=True)
+    assert seen == [not retained, False]
+
+
 #: The test of each name that is used.
 CONTRACTS = {
     test_pulled_from: "Edge pulled_from",
@@ -774,6 +793,7 @@ CONTRACTS = {
     test_between_passes: "between_passes",
     test_called: "called",
     test_checkpoint_of: "checkpoint_of",
+    test_whether_a_graph_is_freed: "is_freed",
     test_pointwise: "is_pointwise",
     test_nodes_behind: "nodes_behind",
     test_wrong_rules: "each refuse_wrong_rules",

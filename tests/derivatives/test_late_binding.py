@@ -422,6 +422,28 @@ def test_what_a_march_by_a_function_of_its_own_leaves_is_freed() -> None:
     assert [u() for u in left] == [None, None]
 
 
+@pytest.mark.parametrize("how", ["backward", "retained and backward"])
+def test_a_backward_ends_the_circle_of_a_march(how: str) -> None:
+    """``v = sin(v) / 2 + before``: the function's variable holds the solution whose graph holds the function."""
+
+    def march(x: Tensor) -> Tensor:
+        u = x
+        for _ in range(3):
+            before = u
+            u = ik.fixed_point(lambda v: torch.sin(v) / 2 + before, before).value
+            left.append(weakref.ref(u))
+        return u
+
+    x, left = torch.zeros(2, dtype=D, requires_grad=True), []
+    u = march(x)
+    if how != "backward":
+        u.sum().backward(retain_graph=True)
+    u.sum().backward()
+    del u
+    gc.collect()
+    assert [v() for v in left] == [None] * 3
+
+
 @pytest.mark.parametrize("policy", ["nan", "ignore"])
 def test_beside_a_sample_that_failed(policy: str) -> None:
     """``v = 0.3 sin v + b`` has ``dv/db = 1 / (1 - 0.3 cos v)``; ``v = e^v + 1`` has no solution."""
