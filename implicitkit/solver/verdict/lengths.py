@@ -41,7 +41,8 @@ def has_no_length(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor
     there = in_working_precision(f.residual(near))
     beside = change(f, near, there, uneven(near)[-1], torch.finfo(z.dtype).eps ** 0.5)
     which = which & ~(there.abs() <= healthy_share(F) * beside).all(1)
-    zeros = which & (in_working_precision(z) is z)  # of a function of differences alone, say, that are rounded
+    # of a function of differences alone, say, that are rounded
+    zeros = which & (torch.linalg.vector_norm(there, dim=1) <= _LIKE * torch.linalg.vector_norm(F, dim=1))
     for share in _RAY:
         if not bool(zeros.any()):
             break
