@@ -16,6 +16,8 @@ from implicitkit.foundation.constants import look
 def check_order(what: str, lower: Any, upper: Any) -> None:
     """Raise ``ValueError`` where ``lower`` is above ``upper`` (numbers, tensors that broadcast, or ``None``), under every
     transform, or one of them NaN (where they are mapped over, that spoils its own sample)."""
+    if torch.compiler.is_compiling():
+        return
     given = (-math.inf if lower is None else lower, math.inf if upper is None else upper)
     device = next((end.device for end in given if isinstance(end, Tensor)), "cpu")
     ends = [end if isinstance(end, Tensor) else torch.tensor(end, device=device) for end in given]

@@ -89,7 +89,7 @@ class Requirement:
         if value is None and self.absent:
             return
         if self.tensors and isinstance(value, Tensor) and not value.is_complex() and value.dtype != torch.bool:
-            if self.each and value.numel():
+            if self.each and value.numel() and not torch.compiler.is_compiling():
                 look(functools.partial(self._check_ends, f"{owner}{name}", compat.is_wrapped(value)), value)
             return
         plain = self.types or _PLAIN[self.kind]

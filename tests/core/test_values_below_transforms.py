@@ -33,7 +33,7 @@ def fit(w: Tensor, **options: Tensor) -> Tensor:
 
 
 ROWS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = (
-    # name: (a function of a number that is good at 0.5, bad at -0.5 and NaN, message)
+    # name: (a function of a number that is good at 0.5, bad at -0.5 and, alone, at NaN; message)
     {name: (lambda w, n=name: getattr(ik.prox, n)(weight=w)(FOUR), SIGN) for name in TERMS}
     | {name: (lambda w, n=name: getattr(ik.project, n)(w)(FOUR), SIGN) for name in SETS}
     | {
@@ -67,10 +67,17 @@ def test_refused_under_every_transform(name: str) -> None:
         (total, nan),
         (grad(total), bad),
         (vmap(total), torch.stack([good, bad])),
-        (vmap(grad(total)), torch.stack([good, nan])),
+        (vmap(grad(total)), torch.stack([good, bad])),
     ):
         with pytest.raises(ValueError, match=message):
             of(w)
+
+
+@pytest.mark.parametrize("name", [*TERMS, *SETS, "nuclear", "elastic_net", "sparse_simplex", "soft_rank", "box"])
+def test_what_is_no_number_spoils_its_own_sample(name: str) -> None:
+    function, _ = ROWS[name]
+    found = vmap(function)(torch.tensor([0.5, torch.nan], dtype=D)).flatten(1)
+    assert bool(found[0].isfinite().all()) and bool(found[1].isnan().any())
 
 
 def test_a_covariance_that_is_not_symmetric() -> None:
