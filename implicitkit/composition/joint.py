@@ -118,10 +118,8 @@ class Joint(FixedPoint):
         return operation("analyse")(self, state, inputs, **options)
 
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
-        map: Any = (
-            system.lifted.function
-        )  # as it was when it was solved, whatever its functions' variables are bound to now
-        return jacobian.linearise(map, system, z, theta)
+        as_solved: Any = system.lifted.function  # :attr:`map`, whatever its functions' variables are bound to now
+        return jacobian.linearise(as_solved, system, z, theta)
 
     def __repr__(self) -> str:
         return f"Joint({len(self.graph)} nodes, {len(self.blocks)} blocks, output={self.output_node!r})"

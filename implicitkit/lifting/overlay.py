@@ -11,9 +11,8 @@ from torch import nn
 _get, _has = dict.__getitem__, dict.__contains__  # quicker than super(), at every look at a parameter
 
 _ABSENT = object()
-Entry = tuple[
-    nn.Module, str, str, Any
-]  # a module; "_parameters", "_buffers", "_modules", or "" of attributes; a key; what it is to hold
+# a module; "_parameters", "_buffers", "_modules", or "" of attributes; a key; what it is to hold
+Entry = tuple[nn.Module, str, str, Any]
 
 
 class replaced:

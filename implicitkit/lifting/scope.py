@@ -23,11 +23,8 @@ class Scope:
         if not isinstance(function, nn.Module):  # has neither, and takes long to say so
             function = getattr(function, "__func__", function)
         cells = () if isinstance(function, nn.Module) else getattr(function, "__closure__", None) or ()
-        self._cells = (
-            [(name, c, _state(c)) for name, c in zip(function.__code__.co_freevars, cells, strict=True)]
-            if cells
-            else []
-        )
+        names = function.__code__.co_freevars if cells else ()
+        self._cells = [(name, cell, _state(cell)) for name, cell in zip(names, cells, strict=True)]
 
     def changes(self) -> list[str]:
         """In words: which variable was rebound, which tensor was written to, or is tracked now."""

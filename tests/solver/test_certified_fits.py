@@ -119,6 +119,13 @@ def test_certified_parameters(name: str, start: int) -> None:
     assert float((found - exact).norm() / exact.norm()) < 1e-5
 
 
+def test_a_peak_is_not_asked_how_far_out_it_is() -> None:
+    """Half of the way to the origin nothing is left of it, and of its slopes: 45 evaluations were spent on that."""
+    starts, _, x, y = _data("Eckerle4")
+    fit = ik.curve_fit(lambda x, *b: MODELS["Eckerle4"](x, b), x, y, torch.tensor(starts[1], dtype=F64))
+    assert bool(fit.solution.converged) and fit.solution.evaluations <= 25
+
+
 @pytest.mark.parametrize("name", ["Lanczos1", "Lanczos2", "Lanczos3", "Bennett5"])
 def test_bent_valleys_take_few_steps(name: str) -> None:
     """Straight steps take 92 to 341 there."""

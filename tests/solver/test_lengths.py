@@ -167,3 +167,13 @@ def test_a_ball_however_large_is_walked_through(radius: float) -> None:
     found = ik.argmin(lambda z: z.sum(), torch.zeros(3, dtype=F64), constraints=[ball])
     torch.testing.assert_close(found.value, torch.full((3,), -radius / 3**0.5, dtype=F64), rtol=1e-6, atol=0)
     assert found.evaluations <= 1000
+
+
+def test_what_has_come_nearer_than_its_start_has_not_run_away() -> None:
+    """Powell's singular function, whose minimum is at zero, from near there: what its solver gave up is a minimum."""
+    powell = lambda x: (  # noqa: E731
+        (x[0] + 10 * x[1]) ** 2 + 5 * (x[2] - x[3]) ** 2 + (x[1] - 2 * x[2]) ** 4 + 10 * (x[0] - x[3]) ** 4
+    )
+    start = 1e-4 * torch.tensor([3.0, -1.0, 0.0, 1.0], dtype=F64)
+    found = ik.argmin(powell, start, solver="scipy.minimize.trust-exact", on_failure="ignore")
+    assert bool(found.converged), found

@@ -324,10 +324,8 @@ class Judge:
             saved = self.last_word(z, norm, failed)
             status = torch.where(saved, int(Status.CONVERGED), status)
             if in_working_precision(z) is z:  # of fewer digits no correction is next to nothing
-                saved = saved & (
-                    z.abs().amax(1) > (1 if self._unit is None else self._unit)
-                )  # further out than its start
-                strode = saved if strode is None else strode | saved
+                out = saved & (z.abs().amax(1) > (1 if self._unit is None else self._unit))  # further than its start
+                strode = out if strode is None else strode | out
         lost = failed | (status == int(Status.NONFINITE))
         small = (status == int(Status.CONVERGED)) | (lost & (norm <= self.atol))
         return torch.where(self.gone(z, small, strode), int(Status.DIVERGED), status)
