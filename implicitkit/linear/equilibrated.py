@@ -161,6 +161,11 @@ class _Factors:
         """``(L A R)^{-1} b``, ``(batch, n)`` or ``(batch, n, k)``."""
         return self._times(1 / self.right, self._of.solve(self._times(1 / self.left, b)))
 
+    @property
+    def diagonal(self) -> Tensor:
+        """``(batch, n)``."""
+        return self.left * self._of.diagonal * self.right
+
     def products(self, dtype: torch.dtype) -> tuple[MatVec, MatVec]:
         """``v -> L A R v`` and ``w -> R A' L w`` of plain vectors ``(batch, n)``."""
         forth, back = self._of.products(dtype)

@@ -42,7 +42,7 @@ def upwind(z: Tensor) -> Tensor:
 
 def operator(function: Callable[[Tensor], Tensor], z: Tensor) -> Operator:
     """Its Jacobian at ``z`` ``(batch, n)``."""
-    sparsity = Sparsity("auto")
+    sparsity = Sparsity(function)
     return autodiff.linearise(function, z, sparse=sparse_blocks(lambda: sparsity, function, z))[1]
 
 
@@ -197,8 +197,46 @@ def test_matrices_of_another_make(make: Callable[[], Operator]) -> None:
     want, by = (A.mv(v), A.rmv(v)), ByEntries(A)
     by.expect(1000)
     assert by.written
-    torch.testing.assert_close((by.operator.mv(v), by.operator.rmv(v)), want, rtol=1e-11, atol=1e-11)
-    some = by.operator.select(index)
+    torch.testing.assert_close((by.plain.mv(v), by.plain.rmv(v)), want, rtol=1e-11, atol=1e-11)
+    some = by.plain.select(index)
     assert some is not None
     found = some.mv(v[index]), some.rmv(v[index])
     torch.testing.assert_close(found, tuple(w[index] for w in want), rtol=1e-11, atol=1e-11)
+
+
+def conducting() -> Operator:
+    """Conductivities between 1 and 1e4; not symmetric."""
+    c = torch.logspace(0, 4, SIDE**3, dtype=D)
+    return operator(lambda z: c * upwind(z) + z**3, torch.rand(5, SIDE**3, dtype=D))
+
+
+def shared_conducting() -> Operator:
+    c = torch.logspace(0, 4, SIDE**3, dtype=D)
+    return operator(lambda z: c * upwind(z) + z.mean(-1, keepdim=True), torch.rand(5, SIDE**3, dtype=D))
+
+
+@pytest.mark.parametrize("make", [conducting, shared_conducting, in_like_units])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_an_uneven_diagonal_is_made_even(make: Callable[[], Operator], transposed: bool) -> None:
+    A, index = make(), torch.tensor([3, 1])
+    A = A.T if transposed else A
+    by = ByEntries(A)
+    assert by.scale is None
+    by.expect(1000)
+    assert by.scale is not None
+    v = torch.randn(A.batch, A.size, dtype=D, generator=torch.Generator().manual_seed(1))
+    S = by.scale
+    torch.testing.assert_close(by.operator.mv(v), S * A.mv(S * v), rtol=1e-10, atol=1e-9)
+    torch.testing.assert_close(by.operator.rmv(v), S * A.rmv(S * v), rtol=1e-10, atol=1e-9)
+    some = by.operator.select(index)
+    assert some is not None
+    torch.testing.assert_close(some.mv(v[index]), by.operator.mv(v)[index], rtol=1e-10, atol=1e-9)
+    few = torch.zeros_like(v).index_fill_(1, torch.arange(0, A.size, 500), 1)  # no two of them linked
+    each = (few * by.operator.mv(few))[:, ::500]
+    torch.testing.assert_close(each, each[:, :1].expand_as(each), rtol=1e-2, atol=0)
+
+
+def test_an_even_diagonal_is_left_alone() -> None:
+    by = ByEntries(varied(upwind, 2))
+    by.expect(1000)
+    assert by.written and by.scale is None

@@ -6,16 +6,19 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import networkx
 import pytest
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.foundation.autodiff import linearise
 from implicitkit.foundation.operators import Operator
 from implicitkit.lifting.lifted import lift
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.sparse_factors import SparseFactor
+from implicitkit.linear.factors.sparse_form import sparse_blocks
 from implicitkit.linear.iterative import frugal
 from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.linear.iterative.inner_cg import conjugate, left_by_minimal_residuals, seems_definite
@@ -24,6 +27,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.solver.root.frugal import FrugalNewton
 from implicitkit.solver.steps import sparse_trust_region
+from implicitkit.sparsity.patterns import Sparsity
 from implicitkit.system import System
 
 D = torch.float64
@@ -57,6 +61,34 @@ def counted(values: Tensor, symmetric: bool = False, told: bool = True) -> tuple
         raise AssertionError("nobody shall form it")
 
     return Operator(mv, rmv, dense, batch=batch, size=n, like=values, symmetric=symmetric and told), count
+
+
+def network(ends: Tensor, n: int) -> Operator:
+    """The Laplacian of a graph with these links ``(2, m)``, and 0.01 of the identity."""
+    i, j = ends
+
+    def f(z: Tensor) -> Tensor:
+        d = z[:, i] - z[:, j]
+        return torch.zeros_like(z).index_add(1, i, d).index_add(1, j, -d) + 0.01 * z
+
+    z, sparsity = torch.zeros(1, n, dtype=D), Sparsity(f)
+    return linearise(f, z, sparse=sparse_blocks(lambda: sparsity, f, z))[1]
+
+
+def hubs() -> Operator:
+    """A few nodes have most of the links."""
+    graph = networkx.barabasi_albert_graph(2000, 3, seed=0)
+    return network(torch.tensor(list(graph.edges)).T, 2000)
+
+
+def test_networks_with_hubs_take_few_products() -> None:
+    A = hubs()
+    noise = torch.randn(1, A.size, dtype=D, generator=torch.Generator().manual_seed(0))
+    b = A.mv(noise.cumsum(1).cumsum(1))
+    found = Frugal(1000.0).solve(A, b, rtol=1e-10, atol=0.0, max_steps=None)
+    assert bool(found.converged.all()), found.reason
+    assert int(found.steps) <= 80
+    assert float((A.mv(found.x) - b).norm()) <= 1e-10 * float(b.norm())
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

@@ -13,7 +13,7 @@ Reid, *Direct Methods for Sparse Matrices* (2nd ed., 2017), section 15.4 (low-ra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -65,17 +65,27 @@ class LowRankBlocks:
         return LowRankBlocks(self.extended.factored(factorise), self.signs)
 
     @property
+    def diagonal(self) -> Tensor:
+        """``(batch, n)``."""
+        return torch.from_numpy(np.stack([A.diagonal() + (U * V.T).sum(1) for A, U, V in self._parts()]))
+
+    @property
     def columns(self) -> Tensor:
         """The norms of the columns, ``(batch, n)``."""
-        whole, n = self.extended.ready.stacked(self.extended.values), self.n
-        norms, size = [], whole.shape[0] // self.batch
-        for i, sign in enumerate(self.signs.numpy()):
-            E = whole[i * size : (i + 1) * size, i * size : (i + 1) * size]
-            E = sp.csc_matrix(E.T if self.extended.transposed else E)
-            A, U, V = E[:n, :n], E[:n, n:].toarray() * sign, E[n:, :n].toarray()
+        norms = []
+        for A, U, V in self._parts():
             squares = np.asarray(A.multiply(A).sum(0)).reshape(-1) + 2 * ((A.T @ U) * V.T).sum(1)
             norms.append(np.sqrt(np.maximum(squares + (V * (U.T @ U @ V)).sum(0), 0)))
         return torch.from_numpy(np.stack(norms))
+
+    def _parts(self) -> Iterator[tuple[sp.csc_matrix, np.ndarray, np.ndarray]]:
+        """``A``, ``U S`` and ``V`` of every matrix."""
+        whole, n = self.extended.ready.stacked(self.extended.values), self.n
+        size = whole.shape[0] // self.batch
+        for i, sign in enumerate(self.signs.numpy()):
+            E = whole[i * size : (i + 1) * size, i * size : (i + 1) * size]
+            E = sp.csc_matrix(E.T if self.extended.transposed else E)
+            yield E[:n, :n], E[:n, n:].toarray() * sign, E[n:, :n].toarray()
 
     def shifted(self, shift: Tensor, scale: Tensor) -> LowRankBlocks:
         """``shift I + scale J``, each ``(batch,)``: the rows above the border, ``shift I + scale A`` and ``scale U``."""

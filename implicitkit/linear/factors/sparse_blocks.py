@@ -75,6 +75,14 @@ class SparseBlocks:
         return other
 
     @property
+    def diagonal(self) -> Tensor:
+        """``(batch, n)``, zero where the pattern has no entry."""
+        here, places = self.ready.analysed(_on_diagonal)
+        found = np.zeros((1 if self.is_one else self.batch, self.ready.shape[0]))
+        found[:, here] = self.values[: len(found), places]
+        return torch.from_numpy(found).expand(self.batch, -1)
+
+    @property
     def columns(self) -> Tensor:
         """The norms of the columns, ``(batch, n)``."""
         squares = self.ready.stacked(np.square(self.values[:1] if self.is_one else self.values))
@@ -177,6 +185,13 @@ def blocks_of(rows: Tensor, columns: Tensor, values: Tensor, n: int) -> SparseBl
     entries = array(values)
     summed = np.stack([np.bincount(inverse, row, minlength=len(places)) for row in entries])
     return SparseBlocks(known_entries(pattern), summed)
+
+
+def _on_diagonal(pattern: sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+    """Which diagonal entries the pattern has, and their places among its entries."""
+    rows = np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr))
+    places = np.flatnonzero(rows == pattern.indices)
+    return rows[places], places
 
 
 def _with_diagonal(pattern: sp.csr_matrix) -> tuple[Coloured, np.ndarray, np.ndarray]:

@@ -63,61 +63,102 @@ class Frugal(LinearSolver):
     def solve(
         self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
     ) -> LinearSolution:
-        by = ByEntries(A)
-        most = math.ceil(by.affords(self.price))
+        trial = _Trial(self, A, len(b))
+        most = math.ceil(trial.by.affords(self.price))
         most = most if max_steps is None else min(most, max_steps)
-        at = looks(self.price, self.unasked)
-        asks = (*at, *by.looks)
-        slow, asked = torch.zeros(len(b), dtype=torch.bool, device=b.device), False
-        definite = A.symmetric or A.definite  # as far as is known
-        refuted = False  # conjugate gradients have shown that it is not
-
-        def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
-            nonlocal asked, definite, refuted
-
-            def ask(least: Tensor, done: Tensor) -> bool:
-                """``least``: what is left of each residual after 0 to ``j`` products, ``(batch, j + 1)``."""
-                open_ = live & ~done
-                ahead = torch.where(open_, products_ahead(least * column(norm), target, at[0]), 0)
-                j = least.shape[1] - 1
-                if j in at:
-                    slow.copy_(~(ahead <= by.affords(self.price - j)))
-                    if self.together and bool(slow.any()):
-                        slow.copy_(open_)
-                    if bool(slow.any()) and not bool((open_ & ~slow).any()):
-                        return True
-                by.expect(float(torch.where(slow, 0, ahead).amax()))
-                return False
-
-            x, used = torch.zeros_like(r), torch.zeros_like(budget)
-            if definite:
-                x, r, used, definite = conjugate(by.operator, r, target, live, budget, () if asked else asks, ask)
-                budget, norm = budget - used, norms(r)
-                live = live & (norm > target) & (budget > 0)
-                asked, refuted = asked or definite, not definite
-            if definite or not bool(live.any()):
-                return Correction(x, used, slow)
-            columns = min(vectors(b), A.size, int(budget.max()))
-
-            def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
-                nonlocal definite
-                least = u.square().cumsum(1).rsqrt()
-                if not asked and least.shape[1] - 1 in asks and ask(least, done):
-                    return True
-                open_ = live & ~done
-                if not refuted and (by.written or bool((open_ & is_slow(least * column(norm), target, columns)).any())):
-                    definite = bool((seems_definite(Ht) | ~open_).all())
-                return definite
-
-            places = (*(() if asked else asks), *(() if refuted else (columns,)))
-            found = arnoldi(by.operator, r, norm, target, live, budget, columns, (places, look), (), self.beyond)
-            asked = not definite
-            rest = torch.where(column(live), found.dx, 0)
-            return Correction(x + rest, used + torch.where(live, found.steps, 0), slow)
-
-        found = restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=most, stalled=_DEAR, failed=_DEAR)
-        A.definite = definite
+        found = restarted(trial.cycle, A, b, rtol=rtol, atol=atol, max_steps=most, stalled=_DEAR, failed=_DEAR)
+        A.definite = trial.definite
         return found
+
+
+class _Trial:
+    """A solve, and what it has found out.
+
+    Attributes:
+        definite: is the matrix symmetric and definite, as far as is known? refuted: conjugate gradients have shown that it
+            is not. asked: has it been asked how many more products it takes? slow: the samples that take too many.
+        turned: a method has ended for another to go on from what it left.
+    """
+
+    def __init__(self, of: Frugal, A: Operator, batch: int) -> None:
+        self.of, self.by = of, ByEntries(A)
+        self.at = looks(of.price, of.unasked)
+        self.slow, self.asked = torch.zeros(batch, dtype=torch.bool, device=A.like.device), False
+        self.definite, self.refuted = A.symmetric or A.definite, False
+        self.turned = False
+
+    def cycle(self, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
+        """Methods one after another, for as long as they turn: a few vectors of one are not judged alone."""
+        whole, dx, used = r, torch.zeros_like(r), torch.zeros_like(budget)
+        while bool(live.any()):
+            S = self.by.scale
+            if S is None:
+                found = self._krylov(r, norm, target, live, budget)
+            else:  # S A S y = S r, x = S y: less is left of S r, in the same proportion
+                size = norms(S * r)
+                found = self._krylov(S * r, size, torch.where(live, target * size / norm, target), live, budget)
+                found = found._replace(dx=S * found.dx)
+            dx, used, budget = dx + found.dx, used + found.steps, budget - found.steps
+            if not self._turns():
+                break
+            left = whole - self.by.plain.mv(dx)
+            norm = norms(left)
+            live = live & (norm > target) & (budget > 0)
+            r = torch.where(column(live), left, 0)
+        return Correction(dx, used, self.slow)
+
+    def _turns(self) -> bool:
+        turned, self.turned = self.turned, False
+        return turned
+
+    def _krylov(self, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
+        asks = () if self.asked else (*self.at, *self.by.looks)
+        x, used = torch.zeros_like(r), torch.zeros_like(budget)
+
+        def ask(least: Tensor, done: Tensor) -> bool:
+            return self._ask(least, least * column(norm), target, live & ~done)
+
+        if self.definite:
+            x, r, used, self.definite = conjugate(self.by.operator, r, target, live, budget, asks, ask)
+            if self.turned:
+                return Correction(x, used)
+            budget, norm = budget - used, norms(r)
+            live = live & (norm > target) & (budget > 0)
+            self.asked, self.refuted = self.asked or self.definite, not self.definite
+        if self.definite or not bool(live.any()):
+            return Correction(x, used)
+        columns = min(vectors(r), self.by.A.size, int(budget.max()))
+
+        def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
+            least = u.square().cumsum(1).rsqrt()
+            if not self.asked and least.shape[1] - 1 in asks and ask(least, done):
+                return True
+            open_ = live & ~done
+            slow = self.by.written or bool((open_ & is_slow(least * column(norm), target, columns)).any())
+            if slow and not self.refuted:
+                self.turned = self.definite = bool((seems_definite(Ht) | ~open_).all())
+            return self.definite
+
+        places = (*(() if self.asked else asks), *(() if self.refuted else (columns,)))
+        found = arnoldi(self.by.operator, r, norm, target, live, budget, columns, (places, look), (), self.of.beyond)
+        self.asked = not self.turned
+        rest = torch.where(column(live), found.dx, 0)
+        return Correction(x + rest, used + torch.where(live, found.steps, 0))
+
+    def _ask(self, least: Tensor, left: Tensor, target: Tensor, open_: Tensor) -> bool:
+        """Is this to end?  ``least``: what minimal residuals leave of each residual after 0 to ``j`` products, ``(batch, j +
+        1)``; ``left``: their norms."""
+        ahead = torch.where(open_, products_ahead(left, target, self.at[0]), 0)
+        j, slow, scale = least.shape[1] - 1, self.slow, self.by.scale
+        if j in self.at:
+            slow.copy_(~(ahead <= self.by.affords(self.of.price - j)))
+            if self.of.together and bool(slow.any()):
+                slow.copy_(open_)
+            if bool(slow.any()) and not bool((open_ & ~slow).any()):
+                return True
+        self.by.expect(float(torch.where(slow, 0, ahead).amax()))
+        self.turned = self.by.scale is not scale
+        return self.turned
 
 
 def looks(price: float, unasked: int = 0) -> tuple[int, ...]:
