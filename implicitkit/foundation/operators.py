@@ -91,6 +91,7 @@ class Operator:
         own: says whether each sample is known to be multiplied by a matrix of its own.
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.iterative.preconditioners`); not part of what ``A`` is.
+        near: the same, as the problem knows it: worth a trial.
         definite: Krylov vectors have said that ``A`` (or one like it) is symmetric and definite; not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
         selects: makes the operator of some of the samples (:meth:`select`); ``None`` where they cannot be told apart.
@@ -102,8 +103,8 @@ class Operator:
     # fmt: off
     __slots__ = (
         "_alike", "_dense", "_matrix", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "fixed_point", "graph",
-        "known", "like", "own", "preconditioner", "price", "read", "selects", "size", "step", "structure", "symmetric",
-        "weight",
+        "known", "like", "near", "own", "preconditioner", "price", "read", "selects", "size", "step", "structure",
+        "symmetric", "weight",
     )
     # fmt: on
 
@@ -125,6 +126,7 @@ class Operator:
         self.known: Any = None
         self.definite = False
         self.preconditioner: Any = None
+        self.near: Any = None
         self.selects: Callable[[Tensor], Operator | None] | None = None
         self.step: tuple[MatVec, MatVec] | None = None
         self.weight = 0
@@ -243,6 +245,7 @@ class Operator:
         other.step = None if self.step is None else self.step[::-1]
         other.known = None if self.known is None else self.known.T
         other.preconditioner = None if self.preconditioner is None else self.preconditioner.T
+        other.near = None if self.near is None else self.near.T
         return other.selected_by(lambda _, small: small.T, self)
 
     def derived(self, mv: MatVec, rmv: MatVec, dense: Callable[[], Tensor], **changes: Any) -> Operator:
@@ -312,6 +315,7 @@ def repeated(A: Operator, times: int) -> Operator:
     many.batch, many.weight, many.graph, many.read, many.own = times * A.batch, A.weight, A.graph, A.read, A.own
     if A.preconditioner is not None:
         many.preconditioner = _Repeated(A.preconditioner, times)
+    many.near = None if A.near is None else _Repeated(A.near, times)
 
     def selects(samples: Tensor) -> Operator | None:
         blocks = (samples % A.batch).unique()
@@ -375,6 +379,6 @@ def single(A: Operator) -> Operator:
         symmetric=A.symmetric,
         fixed_point=A.fixed_point,
     )
-    up.preconditioner, up.weight = A.preconditioner, A.weight
+    up.preconditioner, up.near, up.weight = A.preconditioner, A.near, A.weight
     up.graph, up.read, up.own = A.graph, A.read, A.own
     return up.selected_by(lambda _, small: single(small), A)

@@ -152,7 +152,7 @@ class Auto(DirectSolver):
     def _krylov(self, A: Operator, b: Tensor, **limits: Any) -> LinearSolution:
         if not A.symmetric:
             plain = A.fixed_point and A.preconditioner is None
-            said = GMRES() if A.preconditioner is not None else Unsaid()
+            said = Unsaid() if A.preconditioner is None and A.near is None else GMRES()
             return (Contraction() if plain else said).solve_many(A, b, **limits)
         progress = _Progress(b).add(CG().solve_many(A, b, **limits))
         return (

@@ -126,6 +126,7 @@ def _scaled(A: Operator, left: Tensor, right: Tensor) -> Operator:
     scaled.graph, scaled.read, scaled.own = A.graph, A.read, A.own
     scaled.known = _Factors.of(A.known, left, right)
     scaled.preconditioner = _Factors.of(A.preconditioner, left, right)
+    scaled.near = _Factors.of(A.near, left, right)
 
     def of(samples: Tensor, small: Operator) -> Operator:
         return _scaled(small, left.index_select(0, samples), right.index_select(0, samples))

@@ -242,6 +242,12 @@ class Problem(Configured):
         """A sentence, if samples that ``batch_dims`` calls independent are not."""
         return why_coupled(lambda y: system.residual(y, *theta), z)
 
+    @property
+    def near_inverse(self) -> Any:
+        """Something near ``(dF/dz)^{-1}`` that costs less than a product and that Krylov methods may use, with ``solve(b)``
+        and ``T``; ``None`` where nothing is known."""
+        return None
+
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """``F`` at a plain ``z``, on its graph, and ``dF/dz`` there (a problem that knows its blocks says them)."""
         expression = lambda y: system.residual(y, *theta)  # noqa: E731
@@ -250,6 +256,7 @@ class Problem(Configured):
         known = {"symmetric": self.symmetric, "fixed_point": self.kind.iteration, "of_map": self.is_step}
         equations = _of_map if self.is_step else _of_residual
         out, A = autodiff.linearise(equations(system, theta), z, sparse=sparse, **known)
+        A.near = self.near_inverse
         if claimed:
             check_symmetric(A, autodiff.linearise(expression, z)[1], self.title)
         A.selected_anew(selection(system, z, theta, equations, **known))

@@ -25,6 +25,7 @@ from torch import Tensor
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.base import Problem
 from implicitkit.problem.kind import Kind
+from implicitkit.problem.running_sums import RunningSums
 
 if TYPE_CHECKING:
     from implicitkit.system import System
@@ -125,30 +126,26 @@ class Collocation(Problem):
 
     @functools.cached_property
     def jac_sparsity(self) -> Any:
-        """Blocks on the diagonal, the identity of the last stage below them; the time of an event is everywhere."""
+        """Of all steps, coloured (:mod:`~implicitkit.problem.steps_pattern`); ``None`` where that is of no use."""
         import scipy.sparse as sp
 
         steps, n, s = len(self.mesh.number), self.layout.size, self.stages
         coupling = sp.csr_matrix(np.ones((n, n), dtype=bool)) if self.coupling is None else self.coupling
         if steps * s * s * coupling.nnz > _ENTRIES:
             return "auto"
-        block = sp.kron(np.ones((s, s), dtype=bool), coupling) + sp.identity(s * n, dtype=bool)
-        last = sp.csr_matrix(([True] * s, (range(s), [s - 1] * s)), shape=(s, s))
-        before = sp.kron(last, sp.identity(n, dtype=bool))
-        whole = sp.kron(sp.identity(steps, dtype=bool), block) + sp.kron(sp.eye(steps, k=-1, dtype=bool), before)
-        if self.event is None:
-            return sp.csr_matrix(whole)
-        end = sp.csr_matrix(
-            ([True] * n, ([0] * n, range(whole.shape[1] - n, whole.shape[1]))), shape=(1, whole.shape[1])
-        )
-        every = np.ones((whole.shape[0], 1), dtype=bool)
-        return sp.csr_matrix(sp.bmat([[whole, every], [end, np.ones((1, 1), dtype=bool)]]))
+        from implicitkit.problem.steps_pattern import coloured_steps
+
+        return coloured_steps(coupling, steps, s, self.event is not None)
 
     def explain(self, system: System, z: Tensor, theta: Sequence[Tensor], failed: Tensor) -> str:
         return (
             "The trajectory may depend on its start so strongly (a chaotic equation over a long time) that the equations of "
             "all its steps are not met from one that is only near: ask for a shorter time, or a smaller accuracy=."
         )
+
+    @property
+    def near_inverse(self) -> RunningSums:
+        return RunningSums(len(self.mesh.number), self.stages, self.layout.size)
 
     def residual(self, z: Any, *args: Any) -> Any:
         y0, t, rest = args[0], args[1], args[2:]

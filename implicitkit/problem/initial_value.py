@@ -44,9 +44,10 @@ class InitialValue(Problem):
     ``dT = -(g_\theta + g_y y_\theta) / (g_t + g_y f)`` follows from the same equations.
     The event is looked at in 256 points or more along the way: two changes between two of them are not seen.
 
-    Memory: the values at all points and, in the solve and its derivative, factors of a sparse matrix of ``stages n``
-    unknowns a step and sample; where ``df/dy`` has no pattern, of ``(stages n)^2`` numbers: then for states of up to some
-    hundred.  An adjoint that integrates backwards needs less and is less exact.
+    Memory: the values at all points, and a few dozen times that in the solve and its derivative, which are matrix-free
+    (:mod:`~implicitkit.problem.running_sums`) unless the equation is stiff, or its time long beside ``1 / |df/dy|``; then
+    factors of a sparse matrix of ``stages n`` unknowns a step and sample, and where ``df/dy`` has no pattern of ``(stages
+    n)^2`` numbers: for states of up to some hundred.  An adjoint that integrates backwards needs less and is less exact.
 
     Args:
         rhs: ``f(t, y, *args)``: ``t`` one number, ``y`` like ``y0``, the batch in front where there is one; mapped over

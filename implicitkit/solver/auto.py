@@ -229,6 +229,8 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
 
 def choose(problem: Problem, batch: int, size: int) -> Any:
     """The solver for a problem: the one its kind names, or a :class:`Polyalgorithm` of :func:`stages`."""
+    if problem.kind.solver == FrugalNewton.name:
+        return FrugalNewton()
     if problem.kind.solver:
         return get_solver(problem.kind.solver)
     if isinstance(problem, ConstrainedMinimisation):

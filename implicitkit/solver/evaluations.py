@@ -108,6 +108,8 @@ class Evaluations(Counted):
         patterned = not self.of_map and (not self.of_gradient or self.kind.minimisation)  # else it is another one
         sparse = self._sparse(equations, z) if patterned else None
         A = autodiff.linearise(equations, z, sparse=sparse, **known)[1]
+        if not (self.of_map or self.of_gradient):
+            A.near = problem.near_inverse
         A.selected_anew(selection(self.system, z, self.theta, self._of_fewer, **known))
         return A
 

@@ -427,8 +427,21 @@ MUTANTS = [
         ("h[:, None, None] * (A @ slopes)", "h[:, None, None] * (A.mT @ slopes)"),
         ("t = torch.stack((t[0], end))", "t = torch.stack((t[0], t[0] + end))"),
         ("* steps - 1)", "* steps - 2)"),
+    ),
+    *mutants(
+        "implicitkit/problem/steps_pattern.py",
+        "tests/problem/test_initial_value.py",
         ("sp.eye(steps, k=-1, dtype=bool)", "sp.eye(steps, k=-2, dtype=bool)"),
         ("([True] * s, (range(s), [s - 1] * s))", "([True] * s, (range(s), [0] * s))"),
+        ("* parity", "* 0"),
+        ("found.eliminate_zeros()", "pass"),
+    ),
+    *mutants(
+        "implicitkit/problem/running_sums.py",
+        "tests/problem/test_initial_value.py -k sums",
+        (".cumsum(-2).flip(-2)", ".flip(-2)"),
+        ("not self.transposed)", "self.transposed)"),
+        ("Y[..., :-1, -1, :].cumsum(-2)", "Y[..., :-1, 0, :].cumsum(-2)"),
     ),
     *mutants(
         "implicitkit/problem/explicit.py",

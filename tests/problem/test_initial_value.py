@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -15,6 +17,8 @@ import implicitkit as ik
 from implicitkit.problem.collocation import radau
 from implicitkit.problem.explicit import follow
 from implicitkit.problem.integration import dormand_prince
+from implicitkit.problem.running_sums import RunningSums
+from implicitkit.problem.steps_pattern import coloured_steps
 
 T = torch.tensor([0.0, 0.3, 1.0, 1.7], dtype=torch.float64)
 
@@ -645,3 +649,109 @@ def test_stiff_samples_under_vmap_fail_in_words(samples: int, monkeypatch: pytes
         torch.vmap(lambda k: ik.solve(follow_cosine, start, (k,)).value)(rate)
     path = ik.solve(follow_cosine, start.expand(samples, 1), (rate,), batch_dims=1).value
     torch.testing.assert_close(path[:, 1], torch.cos(times[1]).expand(samples, 1), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_running_sums_invert_the_equations_of_a_right_hand_side_without_state(extra: int) -> None:
+    steps, stages, n = 4, 3, 2
+    size = steps * stages * n
+    before = torch.zeros(steps, stages, n, steps, stages, n, dtype=torch.float64)
+    for k in range(1, steps):
+        for i in range(stages):
+            before[k, i, :, k - 1, stages - 1, :] = torch.eye(n)
+    A = torch.eye(size + extra, dtype=torch.float64)
+    A[:size, :size] -= before.reshape(size, size)
+    M, b = RunningSums(steps, stages, n), torch.randn(5, size + extra, dtype=torch.float64)
+    torch.testing.assert_close(M.solve(b), torch.linalg.solve(A, b.T).T)
+    torch.testing.assert_close(M.T.solve(b), torch.linalg.solve(A.T, b.T).T)
+    torch.testing.assert_close(M.T.T.solve(b), M.solve(b))
+    several = torch.randn(5, size + extra, 3, dtype=torch.float64)
+    torch.testing.assert_close(M.solve(several), torch.stack([M.solve(b) for b in several.unbind(2)], 2))
+
+
+@pytest.fixture
+def without_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("nobody shall factor it")
+
+    monkeypatch.setattr("implicitkit.linear.factors.sparse_blocks.factors", refuse)
+    monkeypatch.setattr("implicitkit.foundation.operators.Operator.dense", refuse)
+
+
+def neural(samples: int, n: int) -> tuple[Any, Tensor, Tensor]:
+    W = (torch.randn(n, n, dtype=torch.float64) / n**0.5).requires_grad_()
+    rhs = lambda t, y: torch.tanh(y @ W.T) + torch.cos(t)  # noqa: E731
+    return rhs, torch.randn(*([samples] * bool(samples)), n, dtype=torch.float64), W
+
+
+@pytest.mark.usefixtures("without_factors")
+@pytest.mark.parametrize("samples", [0, 8])
+def test_a_large_state_that_is_not_stiff_takes_no_factors(samples: int) -> None:
+    rhs, y0, W = neural(samples, 60)
+    t = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64)
+    path = ik.solve(ik.InitialValue(rhs, t), y0, batch_dims=min(samples, 1)).value
+    ends = path.select(1 if samples else 0, -1)
+    (found,) = torch.autograd.grad(ends.square().sum(), W)
+    with torch.no_grad():
+        edges = dormand_prince(lambda t, y: rhs(t, y), t, y0.reshape(-1, 60), 1e-8)[0]
+    by_steps = follow(lambda t, y: rhs(t, y), edges, y0.reshape(-1, 60))[-1]
+    torch.testing.assert_close(ends.reshape(-1, 60), by_steps, rtol=1e-5, atol=1e-5)
+    (wanted,) = torch.autograd.grad(by_steps.square().sum(), W)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+
+
+@pytest.mark.usefixtures("without_factors")
+def test_an_event_of_a_large_state_takes_no_factors() -> None:
+    rhs, y0, _ = neural(0, 40)
+    y0 = y0.abs() + 0.1
+
+    def end(y0: Tensor) -> Tensor:
+        problem = ik.InitialValue(lambda t, y: rhs(t, y) - 2.0, (0.0, 9.0), lambda t, y: y.mean() + 1, steps=20)
+        return ik.solve(problem, y0).value["time"]
+
+    y0.requires_grad_()
+    d = torch.randn(40, dtype=torch.float64)
+    (found,) = torch.autograd.grad(end(y0), y0)
+    with torch.no_grad():
+        wanted = (end(y0 + 1e-4 * d) - end(y0 - 1e-4 * d)) / 2e-4
+    torch.testing.assert_close(found @ d, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("error::implicitkit.SparsityWarning")
+@pytest.mark.parametrize("event", [False, True])
+def test_the_pattern_of_all_steps_is_that_of_their_jacobian(event: bool) -> None:
+    n, steps, s = 3, 5, 2
+    coupling = sp.csr_matrix(np.array([[1, 1, 0], [0, 0, 1], [0, 0, 0]], dtype=bool))
+    ready = coloured_steps(coupling, steps, s, event)
+    assert ready is not None
+    A, h, size = torch.rand(s, s), torch.rand(steps), steps * s * n
+
+    def residual(z: Tensor) -> Tensor:
+        Y = z[:size].unflatten(0, (steps, s, n))
+        f = torch.stack([Y[..., 0] * Y[..., 1], Y[..., 2].sin(), torch.ones_like(Y[..., 0])], -1)
+        before = torch.cat((torch.zeros(1, n), Y[:-1, -1]))
+        out = (Y - before[:, None] - (z[size] if event else h[:, None, None]) * (A @ f)).flatten()
+        return torch.cat((out, (Y[-1, -1].sum() - z[size])[None])) if event else out
+
+    J = torch.func.jacrev(residual)(torch.rand(size + event) + 1)
+    assert not bool(J[~torch.from_numpy(ready.pattern.toarray())].any())
+    colouring, rows = ready.colouring, np.setdiff1d(np.arange(size + event), ready.colouring.apart)
+    for colour in range(colouring.count):  # no row is in two columns of one colour
+        assert ready.pattern[rows][:, colouring.groups == colour].sum(1).max() <= 1
+    assert colouring.products <= (s + 1) * 3 + 2 * event
+
+
+def test_a_state_that_takes_many_products_is_factored_after_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, products, solve = 32, [0], RunningSums.solve
+    Q = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    Q = 3 * (Q - Q.T) / torch.linalg.matrix_norm(Q - Q.T, 2)
+
+    def counted(self: RunningSums, b: Tensor) -> Tensor:
+        products[0] += 1
+        return solve(self, b)
+
+    monkeypatch.setattr(RunningSums, "solve", counted)
+    problem = ik.InitialValue(lambda t, y: y @ Q - 0.01 * y**3, (0.0, 40.0), steps=60)
+    solution = ik.solve(problem, torch.ones(n, dtype=torch.float64, requires_grad=True))
+    solution.value.square().sum().backward()
+    assert bool(solution.converged) and 0 < products[0] <= 60

@@ -8,6 +8,7 @@ or have that many been spent, the rest is left to the factors.  A matrix on whic
 identity, is solved in a dozen products, whatever its factors would fill; one on which diffusion dominates is given up early.
 Symmetric matrices have conjugate gradients, which orthogonalise nothing, until one shows that it is not definite; so have
 those of which nobody said so, once their Krylov vectors tell it and more of these are needed than a basis holds.
+Where the problem knows something near the inverse it preconditions, from the right.
 
 Source: Saad & Schultz (1986), algorithm 4, and Hestenes & Stiefel (1952) for the methods, whose residuals tell each other's:
 Cullum & Greenbaum (1996), SIAM J. Matrix Anal. 17(2), theorem 1; the rule is that of ski rental (Karlin, Manasse, Rudolph &
@@ -17,12 +18,12 @@ Sleator 1988, Algorithmica 3): never more is spent on trying than it may save.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.operators import Operator, preconditioned
 from implicitkit.foundation.options import at_least, check_options, flag, positive
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.iterative.by_entries import ByEntries
@@ -33,6 +34,7 @@ from implicitkit.linear.iterative.inner_cg import conjugate, seems_definite
 _FIRST, _LAST = 4, 16  # products after which it is asked how many more it takes, at least and at most ...
 _PART = 0.25  # ... and of those that may be spent; by what was gained since so many of these
 _CHEAP = 32.0  # a price at which a quarter is too much to pay for an answer: it is asked as early as can be
+_NEAR = 48.0  # products, at most, where the problem knows something near the inverse: it is that, or it is not
 _DEAR = "GMRES would take more products than sparse factors cost"
 
 
@@ -63,8 +65,9 @@ class Frugal(LinearSolver):
     def solve(
         self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
     ) -> LinearSolution:
-        trial = _Trial(self, A, len(b))
-        most = math.ceil(trial.by.affords(self.price))
+        usual = self if A.near is None else replace(self, price=min(self.price, _NEAR), unasked=0)
+        trial = _Trial(usual, A, len(b))
+        most = math.ceil(trial.by.affords(usual.price))
         most = most if max_steps is None else min(most, max_steps)
         found = restarted(trial.cycle, A, b, rtol=rtol, atol=atol, max_steps=most, stalled=_DEAR, failed=_DEAR)
         A.definite = trial.definite
@@ -84,7 +87,8 @@ class _Trial:
         self.of, self.by = of, ByEntries(A)
         self.at = looks(of.price, of.unasked)
         self.slow, self.asked = torch.zeros(batch, dtype=torch.bool, device=A.like.device), False
-        self.definite, self.refuted = A.symmetric or A.definite, False
+        self.M = A.near
+        self.definite, self.refuted = self.M is None and (A.symmetric or A.definite), self.M is not None
         self.turned = False
 
     def cycle(self, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
@@ -92,7 +96,10 @@ class _Trial:
         whole, dx, used = r, torch.zeros_like(r), torch.zeros_like(budget)
         while bool(live.any()):
             S = self.by.scale
-            if S is None:
+            if self.M is not None:  # A M y = r, x = M y
+                found = self._krylov(r, norm, target, live, budget)
+                found = found._replace(dx=self.M.solve(found.dx))
+            elif S is None:
                 found = self._krylov(r, norm, target, live, budget)
             else:  # S A S y = S r, x = S y: less is left of S r, in the same proportion
                 size = norms(S * r)
@@ -140,7 +147,8 @@ class _Trial:
             return self.definite
 
         places = (*(() if self.asked else asks), *(() if self.refuted else (columns,)))
-        found = arnoldi(self.by.operator, r, norm, target, live, budget, columns, (places, look), (), self.of.beyond)
+        A = self.by.operator if self.M is None else preconditioned(self.by.plain, self.M.solve)
+        found = arnoldi(A, r, norm, target, live, budget, columns, (places, look), (), self.of.beyond)
         self.asked = not self.turned
         rest = torch.where(column(live), found.dx, 0)
         return Correction(x + rest, used + torch.where(live, found.steps, 0))
@@ -156,8 +164,9 @@ class _Trial:
                 slow.copy_(open_)
             if bool(slow.any()) and not bool((open_ & ~slow).any()):
                 return True
-        self.by.expect(float(torch.where(slow, 0, ahead).amax()))
-        self.turned = self.by.scale is not scale
+        if self.M is None:
+            self.by.expect(float(torch.where(slow, 0, ahead).amax()))
+            self.turned = self.by.scale is not scale
         return self.turned
 
 

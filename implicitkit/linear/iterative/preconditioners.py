@@ -301,10 +301,10 @@ class PreconditionedSolver(LinearSolver):
         check_options(self, preconditioner=optional(one_of(*names)))
 
     def preconditioner_of(self, A: Operator) -> Any:
-        """That of ``A``, given to it if it has none; ``None`` without either."""
+        """That of ``A``, given to it if it has none; without either what the problem knows, or ``None``."""
         if A.preconditioner is None and self.preconditioner is not None:
             A.preconditioner = preconditioner(self.preconditioner, A, A.like)
-        return A.preconditioner
+        return A.near if A.preconditioner is None else A.preconditioner
 
     def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         self.preconditioner_of(A)  # one for all right-hand sides

@@ -1,0 +1,70 @@
+r"""The pattern of the equations of all steps, and the colours of its columns, which follow from those of a right-hand side.
+
+Row ``(k, i, w)``, number ``w`` at point ``i`` of step ``k``, has the columns ``(k, j, v)`` of the numbers ``v`` that ``f_w``
+looks at, and of itself, at all points ``j`` of its step, and ``(k - 1, s, w)``, where the step begins.  So columns share no
+row whose numbers ``v`` have different colours in the pattern of ``df/dy + I``, or which stand at different points, or at
+different places in time but for the last points of two steps in a row: ``s + 1`` times the colours of ``df/dy + I``.
+
+Source: Curtis, Powell & Reid (1974), IMA J. Appl. Math. 13, for what colours are for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from implicitkit.sparsity.colouring import Colouring, groups_of_columns
+from implicitkit.sparsity.compression import Coloured
+
+
+def coloured_steps(coupling: sp.csr_matrix, steps: int, stages: int, event: bool) -> Coloured | None:
+    """The pattern, and its colours; ``None`` where these are not fewer than half the unknowns.
+
+    Args:
+        coupling: the pattern ``(n, n)`` of ``df/dy``. event: its time is the last unknown, which all equations depend on,
+            and its equation the last, of the state at the end.
+    """
+    n, s = coupling.shape[0], stages
+    inner = sp.csr_matrix(coupling + sp.identity(n, dtype=bool, format="csr")).astype(bool)
+    found = groups_of_columns(inner)
+    colours, count = (np.arange(n), n) if found is None else found
+    parity = np.arange(steps).reshape(-1, 1, 1) % 2
+    place = np.arange(s).reshape(1, -1, 1) + (np.arange(s) == s - 1).reshape(1, -1, 1) * parity
+    groups, total = (place * count + colours).reshape(-1), (s + 1) * count
+    apart = np.zeros(0, dtype=np.int64)
+    whole = _pattern(coupling, steps, s)
+    if event:
+        whole = _with_event(whole, n)
+        groups, total, apart = np.append(groups, total), total + 1, np.array([whole.shape[0] - 1])
+    if 2 * (total + len(apart)) > whole.shape[0]:
+        return None
+    ready = Coloured(whole, "given")
+    object.__setattr__(ready, "colouring", Colouring(False, groups, total, apart, np.zeros_like(apart), len(apart)))
+    return ready
+
+
+def _pattern(coupling: sp.csr_matrix, steps: int, s: int) -> sp.csr_matrix:
+    """Blocks on the diagonal, the identity of the last stage below them."""
+    n = coupling.shape[0]
+    block = sp.kron(np.ones((s, s), dtype=bool), coupling) + sp.identity(s * n, dtype=bool)
+    last = sp.csr_matrix(([True] * s, (range(s), [s - 1] * s)), shape=(s, s))
+    before = sp.kron(last, sp.identity(n, dtype=bool))
+    whole = sp.kron(sp.identity(steps, dtype=bool), block) + sp.kron(sp.eye(steps, k=-1, dtype=bool), before)
+    return _sorted(whole)
+
+
+def _with_event(whole: sp.csr_matrix, n: int) -> sp.csr_matrix:
+    """Its time is everywhere, and its own equation looks at the state at the end, and at it."""
+    size = whole.shape[0]
+    end = sp.csr_matrix(([True] * n, ([0] * n, range(size - n, size))), shape=(1, size))
+    return _sorted(sp.bmat([[whole, np.ones((size, 1), dtype=bool)], [end, np.ones((1, 1), dtype=bool)]]))
+
+
+def _sorted(matrix: Any) -> sp.csr_matrix:
+    found = sp.csr_matrix(matrix).astype(bool)
+    found.sum_duplicates()
+    found.eliminate_zeros()  # a product with a full block is made of full blocks
+    found.sort_indices()
+    return found
