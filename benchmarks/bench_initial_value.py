@@ -46,6 +46,13 @@ def neural() -> Problem:
     return lambda t, y: net(y**3), torch.randn(64, 2), torch.linspace(0, 3, 20), list(net.parameters())
 
 
+def wide() -> Problem:
+    """A neural ODE: 64 samples of 64 numbers, 128 hidden units."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
+    return lambda t, y: net(y), torch.randn(64, 64), torch.linspace(0, 1, 5), list(net.parameters())
+
+
 def stiff() -> Problem:
     """Van der Pol's oscillator, mu = 30, for half a period: an explicit integrator takes thousands of steps."""
     k = torch.tensor([30.0], requires_grad=True)
@@ -57,7 +64,12 @@ def stiff() -> Problem:
     )
 
 
-PROBLEMS = {"pendulum": pendulum, "neural ODE 64 x 2": neural, "van der Pol, mu = 30": stiff}
+PROBLEMS = {
+    "pendulum": pendulum,
+    "neural ODE 64 x 2": neural,
+    "neural ODE 64 x 64": wide,
+    "van der Pol, mu = 30": stiff,
+}
 
 
 def ours(rhs: Any, y0: Tensor, t: Tensor, **options: Any) -> Tensor:

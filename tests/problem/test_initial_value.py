@@ -742,16 +742,28 @@ def test_the_pattern_of_all_steps_is_that_of_their_jacobian(event: bool) -> None
 
 
 def test_a_state_that_takes_many_products_is_factored_after_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    n, products, solve = 32, [0], RunningSums.solve
-    Q = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    Q = 3 * (Q - Q.T) / torch.linalg.matrix_norm(Q - Q.T, 2)
+    n, products, solve = 16, [0], RunningSums.solve
 
     def counted(self: RunningSums, b: Tensor) -> Tensor:
         products[0] += 1
         return solve(self, b)
 
+    def heat(t: Tensor, y: Tensor) -> Tensor:
+        u = y.unflatten(-1, (n, n))
+        sides = u.roll(1, -1) + u.roll(-1, -1) + u.roll(1, -2) + u.roll(-1, -2)
+        return 0.2 * n**2 * (sides - 4 * u).flatten(-2) - y**3
+
     monkeypatch.setattr(RunningSums, "solve", counted)
-    problem = ik.InitialValue(lambda t, y: y @ Q - 0.01 * y**3, (0.0, 40.0), steps=60)
-    solution = ik.solve(problem, torch.ones(n, dtype=torch.float64, requires_grad=True))
+    start = torch.randn(n * n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    solution = ik.solve(ik.InitialValue(heat, (0.0, 1.0), steps=30), start)
     solution.value.square().sum().backward()
-    assert bool(solution.converged) and 0 < products[0] <= 60
+    assert bool(solution.converged) and 0 < products[0] <= 150
+
+
+@pytest.mark.parametrize("steps", [60, pytest.param(120, marks=pytest.mark.slow)])
+def test_many_steps_of_a_state_whose_numbers_all_depend_on_each_other(steps: int) -> None:
+    Q = torch.randn(32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    Q = 3 * (Q - Q.T) / torch.linalg.matrix_norm(Q - Q.T, 2)
+    y0, T = torch.ones(32, dtype=torch.float64), 40.0
+    solution = ik.solve(ik.InitialValue(lambda t, y: y @ Q, (0.0, T), steps=steps, stages=6), y0)
+    torch.testing.assert_close(solution.value[-1], y0 @ torch.linalg.matrix_exp(Q * T), rtol=1e-3, atol=1e-4)

@@ -34,7 +34,7 @@ from implicitkit.linear.iterative.inner_cg import conjugate, seems_definite
 _FIRST, _LAST = 4, 16  # products after which it is asked how many more it takes, at least and at most ...
 _PART = 0.25  # ... and of those that may be spent; by what was gained since so many of these
 _CHEAP = 32.0  # a price at which a quarter is too much to pay for an answer: it is asked as early as can be
-_NEAR = 48.0  # products, at most, where the problem knows something near the inverse: it is that, or it is not
+_NEAR = 100.0  # products, at most, where the problem knows something near the inverse: it is that, or it is not
 _DEAR = "GMRES would take more products than sparse factors cost"
 
 
