@@ -333,7 +333,8 @@ class Solution:
         advice = [_NEVER_BEGAN] * never_began + [text for status, text in _ADVICE.items() if status in statuses]
         if Status.STALLED in statuses:
             system = self._record.system
-            advice.append(_KINK if system is not None and system.problem.kind.minimisation else _NO_ROOT)
+            kind = None if system is None else system.problem.kind
+            advice.append(_KINK if kind is not None and (kind.minimisation or kind.returns_program) else _NO_ROOT)
         return advice
 
     def _missed(self, sample: int) -> str:

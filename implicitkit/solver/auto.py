@@ -14,6 +14,7 @@ from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.augmented_lagrangian import AugmentedLagrangian
 from implicitkit.solver.constrained.model import SPARSE
 from implicitkit.solver.constrained.projected import ProjectedLevenbergMarquardt, ProjectedNewton
+from implicitkit.solver.constrained.proximal_gradient import ProximalGradient
 from implicitkit.solver.constrained.proximal_newton import ProximalNewton
 from implicitkit.solver.constrained.sqp import SQP
 from implicitkit.solver.fixed_point.attracting import PATH, PATH_STEPS, Attracting
@@ -122,6 +123,8 @@ _ROBUST_FEW = (
 )
 
 
+#: What is left within bounds or a set: many cheap steps, as long as they get on.
+_LAST_PROXIMAL = Stage(Impatient(ProximalGradient(), window=1000, horizon=20000), max_steps=20000, scale=None)
 #: What is left for programs that SQP fails on; impatient, since each of its steps is a minimisation.
 _LAST = Impatient(AugmentedLagrangian(inner_steps=100), window=4, horizon=40)
 _LAST_MANY = Impatient(AugmentedLagrangian(), window=5, horizon=100)
@@ -198,7 +201,7 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
         return (
             Stage(ProximalNewton(), max_steps=5000),
             *polish,
-            _stage("proximal_gradient", max_steps=20000, scale=None),
+            _LAST_PROXIMAL,
         )
     if not problem.one_sided:
         return (
@@ -209,7 +212,7 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
             _stage("proximal_gradient", max_steps=50, scale=None if convex else 1.0),
             *((_stage("sqp", max_steps=60, scale=None),) if convex else ()),
             *polish,
-            _stage("proximal_gradient", max_steps=20000, scale=None),
+            _LAST_PROXIMAL,
         )
     if dense and bounded:
         # where there are no multipliers the last ones converge ever more slowly, a few hundred evaluations a step

@@ -92,6 +92,7 @@ class Outcome:
     tolerance: Tensor | None = None
     more: int = 0  # steps that a callback has seen beyond those of any sample: of several loops in turn
     onward: Tensor | None = None  # where others should go on from, if not at z
+    left: Tensor | None = None  # where a minimisation stood in the end, if not at z
     halted: bool = False  # has a callback asked to stop, be it in the step with which the last sample ended?
     examined: bool = False  # is every point known to be a minimum, not only stationary?
     blind: Tensor | None = (

@@ -344,7 +344,10 @@ class _Loop:
         if self.halted:  # a sample that its method gave up in that step is not for others to go on with
             status = torch.where(status != int(Status.CONVERGED), int(Status.STOPPED), status)
         onward, halted = self._onward(), self.halted
-        return Outcome(best, norm, steps, status, *figures, "", keep, tolerance=tolerance, onward=onward, halted=halted)
+        left = self.z if self.everything is None and self.f.kind.minimisation else None
+        return Outcome(
+            best, norm, steps, status, *figures, "", keep, tolerance=tolerance, onward=onward, halted=halted, left=left
+        )
 
     def _onward(self) -> Tensor | None:
         """Where a minimisation that has run out of steps stands, if that is not its best point: along a valley ``|F|`` rises

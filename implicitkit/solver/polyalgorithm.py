@@ -18,6 +18,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.starts import has_no_slope
 from implicitkit.solver.subset import subset
+from implicitkit.solver.verdict.kinks import Kinks
 from implicitkit.solver.verdict.noise import refuse_noise
 
 _ENOUGH = 2  # stages that find that an objective falls forever
@@ -167,13 +168,11 @@ class Polyalgorithm(Solver):
     ) -> Outcome:
         """Some stages for the samples that are open and not ``waiting``; adds to ``finishers``."""
         falls = (total.status == int(Status.UNBOUNDED)).long()  # how many stages have said so
-        onward, latest = total.z if total.onward is None else total.onward, None
+        onward, latest, kinks = total.z if total.onward is None else total.onward, None, Kinks(waiting)
         for stage in stages:
-            open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED)) & ~waiting
+            open_ = _open(f, total, start_norm) & ~waiting & ~kinks.found
             if f.kind.minimisation:
                 open_ = open_ & (falls < _ENOUGH)
-            if f.kind.returns_program:  # where a start is not finite no stage has another
-                open_ = open_ & (total.status != int(Status.UNBOUNDED)) & torch.isfinite(start_norm)
             shown, later = total.shown, options.after(total.taken, total.shown)
             if not bool(open_.any()):
                 break
@@ -205,11 +204,14 @@ class Polyalgorithm(Solver):
             falls.index_add_(0, samples, (found.status == int(Status.UNBOUNDED)).long())
             if _merge(total, found, samples, open_.index_select(0, samples)):
                 finishers.append(found.solver or solver.name)
+            if f.kind.minimisation and kinks.look(part, found, samples, open_, norms, total):
+                finishers.append(found.solver or solver.name)  # met exactly
             if not (part.of_gradient or part.solves == f.kind.name):
                 blind = torch.zeros_like(open_).index_copy(0, samples, found.status == int(Status.CONVERGED)) & open_
                 total.blind = blind if total.blind is None else total.blind | blind
             total.shown = shown + found.shown
             latest = onward.index_copy(0, samples, found.z if found.onward is None else found.onward)
+        kinks.close(total)
         if f.kind.minimisation:
             forever = (falls >= _ENOUGH) & (total.status != int(Status.CONVERGED))
             total.status = torch.where(forever, int(Status.UNBOUNDED), total.status)
@@ -218,6 +220,15 @@ class Polyalgorithm(Solver):
     def _granted(self, stage: Stage, f: Evaluations, z: Tensor) -> Stage | None:
         """A stage as it may run from ``z`` on; ``None``: it is left out."""
         return stage
+
+
+def _open(f: Evaluations, total: Outcome, start_norm: Tensor) -> Tensor:
+    """Samples for another stage; of a program none that falls forever, or whose start is not finite: no stage has
+    another."""
+    open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
+    if f.kind.returns_program:
+        open_ = open_ & (total.status != int(Status.UNBOUNDED)) & torch.isfinite(start_norm)
+    return open_
 
 
 def _run(solver: Solver, f: Evaluations, z: Tensor, options: Options) -> Outcome | None:

@@ -69,7 +69,10 @@ MUTANTS = [
         "implicitkit/solver/polyalgorithm.py",
         VALLEYS,
         ("onward, latest = _lowest(f, onward, latest, total), None", "onward = total.z"),
-        ("onward, latest = total.z if total.onward is None else total.onward, None", "onward, latest = total.z, None"),
+        (
+            "onward, latest, kinks = total.z if total.onward is None else",
+            "onward, latest, kinks = total.z if True else",
+        ),
         ("open_ = open_ & (falls < _ENOUGH)", "pass"),
         ("total.obey(found.status)", "pass", ATTRACTING),
         ("total.obey(total.status)", "pass", ATTRACTING),

@@ -63,7 +63,7 @@ MUTANTS = [
         SINGLE + " -k hides",
         ("careful, began, both_sides", "careful, both_sides"),
         (", both_sides=f.kind.returns_program)", ")"),
-        ("rounding(f, z, refused, began)", "rounding(f, z, refused)"),
+        ("rounding(f, z, refused, began, careful)", "rounding(f, z, refused, careful=careful)"),
     ),
     *mutants(
         "implicitkit/solver/verdict/underflow.py",
@@ -589,7 +589,7 @@ MUTANTS = [
             "tests/solver/test_units.py -k trillion",
         ),
         ("<= _ROUGH * near)", "<= 8 * near)", "tests/solver/test_units.py -k 'kinks and root'"),
-        ("_left(_Smooth(f), z,", "_left(f, z,", "tests/solver/test_units.py -k 'box or violates'"),
+        ("_left(_Smooth(f), z, which & t", "_left(f, z, which & t", "tests/solver/test_units.py -k 'box or violates'"),
     ),
     *mutants(
         "implicitkit/solver/verdict/probing.py",

@@ -204,3 +204,13 @@ def test_what_a_method_for_equations_finds_is_looked_at_more_closely() -> None:
     s = ik.argmin(_wood, z0, bounds=(-10.0, 10.0), solver=Polyalgorithm(stages), on_failure="ignore")
     H = torch.func.hessian(_wood)(s.value)
     assert not bool(s.converged) or float(torch.linalg.eigvalsh(H).min()) > 0
+
+
+@pytest.mark.parametrize("unit", [1e15, 1e16])
+def test_an_objective_of_any_size_has_its_minimum(unit: float) -> None:
+    """A unit in the last place of ``z`` changes the slope by more than the bounds are apart: 44,000 evaluations, and refused
+    at the last digit."""
+    at = torch.tensor([0.3, -1.2, 2.5], dtype=F64)
+    found = ik.argmin(lambda z: unit * (z - at).square().sum() + z.sum(), torch.zeros(3, dtype=F64), bounds=(-1.0, 1.0))
+    torch.testing.assert_close(found.value, at.clamp(-1, 1), rtol=0, atol=1e-15)
+    assert found.evaluations <= 400

@@ -314,3 +314,12 @@ def test_starts_with_hardly_any_inside(intervals: int) -> None:
     assert program.violation(s.value) <= 1e-10
     lower, upper = program.bounds
     assert all(bool((s.value[k] >= lower[k]).all() and (s.value[k] <= upper[k]).all()) for k in s.value)
+
+
+def test_a_step_that_moves_nothing_is_the_last() -> None:
+    """On a ball of radius 1000 a unit in the last place of the constraint is more than its slack: the same step was taken
+    until the limit of 300."""
+    ball = ik.Inequality(lambda z: z.square().sum() - 1e6)
+    s = ik.argmin(lambda z: z.sum(), torch.zeros(3, dtype=F64), constraints=[ball], solver="filter_interior_point")
+    torch.testing.assert_close(s.value, torch.full((3,), -1e3 / 3**0.5, dtype=F64), rtol=1e-9, atol=0)
+    assert int(s.steps) <= 60

@@ -310,3 +310,56 @@ def test_samples_beside_one_without_an_end():
     found = ik.argmin(objective, torch.zeros(3, 2, dtype=F64), slope, batch_dims=1, on_failure="ignore")
     assert found.converged.tolist() == [False, True, True]
     torch.testing.assert_close(found.value[1:], torch.full((2, 2), 3.0, dtype=F64), rtol=1e-6, atol=0)
+
+
+_A = torch.tensor([0.3, -1.2, 2.5], dtype=F64)
+_X, _Y = (
+    torch.randn(20, 3, dtype=F64, generator=torch.Generator().manual_seed(0)),
+    torch.tensor([1.0, -2.0, 0.5], dtype=F64),
+)
+#: Objectives, starts, and the minimum.
+_SHARP: dict[str, tuple[Callable[[Tensor], Tensor], list[float], list[float] | None]] = {
+    "lasso": (lambda z: ((_X @ (z - _Y)) ** 2).sum() / 2 + 15 * z.abs().sum(), [1.0, 1.0, 1.0], None),
+    "two bowls": (
+        lambda z: torch.maximum((z - _A).square().sum(), (z + _A).square().sum()),
+        [0.5, 0.5, 0.5],
+        [0.0, 0.0, 0.0],
+    ),
+    "crescent": (
+        lambda z: z[1] + torch.maximum(z[0] ** 2 + (z[1] - 1) ** 2 - 1, 1 - z[0] ** 2 - (z[1] - 1) ** 2),
+        [-1.5, 2.0],
+        [0.0, 0.0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _SHARP)
+def test_a_minimum_in_a_kink_is_seen_and_named(name: str) -> None:
+    """Six methods in turn took 850 to 1,900 evaluations to say that they had stalled."""
+    objective, start, at = _SHARP[name]
+    with pytest.raises(ik.ConvergenceError, match=r"stops falling in a kink .* prox=") as caught:
+        ik.argmin(objective, torch.tensor(start, dtype=F64))
+    found = caught.value.solution
+    assert found.evaluations <= 1100
+    if at is not None:
+        torch.testing.assert_close(found.value, torch.tensor(at, dtype=F64), rtol=0, atol=1e-6)
+
+
+def test_kinks_of_each_unknown_are_met_exactly() -> None:
+    """Where autograd says that the slope is zero; a batch in which another has none of them."""
+    found = ik.argmin(lambda z: (z - _A).abs().sum(), torch.zeros(3, dtype=F64))
+    assert torch.equal(found.value, _A)
+    both = ik.argmin(
+        lambda z: torch.stack([(z[0] - _A).abs().sum(), (z[1] - _A).square().sum()]),
+        torch.zeros(2, 3, dtype=F64),
+        batch_dims=1,
+        on_failure="ignore",
+    )
+    assert bool(both.converged[1])
+
+
+@pytest.mark.parametrize("steep", (1e8, 1e-8))
+def test_a_bowl_however_steep_has_no_kink(steep: float) -> None:
+    """What has stalled by rounding goes on to others."""
+    found = ik.argmin(lambda z: steep * ((z - _A) ** 4).sum() + z[0] ** 2, torch.zeros(3, dtype=F64))
+    assert bool(found.converged)

@@ -62,6 +62,11 @@ ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
     "bounds: exp(-z)": (_argmin(lambda z: (-z).exp().sum(), bounds=(0.0, None)), 1000, "diverged"),
     "simplex: noise": (_argmin(_noise, ONES / 4, **SIMPLEX), 1500, "draws random numbers"),
     "simplex: little noise": (_argmin(lambda z: 1e-10 * _noise(z), ONES / 4, **SIMPLEX), 1500, "draws random numbers"),
+    "simplex: a kink": (
+        _argmin(lambda z: (z - Z).abs().max() + z[0], ONES / 4, **SIMPLEX),
+        4500,
+        "that of a kink",
+    ),
     "constraints: linear": (_argmin(torch.sum, constraints=[ik.Inequality(lambda z: z[0] - 1)]), 600, "unbounded"),
     "constraints: z^2 = -1": (
         _argmin(lambda z: z.square().sum(), constraints=[ik.Equality(lambda z: z.square().sum() + 1)]),
@@ -97,7 +102,7 @@ ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
     ),
 }
 
-DEAR = ("no multipliers: z^2 = 0",)  # of a kind that another row has
+DEAR = ("no multipliers: z^2 = 0", "simplex: a kink")  # of a kind that another row has, or many cheap steps
 
 
 @pytest.mark.filterwarnings("ignore::implicitkit.ImpureFunctionWarning")

@@ -31,7 +31,10 @@ _BY_ROUNDING: _Rows = {
         ),
     ),
     "at |z| = 100 to 1000 a unit in the last place of float32 moves F by 2e-4 to 1e-3, and ten are taken for rounding": (
-        *(("trigonometric10", "float32", solver, (1e4,)) for solver in ("auto", "newton", "newton_krylov", "chord")),
+        *(
+            ("trigonometric10", "float32", solver, (1e4,))
+            for solver in ("auto", "newton", "newton_krylov", "chord", "scipy.root.hybr")
+        ),
         ("trigonometric10", "float32", "auto", (1e2,)),
     ),
     "a saddle whose negative curvature, 3e-5 of the largest, does not show in differences of float32; or |F| at atol": (
@@ -42,6 +45,7 @@ _BY_ROUNDING: _Rows = {
         # where MINPACK ends is another place on each machine
         ("variably_dimensioned10", "float32", "scipy.root.hybr", (1e2, 1e4, 1e6)),
         ("variably_dimensioned10", "float32", "scipy.root.lm", (1e4,)),
+        ("variably_dimensioned10", "float32", "scipy.root.broyden1", (1e6,)),
         ("watson9", "float32", "scipy.root.hybr", (1e6,)),
         ("watson9", "float32", "scipy.root.lm", (1e2, 1e4, 1e6)),
     ),
@@ -59,6 +63,8 @@ _BY_ROUNDING: _Rows = {
     ),
     "beside a singular solution at zero, from 1e-4: a hundred steps more or fewer, as the last bit of the start has it": (
         ("powell_singular", "float32", "scipy.root.broyden1", (1e-4,)),
+        ("extended_powell_singular20", "float32", "scipy.root.broyden1", (1e-4, 1e-2)),
+        ("powell_stationary", "float32", "scipy.root.broyden1", (1e-6,)),
     ),
 }
 _BY_REASON: _Rows = {

@@ -181,6 +181,8 @@ class FilterInteriorPoint(Method):
         if bool(leaves.any()):
             new = _restarted(barrier, new, leaves)
         new = Interior(*(torch.where(_like(active, b), b, a) for a, b in zip(at, new, strict=True)))
+        # a step that moves nothing would be taken for ever
+        model.f.stuck |= normal & ~failed & ~lowered & _same(at, new)
         return torch.cat([model.inside(new.z), new.y], 1), {
             **state, "within": list(new), "filter": list(filter_), "mu": barrier.mu, "damping": damping,
             "shift": torch.where(normal & (shift > state["least"]), shift, state["shift"]),
@@ -302,6 +304,11 @@ def _restarted(barrier: Barrier, at: Interior, which: Tensor) -> Interior:
     return at._replace(
         y=torch.where(here, y, at.y), low=torch.where(here, low, at.low), high=torch.where(here, high, at.high)
     )
+
+
+def _same(at: Interior, new: Interior) -> Tensor:
+    """Where two iterates are the same to the last bit, ``(batch,)``."""
+    return torch.stack([(a == b).view(len(a), -1).all(1) for a, b in zip(at, new, strict=True)]).all(0)
 
 
 def _scaled(steep: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def excess(
     found = worst(_ratio(F, bound))
     refused, healthy = which & (found > 1), is_healthy(F, scale)
     if noise and bool(refused.any()):
-        least = worst(_ratio(F, torch.maximum(bound, NOISE * rounding(f, z, refused, began))))
+        least = worst(_ratio(F, torch.maximum(bound, NOISE * rounding(f, z, refused, began, careful))))
         found = torch.where(least <= 1, least, found)
         healthy = healthy | (refused & (least <= 1))
     return torch.stack([found, healthy.to(found)], 1)

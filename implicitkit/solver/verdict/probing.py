@@ -14,6 +14,7 @@ from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched, so
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.crossings import crosses, is_lower, moved_by_rounding, without
+from implicitkit.solver.verdict.families import in_a_family
 from implicitkit.solver.verdict.lengths import has_no_length, stays
 from implicitkit.solver.verdict.limiting_fits import has_a_limit
 from implicitkit.solver.verdict.scales import (
@@ -50,8 +51,7 @@ DENSE = 64  # unknowns up to which the correction is found by factors
 _MANY = 10  # directions along which many equations are looked at
 _STEPS = 20  # ... and products beyond ...
 _PRODUCTS = 200  # ... and at most, where these were not enough
-# of residuals of a fit with a column of J at a solution, or so little of what cancels there
-_COSINE, _GOOD_FIT = 0.1, 1e-4
+_COSINE, _GOOD_FIT = 0.1, 1e-4  # of residuals of a fit with a column of J, or of what cancels there
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
 
 
@@ -62,7 +62,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     never does on the way to infinity (``exp(-z - 1) = exp(-z) / e``).  By factors up to 64 unknowns.  Beyond, a point is
     trusted whose every ``F_i`` is far smaller than its change when ``z`` moves by a hundredth, to and fro; where one is
     not, a few steps of GMRES decide.  A map that leads back from further out, whatever its tolerance, leads nowhere: what
-    ends in a normalisation or a bounded activation does (two evaluations).
+    ends in a normalisation or a bounded activation does (two evaluations).  Nor do minima along a curve.
     """
     F = in_working_precision(f.residual(z))
     if f.kind.iteration:
@@ -75,7 +75,8 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     loose = has_no_length(f, z, F, which)
     lost = loose & stays(f, z, F, loose)
     which = which & ~lost
-    return lost | (which & _leads_away(f, z, F, which, loose)) if bool(which.any()) else lost
+    away = which & _leads_away(f, z, F, which, loose) if bool(which.any()) else which
+    return lost | (away & ~in_a_family(f, z, away))
 
 
 def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tensor) -> Tensor:

@@ -122,11 +122,11 @@ def healthy_share(F: Tensor) -> float:
     return _HEALTHY if F.dtype == torch.float64 else _HEALTHY_LOW
 
 
-def rounding(f: Evaluations, z: Tensor, which: Tensor, began: Tensor | None = None) -> Tensor:
+def rounding(f: Evaluations, z: Tensor, which: Tensor, began: Tensor | None = None, careful: bool = False) -> Tensor:
     """What rounding leaves of each ``F_i``, ``(batch, n)``: how far ``F`` is from its linear model two units in the last
     place away (of ``z``; of 0.7 where ``z`` vanishes beside it).  Zero where ``F_i`` is too large for that: a jump is no
     rounding error.  Where ``z`` vanishes, a program has that of what its conditions are made of, gradient and constraints:
-    these have kinks in the units of ``z``.  ``began``: as in :func:`row_scales`.
+    these have kinks in the units of ``z``.  ``began``: as in :func:`row_scales`.  ``careful``: of steep slopes, too.
 
     Two evaluations where each ``F_i`` of the samples ``which`` is far larger than its change over that way; else up to 14.
     """
@@ -134,9 +134,25 @@ def rounding(f: Evaluations, z: Tensor, which: Tensor, began: Tensor | None = No
         return _left(f, z, which, _UNIT, began)
     tiny = z.abs().amax(1) < torch.finfo(z.dtype).eps ** 0.5 * _UNIT
     noise = _left(f, z, which & ~tiny, 0.0, began)
+    if careful:
+        left = which & ~tiny & (in_working_precision(f.residual(z)).abs() > NOISE * noise).any(1)
+        noise = torch.maximum(noise, _of_slopes(f, z, left, began)) if bool(left.any()) else noise
     if bool((tiny & which).any()):
         noise = torch.where(tiny.unsqueeze(1), _left(_Smooth(f), z, which & tiny, _UNIT, began), noise)
     return noise
+
+
+def _of_slopes(f: Evaluations, z: Tensor, which: Tensor, began: Tensor | None) -> Tensor:
+    """What rounding leaves of the conditions of a program whose slopes are steep, ``(batch, n)``: ``z - P(z - g)`` is at a
+    bound two units in the last place away, if not at ``z``.  Where rounding is all that ``g_i`` is, so is its condition
+    within the bounds."""
+    F, g = in_working_precision(f.residual(z)), in_working_precision(f.smooth(z))
+    noise = torch.where(which.unsqueeze(1), _left(_Smooth(f), z, which, 0.0, began), 0)
+    open_, limits = (F - g).abs() <= 4 * torch.finfo(z.dtype).eps * z.abs(), f.limits(z)
+    if limits is not None:
+        inside = (z[:, : f.problem.size] >= limits[0]) & (z[:, : f.problem.size] <= limits[1])
+        open_[:, : f.problem.size] |= inside
+    return torch.where(open_ & (g.abs() <= NOISE * noise), torch.maximum(noise, F.abs()), 0)
 
 
 def is_rounding(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:

@@ -1,0 +1,152 @@
+r"""Do minima as good go on along a curve?
+
+``a exp(b - c x)`` fits data by one curve of parameters, ``a e^b`` being all that counts, and so does ``a b^3 exp(-c x)``:
+the Hessian is singular at each of these minima, though none is on the way to infinity.  Unlike on such a way the gradient is
+rounding all along the curve, wherever that comes nearer to the origin.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.factors.dense import svd_batched
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict.scales import FLOOR, NOISE, in_working_precision, is_rounding
+
+_FEW = 64  # unknowns, at most
+_NEAR = 5.0  # max |z|: no farther out, nothing has run away
+_STEP = 0.5  # of each unknown, at most: a step along the tangent ...
+_CORRECTIONS = 8  # ... and so many back to the curve, at most
+_STEPS = 40  # along the curve
+_OFF = 0.5  # of an unknown: a longer correction leads back to no curve
+_INSIDE = 0.5  # of the way to a bound: no further
+
+
+def in_a_family(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    r"""Where minima go on from ``z`` towards the origin, until ``max |z|`` is 5 and a half of what it was at most, they come
+    no nearer or a bound is in the way, ``(batch,)``.
+
+    With ``N`` the null space of ``J = dF/dz`` (singular values below ``sqrt(eps)`` of the largest, unknowns in units of
+    their own, equations to equal size), steps go along ``-N N' z``, and corrections of the rank of ``J`` at ``z``,
+    ``d = -J^+ F``, back to where ``F`` is nothing but rounding; else there is no family.  On the way to infinity what ``F``
+    has along ``N`` grows with each step, and no correction takes it away.  Nor may the objective change (of a program, that
+    its conditions hold has to do).
+
+    A predictor-corrector method for curves of solutions: Allgower & Georg, *Introduction to Numerical Continuation Methods*
+    (2003), chapter 2; of ``n`` products and a few evaluations a correction.
+    """
+    if z.dtype != torch.float64 or z.shape[1] > _FEW or not (f.kind.minimisation or f.kind.returns_program):
+        return torch.zeros_like(which)  # with fewer digits a curve looks like a matrix that is nearly singular
+    if not bool(which.any()):
+        return which
+    curve = _Curve(f, z)
+    point, open_, found = z, which.clone(), torch.zeros_like(which)
+    before, held = torch.zeros_like(in_working_precision(z)), torch.zeros_like(which)
+    near = (0.5 * curve.size(z)).clamp_max(_NEAR)
+    for step in range(_STEPS):
+        point, way, small = curve.corrected(point, open_)
+        open_ = open_ & (small | is_rounding(f, point, in_working_precision(f.residual(point)), open_ & ~small))
+        open_ = open_ & torch.isfinite(way).all(1) & _is_level(f, z, point, open_)
+        if step:  # it is near, or its nearest point has been passed
+            ends = (curve.size(point) <= near) | held | (way == 0).all(1) | ((way * before).sum(1) < 0)
+        else:
+            open_, ends = open_ & (way != 0).any(1), torch.zeros_like(which)
+        found, open_, before = found | (open_ & ends), open_ & ~ends, way
+        if not bool(open_.any()):
+            break
+        point, held = curve.ahead(point, way, open_)
+    return found
+
+
+def _is_level(f: Evaluations, z: Tensor, point: Tensor, which: Tensor) -> Tensor:
+    """Where the objective is as at ``z`` but for rounding, ``(batch,)``."""
+    if f.kind.returns_program or not bool(which.any()):
+        return which
+    probe = f.beside("minimise")
+    value, other = probe.value(z), probe.value(point)
+    return which & ((other - value).abs() <= NOISE * torch.finfo(z.dtype).eps ** 0.75 * value.abs())
+
+
+class _Curve:
+    """``F = 0`` near ``z``.
+
+    Within bounds alone ``z - P(z - g)`` is ``g`` only where that is small: the unknowns at bounds stay as they are, and of
+    the others it is ``g``.
+    """
+
+    def __init__(self, f: Evaluations, z: Tensor) -> None:
+        self.f, self.z = f, z
+        self.limits = f.limits(z) if f.kind.returns_program else None
+        plain = self.limits is not None and z.shape[1] == f.problem.size
+        self.fixed = (z <= self.limits[0]) | (z >= self.limits[1]) if plain and self.limits is not None else None
+        self.kept: Tensor | None = None  # of the singular directions, ``(batch, n)``
+
+    def residual(self, point: Tensor) -> Tensor:
+        """``F``, ``(batch, n)``."""
+        if self.fixed is None:
+            return in_working_precision(self.f.residual(point))
+        return in_working_precision(torch.where(self.fixed, point - self.z, self.f.smooth(point)))
+
+    def jacobian(self, point: Tensor) -> Tensor:
+        """``dF/dz``, ``(batch, n, n)``; within bounds by differences."""
+        if self.fixed is None:
+            return in_working_precision(self.f.linearize(point).dense())
+        h = torch.finfo(point.dtype).eps ** 0.5 * point.abs().amax(1).clamp_min(1e-3)
+        moves = torch.diag_embed(h.unsqueeze(1).expand_as(point))
+        there = [self.residual(point + move) - self.residual(point - move) for move in moves.unbind(1)]
+        return torch.stack(there, 2) / (2 * h[:, None, None])
+
+    def size(self, point: Tensor) -> Tensor:
+        """``max |z_i|``, without multipliers, ``(batch,)``."""
+        return (point[:, : self.f.problem.size] if self.f.kind.returns_program else point).abs().amax(1)
+
+    def ahead(self, point: Tensor, way: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """A step along ``way``, and where a bound shortens it."""
+        step = torch.where(which.unsqueeze(1), way, 0).to(point)
+        held = torch.zeros_like(which)
+        if self.limits is not None:
+            n = self.f.problem.size
+            for bound in self.limits:
+                room = (bound - point[:, :n]).abs()
+                over = ((point[:, :n] + step[:, :n] - bound) * (point[:, :n] - bound) <= 0) & (step[:, :n] != 0)
+                share = torch.where(over, _INSIDE * room / step[:, :n].abs(), 1).amin(1)
+                held, step = held | over.any(1), step * share.unsqueeze(1)
+        return point + step, held
+
+    def corrected(self, point: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Points where ``F`` is as small as it gets, the next step from there ``(batch, n)``, NaN where an equation has no
+        size, and where ``F`` is no more than rounding of ``z`` leaves of it, ``(batch,)``."""
+        eps = torch.finfo(point.dtype).eps
+        for correction in range(_CORRECTIONS + 1):
+            F, J, size = self.residual(point), self.jacobian(point), in_working_precision(point).abs()
+            unit = torch.maximum(size, FLOOR * size.amax(1, keepdim=True))
+            rows = (J * unit.unsqueeze(1)).abs().amax(2)
+            M = J * unit.unsqueeze(1) / torch.where(rows > 0, rows, 1).unsqueeze(2)
+            usable = which & torch.isfinite(M).flatten(1).all(1) & torch.isfinite(F).all(1) & (rows > 0).all(1)
+            U, S, V = svd_batched(torch.where(usable[:, None, None], M, 0))
+            if self.kept is None:
+                self.kept = eps**0.5 * S[:, :1] < S
+            usable = usable & ~self.kept.all(1)
+            parts = (U.mT @ torch.where(usable.unsqueeze(1), -F / rows, 0).unsqueeze(2)).squeeze(2)
+            d = (V.mT @ torch.where(self.kept & (S > 0), parts / S, 0).unsqueeze(2)).squeeze(2)
+            small = (F.abs() <= NOISE * eps * rows * M.abs().sum(2)).all(1)
+            usable = usable & (small | (d.abs().amax(1) <= _OFF))
+            if correction == _CORRECTIONS or bool((small | ~usable).all()):
+                break
+            moved = point + (unit * d).to(point)
+            point = torch.where((usable & ~small).unsqueeze(1), moved, point)
+        assert self.kept is not None
+        way = self._inward(point, torch.where(self.kept.unsqueeze(2), 0, V), unit)
+        return point, torch.where(usable.unsqueeze(1), way, torch.nan), small
+
+    def _inward(self, point: Tensor, null: Tensor, unit: Tensor) -> Tensor:
+        """The step ``-N N' z``, no longer than a share of each unknown; zero where there is no null space."""
+        basis, back = null * unit.unsqueeze(1), in_working_precision(point).clone()
+        if self.f.kind.returns_program:
+            back[:, self.f.problem.size :] = 0  # multipliers may be as large as they like
+        _, sizes, N = svd_batched(basis)
+        N = N * (sizes > 0).unsqueeze(2)
+        way = -(N.mT @ (N @ back.unsqueeze(2))).squeeze(2)
+        longest = (way / unit).abs().amax(1, keepdim=True)
+        return torch.where(longest > _STEP, way * (_STEP / longest), way)

@@ -1,0 +1,153 @@
+r"""Has a minimisation stalled in a kink?
+
+At a minimum of ``|z - a|_1``, or of a maximum, no gradient vanishes, but a convex combination of those nearby does (Clarke):
+``0`` lies in the hull of gradients at points drawn about it, of which each is far from zero.  Burke, Lewis & Overton (2005),
+"A robust gradient sampling algorithm for nonsmooth, nonconvex optimization", SIAM J. Optim. 15, 751-779.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import seeded
+from implicitkit.solution import Status
+from implicitkit.solver.base import Outcome
+from implicitkit.solver.evaluations import Evaluations
+
+KINK = (
+    "The objective stops falling in a kink (of |z|, relu, a maximum): gradients all around that point have a mean of zero, "
+    "and none vanishes. State the term as prox= (ik.prox.l1 for a |z|) or by constraints=, or smooth it"
+)
+_FEW = 32  # unknowns, at most
+_PAIRS = 24  # of opposite directions, at most; else two more than twice as many as unknowns
+_RADII = (1e-6, 1e-4)  # of 1 + max |z|
+_WIDER, _JUMPS = 10.0, 3.0  # times as far gradients differ by no more than so many times as much: they jump
+_LARGE = 1e-4  # of the gradient at the start, such a jump
+_HULL, _SWEEPS = 0.05, 300  # of the largest gradient: the shortest mean; and steps to find it
+_ROUNDING = 10.0  # units of it, by which the objective may be lower nearby
+_HALVINGS = 70  # of the distance to a kink
+
+
+class Kinks:
+    """Samples of a minimisation in several stages that have stalled in a kink, ``(batch,)``: what they are is looked for
+    once."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.found, self._asked = torch.zeros_like(like), torch.zeros_like(like)
+        self._point: Tensor | None = None
+        self._norm: Tensor | None = None
+
+    def look(
+        self, f: Evaluations, found: Outcome, samples: Tensor, open_: Tensor, start_norm: Tensor, total: Outcome
+    ) -> bool:
+        """After a stage for some samples; is one of them at a kink of each unknown, where autograd says zero? That is
+        written into ``total``."""
+        stalled = (found.status == int(Status.STALLED)) | (found.status == int(Status.DIVERGED))
+        asked = stalled & (open_ & ~self._asked).index_select(0, samples)
+        asked = asked & ~(found.residual_norm < _LARGE * start_norm)  # of a gradient that vanishes nothing jumps
+        if not bool(asked.any()):
+            return False
+        self._asked = self._asked.index_put((samples,), asked | self._asked[samples])
+        z = found.z if found.left is None else found.left
+        kink = hit = torch.zeros_like(asked)
+        with suppress(Exception):  # beside a point whose domain ends there
+            kink = in_a_kink(f, z, asked, start_norm)
+        if bool(kink.any()):
+            exact = torch.where(kink.unsqueeze(1), met_exactly(f, z), z)
+            hit = kink & (f.beside("minimise")(exact) == 0).all(1)
+            where, norm = samples[hit], torch.zeros_like(found.residual_norm)
+            total.z = total.z.index_copy(0, where, exact[hit])
+            total.residual_norm = total.residual_norm.index_copy(0, where, norm[hit])
+            total.status = total.status.index_fill(0, where, int(Status.CONVERGED))
+            z = torch.where(hit.unsqueeze(1), exact, z)
+            self._point = total.z if self._point is None else self._point
+            self._point = self._point.index_copy(0, samples[kink], z[kink])
+            norm = torch.linalg.vector_norm(f.beside("minimise")(z), dim=1).to(norm)
+            self._norm = (total.residual_norm if self._norm is None else self._norm).index_copy(
+                0, samples[kink], norm[kink]
+            )
+            self.found = self.found.index_fill(0, samples[kink], True)
+        total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
+        return bool(hit.any())
+
+    def close(self, total: Outcome) -> None:
+        """What no other stage has solved has stalled there."""
+        open_ = self.found & (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
+        if self._point is not None and self._norm is not None and bool(open_.any()):
+            total.z = torch.where(open_.unsqueeze(1), self._point, total.z)
+            total.residual_norm = torch.where(open_, self._norm, total.residual_norm)
+            total.status, total.message = torch.where(open_, int(Status.STALLED), total.status), KINK
+
+
+def in_a_kink(f: Evaluations, z: Tensor, which: Tensor, start_norm: Tensor) -> Tensor:
+    """Which of the samples that have stalled are minima in a kink, ``(batch,)``: the objective is no lower around ``z``,
+    gradients jump there, and ``0`` is a mean of them.  Up to 200 evaluations."""
+    found = torch.zeros_like(which)
+    if z.shape[1] > _FEW or z.dtype not in (torch.float32, torch.float64):
+        return found
+    probe = f.beside("minimise")
+    ways = torch.nn.functional.normalize(
+        seeded.normal(min(2 * z.shape[1] + 2, _PAIRS), z.shape[1], seed=0).to(z), dim=1
+    )
+    level = probe.value(z)
+    noise = _ROUNDING * torch.finfo(z.dtype).eps * level.abs()
+    for share in _RADII:
+        open_ = which & ~found
+        if not bool(open_.any()):
+            break
+        radius = share * (1 + z.abs().amax(1, keepdim=True))
+        lowest, slopes = level, []
+        for way in ways:
+            for side in (radius, -radius):
+                there = z + side * way
+                lowest = torch.minimum(lowest, probe.value(there))
+                slopes.append(probe(there))
+        G = torch.stack(slopes, 1)
+        size = torch.linalg.vector_norm(G, dim=2)
+        far = [probe(z + s * _WIDER * radius * ways[0]) for s in (1, -1)]
+        spread, wide = (torch.linalg.vector_norm(a - b, dim=1) for a, b in ((G[:, 0], G[:, 1]), far))
+        largest = torch.linalg.vector_norm(G[:, ::2] - G[:, 1::2], dim=2).amax(1)
+        jumps = (largest >= _LARGE * start_norm) & (wide <= _JUMPS * spread.maximum(0.1 * largest))
+        least = size.amax(1)
+        level_ = (lowest >= level - noise - 1e-2 * radius.squeeze(1) * least) & torch.isfinite(least) & (least > 0)
+        open_ = open_ & jumps & level_
+        if bool(open_.any()):
+            found = found | (
+                open_ & (_shortest(G / least.clamp_min(torch.finfo(z.dtype).tiny)[:, None, None]) <= _HULL)
+            )
+    return found
+
+
+def _shortest(G: Tensor) -> Tensor:
+    """The least ``|sum_k l_k g_k|`` with ``l >= 0`` and ``sum l = 1``, ``(batch,)``: accelerated projected gradient (Beck &
+    Teboulle 2009)."""
+    A = torch.nan_to_num(G @ G.mT)
+    step = 1 / torch.linalg.matrix_norm(A).clamp_min(1e-30)[:, None]
+    shares = torch.full_like(A[:, 0], 1 / A.shape[1])
+    ahead, theta = shares, 1.0
+    rank = torch.arange(1, A.shape[1] + 1, dtype=A.dtype, device=A.device)
+    for _ in range(_SWEEPS):
+        v = ahead - step * (A @ ahead.unsqueeze(2)).squeeze(2)
+        ordered = v.sort(1, descending=True)[0]
+        cut = (ordered.cumsum(1) - 1) / rank
+        cut = cut.gather(1, (ordered > cut).sum(1, keepdim=True) - 1)
+        new, after = (v - cut).clamp_min(0), 0.5 * (1 + (1 + 4 * theta * theta) ** 0.5)
+        ahead, shares, theta = new + (theta - 1) / after * (new - shares), new, after
+    return torch.linalg.vector_norm((shares.unsqueeze(1) @ G).squeeze(1), dim=1)
+
+
+def met_exactly(f: Evaluations, z: Tensor) -> Tensor:
+    """Where each unknown is at its own kink, if they have some: its slope, of a sign to either side, is followed to
+    neighbouring numbers, at one of which autograd may say zero; ``(batch, n)``."""
+    probe, radius = f.beside("minimise"), _RADII[0] * (1 + z.abs().amax(1, keepdim=True))
+    low, high = z - radius, z + radius
+    for _ in range(_HALVINGS):
+        middle = low + 0.5 * (high - low)
+        g, closed = probe(middle), (middle == low) | (middle == high)
+        if bool(closed.all()):
+            break
+        low, high = torch.where(g > 0, low, middle), torch.where(g < 0, high, middle)
+    return middle
