@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, trees
+from implicitkit.foundation.numbers import real_parts
 from implicitkit.foundation.options import check_options, each, function, one_of, positive
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin, as_bounds, tree_gradient
@@ -38,8 +39,9 @@ class LeastSquares(Problem):
     Source: Nocedal & Wright (2006), chapter 10.
 
     Args:
-        residuals: ``r(z, *args)``, a function or ``nn.Module`` returning any pytree of real tensors; with
-            ``batch_dims``, each leaf has the batch's shape in front.
+        residuals: ``r(z, *args)``, a function or ``nn.Module`` returning any pytree of tensors; with
+            ``batch_dims``, each leaf has the batch's shape in front.  Real and imaginary parts of complex numbers are
+            residuals of their own.
         jac_sparsity: the pattern of the Jacobian of the residuals, ``(m, n)``, for one sample, unknowns
             in the order of the flattened leaves: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``, or
             ``"auto"``: found by itself from 128 unknowns on.
@@ -149,7 +151,7 @@ class HalfSquaredNorm(Around):
         self.batch_dims = batch_dims
 
     def __call__(self, z: Any, *args: Any) -> Tensor:
-        leaves = trees.tree_flatten(self.function(z, *args))[0]
+        leaves = [real_parts(leaf) for leaf in trees.tree_flatten(self.function(z, *args))[0]]
         parts = [leaf.square().reshape(*leaf.shape[: self.batch_dims], -1).sum(-1) for leaf in leaves]
         total: Tensor = 0.5 * sum(parts[1:], parts[0])
         return total
