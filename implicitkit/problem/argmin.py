@@ -133,7 +133,7 @@ class Argmin(Problem):
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
         if self.manifold is not None and z0 is not None:
             return on_chart(self, "objective", z0, args, batch_dims)
-        prox = self._proximal(z0)
+        prox = self.proximal(z0)
         if z0 is not None and self.prox is None and self.project is None:
             units = units_of_start(self.function, z0, args, Layout(z0, batch_dims))
             if units is not None:
@@ -162,7 +162,7 @@ class Argmin(Problem):
         start = trees.tree_map(torch.div, z0, s)
         return deeper(scaled, start, args, batch_dims, s, lambda y, s: trees.tree_map(torch.mul, y, s))
 
-    def _proximal(self, z0: Any) -> Callable[..., Any] | None:
+    def proximal(self, z0: Any) -> Callable[..., Any] | None:
         """The proximal map of whatever set or term there is."""
         if self.prox is not None:
             return self.prox

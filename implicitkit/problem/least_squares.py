@@ -17,10 +17,11 @@ from implicitkit.problem.argmin import Argmin, as_bounds, tree_gradient
 from implicitkit.problem.base import Kernel, Problem, Restated, deeper, half_squared_norm, require_callable
 from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.problem.chart import check_manifold, on_chart
-from implicitkit.problem.constrained import ConstrainedMinimisation
+from implicitkit.problem.constrained import start
+from implicitkit.problem.cost import cost_of
 from implicitkit.problem.kind import LEAST_SQUARES, Kind
 from implicitkit.problem.robust import LOSSES, Robust
-from implicitkit.problem.scaling import Rescaled, check_scales, divided, scales
+from implicitkit.problem.scaling import Rescaled, check_scales, divided, scales, units_of_start
 from implicitkit.problem.wrapping import Around
 
 
@@ -109,13 +110,23 @@ class LeastSquares(Problem):
             return self._rescaled(z0, args, batch_dims)
         if self.bounds is None:
             return None
-        objective = HalfSquaredNorm(self.function, batch_dims)
-        restated = Argmin(objective, bounds=self.bounds).restate(z0, args, batch_dims)
-        assert restated is not None and isinstance(restated.problem, ConstrainedMinimisation)
-        bounded = BoundedLeastSquares.of(
-            restated.problem, self.function, x_scale=self.x_scale, jac_sparsity=self.jac_sparsity
-        )
-        return replace(restated, problem=bounded)
+        return self._bounded(z0, args, batch_dims)
+
+    def _bounded(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
+        """Within bounds: unknowns and residuals in units in which the natural map compares like with like, as those of
+        :class:`~implicitkit.Argmin` are."""
+        program = Argmin(HalfSquaredNorm(self.function, batch_dims), bounds=self.bounds)
+        units = units_of_start(program.objective, z0, args, Layout(z0, batch_dims))
+        if units is not None:
+            return replace(self, x_scale=units)._rescaled(z0, args, batch_dims)
+        bounded, state = start(program.objective, (), program.proximal(z0), program.degenerate, z0, args, batch_dims)
+        bounded = BoundedLeastSquares.of(bounded, self.function, x_scale=self.x_scale, jac_sparsity=self.jac_sparsity)
+        cost = cost_of(program.objective, bounded.prox, z0, args, bounded.layout, both=True)
+        if cost is None:
+            return Restated(bounded, state, args, lambda s: (s.z, None), batch_dims)
+        cost = torch.exp2(2 * (torch.log2(cost) / 2).round())  # whose root is exact
+        split = lambda s, c: (s.z, None)  # noqa: E731
+        return Restated(replace(bounded, costed=True), state, (cost, *args), split, batch_dims, lead=1)
 
     def _rescaled(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
         """The problem for ``z / x_scale``."""

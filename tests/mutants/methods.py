@@ -799,7 +799,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/problem/bounded_least_squares.py",
         "tests/solver/test_bounded_least_squares.py",
-        ("return not (self.costed or self.constraints)", "return False"),
+        ("is_fit: ClassVar[bool] = True", "is_fit: ClassVar[bool] = False"),
+        ("lambda t: t * _over(args[0].sqrt(), t), r)", "lambda t: t, r)"),
     ),
     *mutants(
         "implicitkit/solver/qp/single_rows.py",
