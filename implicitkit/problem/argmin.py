@@ -133,7 +133,7 @@ class Argmin(Problem):
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
         if self.manifold is not None and z0 is not None:
             return on_chart(self, "objective", z0, args, batch_dims)
-        prox = self.proximal(z0)
+        prox = self._proximal(z0)
         if z0 is not None and self.prox is None and self.project is None:
             units = units_of_start(self.function, z0, args, Layout(z0, batch_dims))
             if units is not None:
@@ -162,19 +162,13 @@ class Argmin(Problem):
         start = trees.tree_map(torch.div, z0, s)
         return deeper(scaled, start, args, batch_dims, s, lambda y, s: trees.tree_map(torch.mul, y, s))
 
-    def proximal(self, z0: Any) -> Callable[..., Any] | None:
+    def _proximal(self, z0: Any) -> Callable[..., Any] | None:
         """The proximal map of whatever set or term there is."""
         if self.prox is not None:
             return self.prox
         if self.project is not None:
             return (Separately if natural_of(self.project) else Projected)(self.project)
-        if self.bounds is not None:
-            bounded = Bounded(
-                *(_like(bound, z0, name) for bound, name in zip(self.bounds, ("lower", "upper"), strict=True))
-            )
-            bounded.check()
-            return bounded
-        return None
+        return None if self.bounds is None else box(self.bounds, z0)
 
     def residual(self, z: Any, *args: Any) -> Any:
         return tree_gradient(lambda t: self.function(t, *args).sum(), z)
@@ -247,6 +241,17 @@ class Bounded:
             ],
             spec,
         )
+
+
+def box(bounds: Any, z0: Any) -> Bounded:
+    """The projection on bounds, as a proximal map.
+
+    Raises:
+        ValueError: the lower one is above the upper one somewhere, or they do not fit ``z0``.
+    """
+    bounded = Bounded(*(_like(bound, z0, name) for bound, name in zip(bounds, ("lower", "upper"), strict=True)))
+    bounded.check()
+    return bounded
 
 
 def as_bounds(bounds: Any) -> Any:

@@ -13,7 +13,7 @@ from implicitkit.foundation import autodiff, trees
 from implicitkit.foundation.numbers import real_parts
 from implicitkit.foundation.options import check_options, each, function, one_of, positive
 from implicitkit.foundation.trees import Layout
-from implicitkit.problem.argmin import Argmin, as_bounds, tree_gradient
+from implicitkit.problem.argmin import as_bounds, box, tree_gradient
 from implicitkit.problem.base import Kernel, Problem, Restated, deeper, half_squared_norm, require_callable
 from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.problem.chart import check_manifold, on_chart
@@ -35,7 +35,9 @@ class LeastSquares(Problem):
 
     With bounds the residual is the natural map ``z - P(z - R^T r)``, ``P`` the projection on them, as for
     :class:`~implicitkit.Argmin`; the solver is Levenberg-Marquardt on the unknowns that no bound holds, with robust losses
-    as well, sparse where the residuals have a pattern.
+    as well, sparse where the residuals have a pattern.  Unknowns and residuals that are far from one are measured in units
+    of their own (:func:`~implicitkit.problem.scaling.units_of_start`, :mod:`implicitkit.problem.cost`); ``atol`` and
+    ``residual_norm`` are then in these units.
 
     Source: Nocedal & Wright (2006), chapter 10.
 
@@ -115,13 +117,14 @@ class LeastSquares(Problem):
     def _bounded(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
         """Within bounds: unknowns and residuals in units in which the natural map compares like with like, as those of
         :class:`~implicitkit.Argmin` are."""
-        program = Argmin(HalfSquaredNorm(self.function, batch_dims), bounds=self.bounds)
-        units = units_of_start(program.objective, z0, args, Layout(z0, batch_dims))
+        objective = HalfSquaredNorm(self.function, batch_dims)
+        auto = isinstance(self.x_scale, str) and self.x_scale == "auto"
+        units = units_of_start(objective, z0, args, Layout(z0, batch_dims)) if auto else None
         if units is not None:
             return replace(self, x_scale=units)._rescaled(z0, args, batch_dims)
-        bounded, state = start(program.objective, (), program.proximal(z0), program.degenerate, z0, args, batch_dims)
-        bounded = BoundedLeastSquares.of(bounded, self.function, x_scale=self.x_scale, jac_sparsity=self.jac_sparsity)
-        cost = cost_of(program.objective, bounded.prox, z0, args, bounded.layout, both=True)
+        program, state = start(objective, (), box(self.bounds, z0), "lstsq", z0, args, batch_dims)
+        bounded = BoundedLeastSquares.of(program, self.function, x_scale=self.x_scale, jac_sparsity=self.jac_sparsity)
+        cost = cost_of(objective, bounded.prox, z0, args, bounded.layout, both=True)
         if cost is None:
             return Restated(bounded, state, args, lambda s: (s.z, None), batch_dims)
         cost = torch.exp2(2 * (torch.log2(cost) / 2).round())  # whose root is exact
