@@ -19,6 +19,7 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import cast_as_now
 from implicitkit.foundation.failing_matrices import attempted, failing_as_nan
 from implicitkit.foundation.faithful import faithful, mapped
+from implicitkit.foundation.numbers import real_parts
 from implicitkit.foundation.trees import Layout, hint_of_no_tensor, hint_of_pair, tree_flatten
 from implicitkit.foundation.wording import check_returned, kind_of, of_the_objective
 from implicitkit.lifting.fewer_rows import Larger, watched
@@ -315,7 +316,7 @@ def _packer(problem: Equations, layout: Layout) -> Callable[[Any, Tensor], Tenso
         return lambda out, z: out.reshape(z.shape[0]).to(z.dtype)
 
     def vector(out: Any, z: Tensor) -> Tensor:
-        leaves = [leaf.reshape(z.shape[0], -1) for leaf in tree_flatten(out)[0]]
+        leaves = [real_parts(leaf).reshape(z.shape[0], -1) for leaf in tree_flatten(out)[0]]
         return (leaves[0] if len(leaves) == 1 else torch.cat(leaves, 1)).to(z.dtype)
 
     return vector
@@ -336,10 +337,10 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
             if not isinstance(leaf, Tensor):
                 hint = hint_of_pair(out) or hint_of_no_tensor(leaf)
                 raise TypeError(f"{name} returned {kind_of(leaf)}, not a tensor{hint}")
-            check_returned(leaf, layout.device, name, real=True)
+            check_returned(leaf, layout.device, name, real=problem.kind.returns_scalar)
         if not leaves:
             raise TypeError(f"{name} returned {kind_of(out)} without a tensor in it")
-        others = {leaf.dtype for leaf in leaves} - {layout.dtype}
+        others = {leaf.real.dtype for leaf in leaves} - {layout.dtype}
         if others and not cast:
             start = "start from a z0 of the dtype that the function returns"
             raise TypeError(f"{name} returned dtype {others.pop()}, but z has {layout.dtype}; {start}")

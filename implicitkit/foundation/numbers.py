@@ -1,4 +1,4 @@
-"""The numbers of a tensor, for libraries that know no tensors, and the largest of them."""
+"""The numbers of a tensor, for libraries that know no tensors, the largest of them, and what complex ones consist of."""
 
 from __future__ import annotations
 
@@ -32,3 +32,11 @@ def largest(t: Tensor) -> float:
 def largest_moduli(x: Tensor) -> Tensor:
     """``max |x|`` of each sample, 0 of nothing, ``(batch, k) -> (batch,)``."""
     return x.abs().amax(1) if x.shape[1] else x.new_zeros(len(x))
+
+
+def real_parts(leaf: Tensor) -> Tensor:
+    """Real and imaginary parts of complex numbers, in one more dimension; real ones as they are."""
+    if not leaf.is_complex():
+        return leaf
+    leaf = leaf.resolve_conj()  # of one that is not resolved, vmap does not know the imaginary part
+    return torch.stack((leaf.real, leaf.imag), -1)

@@ -19,6 +19,7 @@ from torch import Tensor
 from implicitkit.foundation import compat, tracers
 from implicitkit.foundation.compat import tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.numbers import real_parts
 from implicitkit.foundation.wording import check_returned, kind_of
 
 __all__ = [
@@ -189,8 +190,7 @@ class Layout:
     def _pairs(self, leaf: Tensor) -> Tensor:
         """Real and imaginary parts, in one more dimension.  A view where that can be: the cotangent of one needs an even
         number of reals before it in memory, which is not so beside real leaves."""
-        leaf = leaf.resolve_conj()  # of one that is not resolved, vmap does not know the imaginary part
-        return torch.stack((leaf.real, leaf.imag), -1) if self.mixed else torch.view_as_real(leaf)
+        return real_parts(leaf) if self.mixed else torch.view_as_real(leaf.resolve_conj())
 
     def _complex(self, pairs: Tensor) -> Tensor:
         """The inverse: a copy, since torch.compile takes no view of another shape.  ``torch.complex`` takes the imaginary

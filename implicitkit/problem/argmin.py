@@ -168,13 +168,7 @@ class Argmin(Problem):
             return self.prox
         if self.project is not None:
             return (Separately if natural_of(self.project) else Projected)(self.project)
-        if self.bounds is not None:
-            bounded = Bounded(
-                *(_like(bound, z0, name) for bound, name in zip(self.bounds, ("lower", "upper"), strict=True))
-            )
-            bounded.check()
-            return bounded
-        return None
+        return None if self.bounds is None else box(self.bounds, z0)
 
     def residual(self, z: Any, *args: Any) -> Any:
         return tree_gradient(lambda t: self.function(t, *args).sum(), z)
@@ -247,6 +241,17 @@ class Bounded:
             ],
             spec,
         )
+
+
+def box(bounds: Any, z0: Any) -> Bounded:
+    """The projection on bounds, as a proximal map.
+
+    Raises:
+        ValueError: the lower one is above the upper one somewhere, or they do not fit ``z0``.
+    """
+    bounded = Bounded(*(_like(bound, z0, name) for bound, name in zip(bounds, ("lower", "upper"), strict=True)))
+    bounded.check()
+    return bounded
 
 
 def as_bounds(bounds: Any) -> Any:

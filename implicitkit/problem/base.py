@@ -11,6 +11,7 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, seeded, trees
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.numbers import real_parts
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import Configured, check_options, flag
 from implicitkit.foundation.trees import Layout
@@ -376,10 +377,7 @@ _FORMS = {
 
 def half_squared_norm(residuals: Any) -> Any:
     """``|r|^2 / 2`` summed over every leaf."""
-    return sum(
-        0.5 * (leaf.real.square() + leaf.imag.square() if leaf.is_complex() else leaf.square()).sum()
-        for leaf in trees.tree_flatten(residuals)[0]
-    )
+    return sum(0.5 * real_parts(leaf).square().sum() for leaf in trees.tree_flatten(residuals)[0])
 
 
 def _idle(F: Kernel, z: Tensor) -> tuple[Tensor, Tensor]:

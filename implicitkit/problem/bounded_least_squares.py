@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import trees
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.base import Kernel
 from implicitkit.problem.constrained import ConstrainedMinimisation
@@ -30,7 +31,8 @@ class Residuals(NamedTuple):
 class BoundedLeastSquares(ConstrainedMinimisation):
     """See the top of this file.  Made by :class:`~implicitkit.LeastSquares` with ``bounds=``.
 
-    The kernel gives the residuals ``(batch, m)`` for a matrix of two columns more than the state has.
+    The kernel gives the residuals ``(batch, m)`` for a matrix of two columns more than the state has.  Where the objective
+    has a unit ``c`` of its own (``costed``, :mod:`implicitkit.problem.cost`) they are ``\\sqrt{c} r``.
 
     Attributes:
         residuals: ``(z, *args) ->`` a pytree of residuals. x_scale: ``"jac"``, or 1 where the unknowns have units
@@ -41,6 +43,7 @@ class BoundedLeastSquares(ConstrainedMinimisation):
     x_scale: Any = "auto"
     jac_sparsity: Any = field(default="auto", compare=False)
     title: ClassVar[str] = "LeastSquares"
+    is_fit: ClassVar[bool] = True
 
     @staticmethod
     def of(program: ConstrainedMinimisation, residuals: Callable[..., Any], **said: Any) -> BoundedLeastSquares:
@@ -52,15 +55,11 @@ class BoundedLeastSquares(ConstrainedMinimisation):
         name = getattr(self.residuals, "__qualname__", type(self.residuals).__name__)
         return f"LeastSquares({name}, bounded)"
 
-    @property
-    def is_fit(self) -> bool:
-        """Is the objective half the squared norm of the residuals, and nothing else in the program but bounds?"""
-        return not (self.costed or self.constraints)
-
     def evaluate(self, state: Any, *args: Any) -> Any:
         if isinstance(state, Residuals):
             assert self.residuals is not None
-            return self.residuals(state.z, *args)
+            r = self.residuals(state.z, *args[self.hidden :])
+            return trees.tree_map(lambda t: t * _over(args[0].sqrt(), t), r) if self.costed else r
         return super().evaluate(state, *args)
 
     def unpack(self, layout: Layout, matrix: Tensor) -> Any:
@@ -76,5 +75,11 @@ class BoundedLeastSquares(ConstrainedMinimisation):
         return kernel(torch.cat([z, z.new_zeros(len(z), 2)], 1))
 
     def flat_curvature(self, r: Tensor, share: Tensor) -> Tensor | None:
-        """Of a robust loss (:meth:`~implicitkit.problem.robust.Robust.curvature`)."""
-        return self.residuals.curvature(r, share) if isinstance(self.residuals, Robust) else None
+        """Of a robust loss (:meth:`~implicitkit.problem.robust.Robust.curvature`); Gauss and Newton's where residuals have
+        another unit than its scale: that takes a twentieth more evaluations."""
+        return self.residuals.curvature(r, share) if isinstance(self.residuals, Robust) and not self.costed else None
+
+
+def _over(samples: Tensor, t: Tensor) -> Tensor:
+    """One number a sample, to be multiplied with a tensor of the batch's shape and more."""
+    return samples.reshape(samples.shape + (1,) * (t.ndim - samples.ndim))

@@ -33,6 +33,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, compat, recording, trees
 from implicitkit.foundation.clamping import held
 from implicitkit.foundation.failing_matrices import attempted
+from implicitkit.foundation.numbers import real_parts
 from implicitkit.foundation.trees import Layout
 from implicitkit.foundation.wording import kind_of, of_the_objective
 from implicitkit.linear.conditions.kkt import KKT
@@ -161,7 +162,7 @@ class ConstrainedMinimisation(Problem):
             image = self.prox(state.z, state.step * args[0] if self.costed else state.step)
             rows = len(trees.tree_flatten(state.z)[0][0]) if self.layout.batch_dims else None
             image = self.layout.check(image, "prox (or project)", rows=rows)
-            return trees.tree_map(lambda t: torch.stack((t.real, t.imag), -1) if t.is_complex() else t, image)
+            return trees.tree_map(real_parts, image)
         if isinstance(state, Natural):
             return natural_of(self.prox)(state.z, state.slope)  # type: ignore[misc]
         if isinstance(state, Probe):

@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, trees
+from implicitkit.foundation.numbers import real_parts
 from implicitkit.foundation.options import check_options, each, function, one_of, positive
 from implicitkit.foundation.trees import Layout
-from implicitkit.problem.argmin import Argmin, as_bounds, tree_gradient
+from implicitkit.problem.argmin import as_bounds, box, tree_gradient
 from implicitkit.problem.base import Kernel, Problem, Restated, deeper, half_squared_norm, require_callable
 from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.problem.chart import check_manifold, on_chart
-from implicitkit.problem.constrained import ConstrainedMinimisation
+from implicitkit.problem.constrained import start
+from implicitkit.problem.cost import cost_of
 from implicitkit.problem.kind import LEAST_SQUARES, Kind
 from implicitkit.problem.robust import LOSSES, Robust
-from implicitkit.problem.scaling import Rescaled, check_scales, divided, scales
+from implicitkit.problem.scaling import Rescaled, check_scales, divided, scales, units_of_start
 from implicitkit.problem.wrapping import Around
 
 
@@ -33,13 +35,16 @@ class LeastSquares(Problem):
 
     With bounds the residual is the natural map ``z - P(z - R^T r)``, ``P`` the projection on them, as for
     :class:`~implicitkit.Argmin`; the solver is Levenberg-Marquardt on the unknowns that no bound holds, with robust losses
-    as well, sparse where the residuals have a pattern.
+    as well, sparse where the residuals have a pattern.  Unknowns and residuals that are far from one are measured in units
+    of their own (:func:`~implicitkit.problem.scaling.units_of_start`, :mod:`implicitkit.problem.cost`); ``atol`` and
+    ``residual_norm`` are then in these units.
 
     Source: Nocedal & Wright (2006), chapter 10.
 
     Args:
-        residuals: ``r(z, *args)``, a function or ``nn.Module`` returning any pytree of real tensors; with
-            ``batch_dims``, each leaf has the batch's shape in front.
+        residuals: ``r(z, *args)``, a function or ``nn.Module`` returning any pytree of tensors; with
+            ``batch_dims``, each leaf has the batch's shape in front.  Real and imaginary parts of complex numbers are
+            residuals of their own.
         jac_sparsity: the pattern of the Jacobian of the residuals, ``(m, n)``, for one sample, unknowns
             in the order of the flattened leaves: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``, or
             ``"auto"``: found by itself from 128 unknowns on.
@@ -107,13 +112,24 @@ class LeastSquares(Problem):
             return self._rescaled(z0, args, batch_dims)
         if self.bounds is None:
             return None
+        return self._bounded(z0, args, batch_dims)
+
+    def _bounded(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
+        """Within bounds: unknowns and residuals in units in which the natural map compares like with like, as those of
+        :class:`~implicitkit.Argmin` are."""
         objective = HalfSquaredNorm(self.function, batch_dims)
-        restated = Argmin(objective, bounds=self.bounds).restate(z0, args, batch_dims)
-        assert restated is not None and isinstance(restated.problem, ConstrainedMinimisation)
-        bounded = BoundedLeastSquares.of(
-            restated.problem, self.function, x_scale=self.x_scale, jac_sparsity=self.jac_sparsity
-        )
-        return replace(restated, problem=bounded)
+        auto = isinstance(self.x_scale, str) and self.x_scale == "auto"
+        units = units_of_start(objective, z0, args, Layout(z0, batch_dims)) if auto else None
+        if units is not None:
+            return replace(self, x_scale=units)._rescaled(z0, args, batch_dims)
+        program, state = start(objective, (), box(self.bounds, z0), "lstsq", z0, args, batch_dims)
+        bounded = BoundedLeastSquares.of(program, self.function, x_scale=self.x_scale, jac_sparsity=self.jac_sparsity)
+        cost = cost_of(objective, bounded.prox, z0, args, bounded.layout, both=True)
+        if cost is None:
+            return Restated(bounded, state, args, lambda s: (s.z, None), batch_dims)
+        cost = torch.exp2(2 * (torch.log2(cost) / 2).round())  # whose root is exact
+        split = lambda s, c: (s.z, None)  # noqa: E731
+        return Restated(replace(bounded, costed=True), state, (cost, *args), split, batch_dims, lead=1)
 
     def _rescaled(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
         """The problem for ``z / x_scale``."""
@@ -149,7 +165,7 @@ class HalfSquaredNorm(Around):
         self.batch_dims = batch_dims
 
     def __call__(self, z: Any, *args: Any) -> Tensor:
-        leaves = trees.tree_flatten(self.function(z, *args))[0]
+        leaves = [real_parts(leaf) for leaf in trees.tree_flatten(self.function(z, *args))[0]]
         parts = [leaf.square().reshape(*leaf.shape[: self.batch_dims], -1).sum(-1) for leaf in leaves]
         total: Tensor = 0.5 * sum(parts[1:], parts[0])
         return total

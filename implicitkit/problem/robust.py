@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat, trees
+from implicitkit.foundation.numbers import real_parts
 from implicitkit.foundation.wording import kind_of
 from implicitkit.problem.wrapping import Around
 
@@ -152,7 +153,8 @@ class Robust(Around):
     def _transformed(self, r: Any) -> Any:
         if not isinstance(r, Tensor):
             return r
-        s = (r / self.scale).square()
+        s = real_parts(r / self.scale).square()
+        r = real_parts(r)
         if isinstance(self.loss, str):
             return r * LOSSES[self.loss](s).sqrt()
         away = torch.where(s > 0, s, 1)  # of a stranger's rho the slope at zero is taken from next to it

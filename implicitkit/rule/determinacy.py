@@ -127,6 +127,8 @@ def _undetermined(
         pull = lambda v: pullback()(v)[0]  # noqa: E731
         push = lambda v: autodiff.jvp(residual, (there,), (v,))  # noqa: E731
         product, back = (pull, push) if transposed else (push, pull)
+        if transposed:
+            pullback()  # before vmap, inside which torch.func.vjp would take it, and import a compiler for seconds
         if A.batch == len(z) and times > _MOST:
             x = _changing(A, x.view(times, *z.shape), back, solve).flatten(0, 1)
         image = graph.each(product, x.view(-1, *z.shape)).flatten(0, 1)

@@ -266,6 +266,11 @@ def _ones(f: Callable[..., Tensor], ydata: Tensor, batch_dims: int) -> Tensor:
 
 
 def _check_values(value: Any, y: Tensor) -> None:
+    if isinstance(value, Tensor) and value.is_complex():
+        raise TypeError(
+            "f returned complex numbers: fit real and imaginary parts as twice as many data, or minimise "
+            "f - y by ik.least_squares, which takes them as they are"
+        )
     fits = (
         isinstance(value, Tensor)
         and value.dim() <= y.dim()
@@ -287,6 +292,8 @@ def _check(ydata: Any, p0: Any, sigma: Any, batch_dims: int) -> None:
     for name, value in (("ydata", ydata), ("p0", p0)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(value).__name__}: pass torch.as_tensor({name})")
+        if value.is_complex():
+            raise TypeError(f"{name} is complex: pass real and imaginary parts, or minimise f - y by ik.least_squares")
         if value.ndim != batch_dims + 1:
             raise ValueError(
                 f"{name} must have {batch_dims + 1} dimension(s), batch_dims={batch_dims} and one more; its shape is "

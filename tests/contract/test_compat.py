@@ -846,6 +846,7 @@ x = torch.tensor([1.0, 2.0], requires_grad=True)
 for verb, f in (
     (ik.fixed_point, lambda z, x: 0.5 * z + x), (ik.root, lambda z, x: z**3 + z - x), (ik.steady_state, lambda z, x: x - z),
     (ik.argmin, lambda z, x: ((z - x) ** 2).sum()), (ik.least_squares, lambda z, x: torch.cat([z - x, 0.1 * z**2])),
+    (ik.root, lambda z, x: 1e-6 * (z**3 + z - x)),  # small: is this derivative determined?
 ):
     torch.autograd.grad(verb(f, torch.zeros(2), (x,)).value.sum(), x)
 W = torch.randn(200, 200) / 40

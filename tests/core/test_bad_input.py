@@ -241,6 +241,9 @@ REFUSED: dict[str, Row] = {
         r"x_scale must be positive and finite, got -2"),
     "a complex objective": (
         lambda: ik.argmin(lambda z: (z * 1j).sum(), zeros(3)), TypeError, r"complex numbers; what is minimised must be"),
+    "a complex model": (
+        lambda: ik.curve_fit(lambda x, a: a * x * 1j, zeros(3), zeros(3)), TypeError,
+        r"f returned complex numbers: fit real and imaginary parts as twice as many data"),
     "residuals without the batch": (
         lambda: ik.least_squares(lambda z: z.sum(0), zeros(4, 3), batch_dims=1), ValueError,
         r"first dimensions are the batch \(4,\); it returned shape \(3,\)"),

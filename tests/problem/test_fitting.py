@@ -113,6 +113,40 @@ def test_bounds_in_a_batch() -> None:
         torch.testing.assert_close(s.value[i], one, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["plain", "huber", "a scale each", "bounds", "a conjugate", "mapped"])
+def test_complex_residuals_are_two_real_ones(name: str) -> None:
+    """Fitting an impedance: the same as with ``torch.view_as_real`` around the residuals, value and derivative."""
+    omega = torch.logspace(-1, 3, 20, dtype=F64)
+    misfit = lambda p, y: p[0] + p[1] / (1 + 0.01j * omega * p[2]) - torch.view_as_complex(y)  # noqa: E731
+    noise = torch.randn(2, 20, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
+    Y = torch.view_as_real(misfit(torch.tensor([1.0, 2.0, 0.5]), torch.zeros(20, 2, dtype=F64))) + 0.1 * noise
+    options = {
+        "huber": {"loss": "huber", "f_scale": 0.03},
+        "a scale each": {"loss": "soft_l1", "f_scale": torch.linspace(0.05, 0.1, 20, dtype=F64)},
+        "bounds": {"bounds": (0.8, 1.7)},
+    }.get(name, {})
+    flip = torch.conj if name == "a conjugate" else lambda r: r
+    halves = {**options, "f_scale": options["f_scale"].unsqueeze(1)} if name == "a scale each" else options
+    fit = lambda r, o: lambda y: ik.least_squares(r, torch.ones(3, dtype=F64), (y,), rtol=1e-12, **o).value  # noqa: E731
+    whole = fit(lambda p, y: flip(misfit(p, y)), options)
+    parts = fit(lambda p, y: torch.view_as_real(misfit(p, y)), halves)
+    over, y = (vmap, Y) if name == "mapped" else (lambda f: f, Y[0])
+    for of in (lambda f: f, jacrev):
+        torch.testing.assert_close(over(of(whole))(y), over(of(parts))(y), rtol=1e-8, atol=1e-9)
+
+
+def test_complex_unknowns_in_least_squares() -> None:
+    """Damped oscillations: the unknowns are complex, too."""
+    t = torch.linspace(0, 4, 50, dtype=F64)
+    model = lambda z: (z["amplitude"] * torch.exp(z["rate"] * t[:, None])).sum(-1)  # noqa: E731
+    rate = torch.tensor([-0.3 + 6j, -0.5 + 9j], dtype=torch.complex128)
+    truth = {"amplitude": torch.tensor([1 + 0.5j, 0.5 - 0.3j], dtype=torch.complex128), "rate": rate}
+    start = {"amplitude": torch.ones(2, dtype=torch.complex128), "rate": rate + 0.1}
+    found = ik.least_squares(lambda z, y: model(z) - y, start, (model(truth),)).value
+    for key in truth:
+        torch.testing.assert_close(found[key], truth[key], rtol=1e-8, atol=1e-8)
+
+
 def test_wrong_losses_and_scales() -> None:
     with pytest.raises(ValueError, match="Did you mean 'cauchy'"):
         ik.LeastSquares(residuals, loss="cauchi")
@@ -237,6 +271,11 @@ def test_more_parameters_than_data() -> None:
 
 WRONG: dict[str, tuple[tuple[Any, ...], type[Exception], str]] = {
     "a dict": ((X, {"y": X}, START), TypeError, "ydata must be a tensor"),
+    "complex data": (
+        (X, X + 0j, START),
+        TypeError,
+        "ydata is complex: pass real and imaginary parts, or minimise f - y",
+    ),
     "a number to start from": ((X, X, torch.tensor(1.0)), ValueError, "p0 must have 1 dimension"),
     "sigma of another length": (
         (X, X, START, X[:3]),

@@ -133,6 +133,21 @@ def test_pseudo_transient_ends_with_newton_steps() -> None:
     assert int(solution.steps) < 40
 
 
+def test_a_step_factors_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the implicit step; the factors of the Jacobian itself, which steps do not use, take as long again."""
+    counted, factor = [0], torch.linalg.lu_factor_ex
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        counted[0] += 1
+        return factor(*args, **kwargs)
+
+    n = 130
+    W = 0.5 * torch.randn(n, n, dtype=F64, generator=torch.Generator().manual_seed(0)) / n**0.5
+    monkeypatch.setattr(torch.linalg, "lu_factor_ex", counting)
+    s = ik.steady_state(lambda z: torch.tanh(W @ z) + 1 - z, torch.zeros(n, dtype=F64), solver="pseudo_transient")
+    assert 0 < counted[0] <= int(s.steps) + 1
+
+
 def test_a_limit_cycle_has_no_state_to_reach() -> None:
     """Beyond the Hopf bifurcation the flow never comes to rest: reported; a solver that finds the state says what it is."""
     flow = ik.SteadyState(lambda z: _brusselator(z, b=3.0))

@@ -84,6 +84,52 @@ def test_samples_do_not_see_each_other() -> None:
     torch.testing.assert_close(mapped, together.value, rtol=1e-8, atol=1e-9)
 
 
+def in_unit(unit: Any, loss: str, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """The fit of :func:`fit` with residuals ``unit`` times as large, in the user's unit and precision."""
+    unit = torch.as_tensor(unit, dtype=dtype)
+    lower, upper = (torch.tensor(b, dtype=dtype) for b in BOUNDS["one active"])
+    model = lambda p, y: unit * (decay(p, 0 * TIMES).to(p) - y)  # noqa: E731
+    options = {"bounds": (lower, upper), "loss": loss, "f_scale": 0.1 * float(unit.flatten()[0])}
+
+    def solve(y: Tensor) -> Tensor:
+        start = torch.ones(*y.shape[:-1], 3, dtype=dtype)
+        s = ik.least_squares(model, start, (y.to(dtype),), batch_dims=y.ndim - 1, **options)
+        assert s.evaluations <= 60 and s.solver == "auto (projected_levenberg_marquardt)"
+        value: Tensor = s.value.to(D)
+        return value
+
+    return solve
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize("unit", [1e-6, 1e8])
+@pytest.mark.parametrize("loss", ["linear", "cauchy"])
+def test_residuals_in_any_unit(loss: str, unit: float, dtype: torch.dtype) -> None:
+    """Pascals or bars: the fit and its derivative are the same."""
+    solve, tolerance = in_unit(unit, loss, dtype), 1e-7 if dtype == D else 3e-3
+    want = lambda y: fit("one active", loss, y).value  # noqa: E731
+    for f, g in ((solve, want), (torch.func.jacrev(solve), torch.func.jacrev(want))):
+        torch.testing.assert_close(f(DECAY), g(DECAY), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+def test_samples_have_units_of_their_own(dtype: torch.dtype) -> None:
+    y = DECAY.expand(4, 40)
+    together = in_unit([[1e-6], [1.0], [1e3], [1e8]], "linear", dtype)(y)
+    tolerance = 1e-7 if dtype == D else 3e-3
+    torch.testing.assert_close(
+        together, fit("one active", "linear", y, batch_dims=1).value, rtol=tolerance, atol=tolerance
+    )
+
+
+def test_unknowns_in_units_of_their_own() -> None:
+    """A height of 1e-6 and a rate of 1e9 a second within bounds."""
+    unit = torch.tensor([1e-6, 1e9, 1e-6], dtype=D)
+    lower, upper = (torch.tensor(b, dtype=D) for b in BOUNDS["one active"])
+    s = ik.least_squares(lambda p, y: decay(p / unit, y), unit, (DECAY,), bounds=(lower * unit, upper * unit))
+    torch.testing.assert_close(s.value / unit, fit("one active", "linear", DECAY).value, rtol=1e-8, atol=1e-8)
+
+
 def test_from_outside_the_bounds() -> None:
     lower, upper = (torch.tensor(b, dtype=D) for b in BOUNDS["one active"])
     start = torch.tensor([4.0, -3.0, 7.0], dtype=D)

@@ -18,8 +18,14 @@ class DenseBlocks:
     """
 
     def __init__(self, matrix: Tensor, factor: Factor | None = None, transposed: bool = False) -> None:
-        self.matrix, self.transposed = matrix, transposed
-        self.factor = factor_batched(matrix) if factor is None else factor
+        self.matrix, self.transposed, self._factor = matrix, transposed, factor
+
+    @property
+    def factor(self) -> Factor:
+        """The factors, made when they are asked for first: a step of another matrix needs none."""
+        if self._factor is None:
+            self._factor = factor_batched(self.matrix)
+        return self._factor
 
     @property
     def T(self) -> DenseBlocks:

@@ -103,8 +103,9 @@ class PseudoTransient(Method):
 def _implicit_euler(f: Evaluations, J: Jacobian, F: Tensor, inverse: Tensor, sign: Tensor) -> Tensor:
     """``p`` with ``(I / delta - s J) p = F``."""
     if J.dense is not None:
-        shift = torch.diag_embed(inverse.unsqueeze(1).expand_as(F))
-        return newton_direction(sign[:, None, None] * J.dense - shift, F)
+        matrix = sign[:, None, None] * J.dense
+        matrix.diagonal(dim1=1, dim2=2).sub_(inverse.unsqueeze(1))
+        return newton_direction(matrix, F)
     if J.sparse is not None:
         return J.sparse.shifted(inverse, -sign).solve(F)
     rhs = torch.where(f.active.unsqueeze(1), F, 0)
