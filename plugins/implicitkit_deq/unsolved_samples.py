@@ -122,8 +122,7 @@ class Forgive(extend.Configured):
 
     def rule(self, rule: Any) -> Any:
         """The rule with a backward that forgives; one that solves no linear system to a tolerance is as it was."""
-        if isinstance(rule, str) and rule in _EXACT:
-            rule = ik.Implicit()
+        rule = _meant(rule)
         if not isinstance(rule, ik.Implicit):
             return rule
         asked = extend.transforms_active() or extend.has_forward_level()  # for a derivative, by name
@@ -179,6 +178,17 @@ class Forgive(extend.Configured):
             ForgivenWarning,
             stacklevel=8,
         )
+
+
+@functools.cache
+def _exact() -> ik.Implicit:
+    """The exact rule, made once, as :func:`_relay` is."""
+    return ik.Implicit()
+
+
+def _meant(rule: Any) -> Any:
+    """The exact rule where a name of it was given."""
+    return _exact() if isinstance(rule, str) and rule in _EXACT else rule
 
 
 @functools.lru_cache(maxsize=8)
@@ -249,8 +259,7 @@ def followed(rule: Any, trend: Trend) -> Any:
         return rule
     if isinstance(rule, _Rule):
         return replace(rule, trend=trend)
-    if isinstance(rule, str) and rule in _EXACT:
-        rule = ik.Implicit()
+    rule = _meant(rule)
     return _Rule(rule, None, trend) if isinstance(rule, ik.Implicit) else rule
 
 
