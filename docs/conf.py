@@ -86,7 +86,7 @@ sphinx_gallery_conf = {
     "only_warn_on_example_error": True,  # the site is there all the same; with -W the build fails at its end
     "remove_config_comments": True,
     "image_scrapers": ("matplotlib",),
-    "reset_modules": ("matplotlib", "fresh.torch_settings", "fresh.colours"),
+    "reset_modules": ("matplotlib", "fresh.torch_settings", "fresh.colours", "fresh.errors"),
     "capture_repr": (),
 }
 

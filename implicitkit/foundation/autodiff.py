@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ __all__ = [
     "vjp",
 ]
 
+T = TypeVar("T")
 _HELD = 1 << 24  # numbers held at once while a dense Jacobian is formed, beside its own
 _ALIKE = 64.0  # units of rounding that products with matrices which are the same may differ by
 _SAME = 1e-2  # of the largest number: what the same function, made of other operations, may differ by
@@ -194,13 +195,25 @@ def linearise(
         sparse=sparse,
     )
     A.step = step and ((step[1], step[1]) if symmetric else step)
-    A.graph = gone_through = functools.cache(lambda: size_of_graph(out, _UNKNOWN))
-    A.read = functools.cache(lambda: read_by_products(out))
-    A.own = functools.cache(lambda: has_own_matrices(out, z))
+    A.graph = gone_through = _once(lambda: size_of_graph(out, _UNKNOWN))
+    A.read = _once(lambda: read_by_products(out))
+    A.own = _once(lambda: has_own_matrices(out, z))
     price = getattr(sparse, "price", None)
     if price is not None:
         A.price = lambda alike=None: price(alike, gone_through)
     return out, A
+
+
+def _once(ask: Callable[[], T]) -> Callable[[], T]:
+    """``ask``, which is asked once: to make a ``functools.cache`` takes longer than to ask of most graphs."""
+    known: list[T] = []
+
+    def answer() -> T:
+        if not known:
+            known.append(ask())
+        return known[0]
+
+    return answer
 
 
 def _less(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from torch._functorch.vmap import lazy_load_decompositions
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from implicitkit.foundation import compat
@@ -27,6 +28,7 @@ __all__ = [
     "is_freed",
     "is_leaf",
     "is_pointwise",
+    "mapped",
     "nodes_behind",
     "operation_of",
     "pulled",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_functorch: Any = torch._C._functorch
 _MAPPED_WRONGLY = ("Cdist", "AsStridedScatter")  # of torch 2.13, of all that its table of operations samples
 Edge: TypeAlias = tuple[Any, int]
 """A node, and which of its results: a tensor, as a graph knows it."""
@@ -128,9 +131,25 @@ def each(product: Callable[[Tensor], Tensor], vectors: Tensor) -> Tensor:
     """``product`` of each of the vectors, side by side, or one by one where an operation has no batching rule, or a wrong
     one."""
     try:
-        return torch.func.vmap(product)(vectors)
+        return mapped(product, vectors)
     except RuntimeError:
         return torch.stack([product(v) for v in vectors])
+
+
+def mapped(product: Callable[[Tensor], Tensor], vectors: Tensor) -> Tensor:
+    """``torch.func.vmap(product)(vectors)``, which looks for trees of tensors all around, and takes a few times as long as a
+    small product."""
+    _load_rules()
+    level = _functorch._vmap_increment_nesting(len(vectors), "error")
+    try:
+        out = product(_functorch._add_batch_dim(vectors, 0, level))
+        found: Tensor = _functorch._remove_batch_dim(out, level, len(vectors), 0)
+        return found
+    finally:
+        _functorch._vmap_decrement_nesting()
+
+
+_load_rules = functools.cache(lazy_load_decompositions)
 
 
 def pulled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -37,8 +38,8 @@ def read_by_products(out: Tensor) -> int:
     a vector of its own, as seven times as many."""
     found = 0
     for node in nodes_behind([out.grad_fn]):
-        own = type(node).__name__.startswith(_BATCHED)
-        if own or type(node).__name__.startswith(_MATRICES):
+        multiplies, own = _multiplies(type(node).__name__)
+        if multiplies:
             given = sum(math.prod(m.shape) for m in node._input_metadata)
             for name, matrix in ((name, getattr(node, name, None)) for name in _SAVED):
                 if matrix is not None and matrix.numel():
@@ -58,11 +59,18 @@ def has_own_matrices(out: Tensor, z: Tensor) -> bool:
         return matrices.numel() > numbers and len(matrices) % batch == 0 and bool(matrices.stride(0))
 
     for node in nodes_behind([out.grad_fn] if batch > 1 else []):
-        if type(node).__name__.startswith(_BATCHED):
+        if _multiplies(type(node).__name__)[1]:
             matrices = (getattr(node, name, None) for name in _SAVED)
             if any(m is not None and of_each(m) for m in matrices):
                 return True
     return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _multiplies(name: str) -> tuple[bool, bool]:
+    """Does the derivative of this name multiply by a matrix, and by one of a batch of them?"""
+    own = name.startswith(_BATCHED)
+    return own or name.startswith(_MATRICES), own
 
 
 def _is_long(node: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -231,7 +232,7 @@ class Layout:
                 )
             if leaf.layout != torch.strided:
                 raise TypeError(f"{what} returned a sparse tensor{_at(tree, i)}: return a dense one (.to_dense())")
-            check_returned(leaf, self.device, what, _at(tree, i))
+            check_returned(leaf, self.device, what, functools.partial(_at, tree, i))
             if leaf.is_complex() != is_complex or (_real(leaf) != self.dtype and not cast):
                 raise TypeError(
                     f"{what} returned dtype {leaf.dtype}{_at(tree, i)}, but z has {'complex ' if is_complex else ''}"

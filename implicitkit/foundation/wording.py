@@ -63,12 +63,15 @@ def of_the_objective(name: str, batch: tuple[int, ...], got: str) -> str:
     return f"{name} must return one number per sample, shape {batch}; it returned {got}. {advice}"
 
 
-def check_returned(leaf: Tensor, device: torch.device, what: str, at: str = "", real: bool = False) -> None:
-    """Raise unless this tensor, which ``what`` returned, has numbers on this device, real or complex or only ``real``."""
+def check_returned(
+    leaf: Tensor, device: torch.device, what: str, at: Callable[[], str] = str, real: bool = False
+) -> None:
+    """Raise unless this tensor, which ``what`` returned (``at()`` says where in a tree), has numbers on this device, real or
+    complex or only ``real``."""
     if leaf.device != device:
         raise ValueError(f"{what} returned a tensor on {leaf.device}, but z is on {device}")
     if not (leaf.is_floating_point() or leaf.is_complex()):
-        raise TypeError(f"{what} returned dtype {leaf.dtype}{at}: return real numbers, not a comparison or a count")
+        raise TypeError(f"{what} returned dtype {leaf.dtype}{at()}: return real numbers, not a comparison or a count")
     if real and leaf.is_complex():
         way = "return the real view (torch.view_as_real) or a squared modulus"
         raise TypeError(f"{what} returned complex numbers; what is minimised must be real: {way}")

@@ -77,6 +77,7 @@ def below(module: nn.Module) -> Sequence[nn.Module]:
 
 
 _NAMED = nn.Module.named_modules
+_TORCHS = frozenset(vars(nn.Module()))  # attributes of every module, in which none of the user's own are
 
 
 def can_keep(function: Any, modules: list[nn.Module]) -> bool:
@@ -155,7 +156,8 @@ def _uses(function: Any) -> Iterator[tuple[str, Any]]:
         yield from (("", x) for x in function.args)
         yield from function.keywords.items()
     elif inspect.ismethod(function):
-        yield from getattr(function.__self__, "__dict__", {}).items()
+        own = getattr(function.__self__, "__dict__", {})
+        yield from ((name, x) for name, x in own.items() if name not in _TORCHS)
         yield "", function.__func__
     elif inspect.isfunction(function) and not (function.__module__ or "").startswith(_LIBRARIES):
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

@@ -30,6 +30,7 @@ Source: Dennis & Schnabel, *Numerical Methods for Unconstrained Optimization and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from types import CodeType
 from typing import NamedTuple
@@ -219,6 +220,7 @@ def _is_new(identity: Hashable, z: Tensor) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def _parts(identity: Hashable) -> tuple[Hashable, ...]:
     """The code and the objects (as pairs of type and ``id``) of an identity."""
     if isinstance(identity, CodeType):

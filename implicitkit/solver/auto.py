@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from implicitkit.problem.argmin import Bounded
@@ -240,4 +241,10 @@ def choose(problem: Problem, batch: int, size: int) -> Any:
         return Polyalgorithm(_program_stages(problem, batch))
     if isinstance(problem, LeastSquares) and not problem.loss_is_modelled and size <= _FEW:
         return Polyalgorithm(_ROBUST_FEW)
-    return Polyalgorithm(stages(problem.kind, batch, size))
+    return _usual(problem.kind, batch, size)
+
+
+@functools.lru_cache(maxsize=1024)
+def _usual(kind: Kind, batch: int, size: int) -> Polyalgorithm:
+    """Made once: its members are checked, which takes as long as some evaluations."""
+    return Polyalgorithm(stages(kind, batch, size))

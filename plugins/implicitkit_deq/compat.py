@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -34,6 +35,12 @@ def called_whole(cell: Any) -> bool:
     if not isinstance(cell, nn.Module) or is_gathered(cell):
         return False
     return any(getattr(cell, name) for name in _HOOKS) or cell._compiled_call_impl is not None
+
+
+def parametrized(module: nn.Module) -> bool:
+    """Has it weights under ``torch.nn.utils.parametrize``?  Torch's own question raises an error inside for each that has
+    none."""
+    return "parametrizations" in module._modules and parametrize.is_parametrized(module)
 
 
 def hooks_that_set(module: nn.Module) -> Iterator[tuple[int, str, Callable[[nn.Module, Any], None]]]:
@@ -72,6 +79,12 @@ def computed_again() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def trainable(cell: Any) -> list[nn.Parameter]:
+    """The parameters of a cell that require a gradient; one that two modules share more than once."""
+    modules = cell.modules() if isinstance(cell, nn.Module) else ()
+    return [p for module in modules for p in module._parameters.values() if p is not None and p.requires_grad]
 
 
 def version(t: Tensor) -> int:

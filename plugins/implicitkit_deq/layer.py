@@ -15,7 +15,7 @@ from implicitkit.extend import options
 from implicitkit_deq.causal.causality import per_position
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Composed
-from implicitkit_deq.compat import autocast_on
+from implicitkit_deq.compat import autocast_on, unseen
 from implicitkit_deq.held import hoist
 from implicitkit_deq.held.frozen import Drawing, Frozen
 from implicitkit_deq.held.frozen_stack import FrozenStack
@@ -254,8 +254,11 @@ class DEQ(ik.extend.Configured, Composable, Copied):
             how: dict[str, Any] = {"independent": self.batch_dims == 1, "may_draw": dims is None}
             if isinstance(self.cell, Composed):
                 return FrozenStack(self.cell, places, device, **how)
-            what, cast = f"the cell {type(self.cell).__name__}", autocast_on(device)
-            check = functools.partial(layout.check, what=what, cast=cast)
+
+            def check(out: Any) -> None:
+                with unseen():  # it is no work of the cell's
+                    layout.check(out, f"the cell {type(self.cell).__name__}", autocast_on(device))
+
             return Frozen(function, self.cell, places, check, device, **how)
 
         def solve(the_map: Frozen | FrozenStack, dims: Any) -> Any:

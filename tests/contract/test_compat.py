@@ -712,6 +712,20 @@ def test_nodes_behind() -> None:
     assert sorted(found) == ["AccumulateGrad", "CosBackward", "MulBackward", "SinBackward"]
 
 
+def test_mapped() -> None:
+    """What ``torch.func.vmap`` gives, inside it too, and its refusals; the level is closed whatever happens inside."""
+    x = torch.tensor([0.3, -2.0, 1.0], dtype=D, requires_grad=True)
+    y, eye = x.sin() * x.flip(0), torch.eye(3, dtype=D)
+    product = lambda w: graph.pulled(y, (x,), w)[0]  # noqa: E731
+    close(graph.mapped(product, eye), vmap(product)(eye))
+    close(graph.mapped(lambda w: x.detach(), eye), x.detach().expand(3, 3))  # of no sample: the same for each
+    close(vmap(lambda t: graph.mapped(lambda w: w * t, eye))(x.detach()), x.detach().view(3, 1, 1) * eye)
+    for refused in (lambda w: w * w.item(), lambda w: w + torch.rand(3)):
+        with pytest.raises(RuntimeError, match="vmap"):
+            graph.mapped(refused, eye)
+    assert not compat.transforms_active()
+
+
 def test_pulled_from() -> None:
     z = torch.tensor([0.3, -2.0], dtype=D, requires_grad=True)
     y = z.sin()
@@ -789,6 +803,7 @@ def test_whether_a_graph_is_freed(retained: bool) -> None:
 #: The test of each name that is used.
 CONTRACTS = {
     test_pulled_from: "Edge pulled_from",
+    test_mapped: "mapped",
     test_nodes: "age dims_of dtype_at is_leaf operation_of saved shape_at",
     test_between_passes: "between_passes",
     test_called: "called",

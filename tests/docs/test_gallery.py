@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from blocks import ROOT, run_apart
+
+import implicitkit as ik
+import implicitkit_deq
+
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+import fresh
 
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
 SLOW = {
@@ -33,3 +43,19 @@ def test_an_application_keeps_to_the_form(path: Path) -> None:
     assert "*Checked:*" in text, "the docstring says what is checked, and against what"
     assert source.count("plt.show()") == 1
     assert text.splitlines()[1] == "=" * len(text.splitlines()[0]), "a title, underlined"
+
+
+def test_the_site_is_not_built_of_an_application_that_warns() -> None:
+    """Its builder shows what an application warns of, below its output, and goes on."""
+    told = re.search(r'"reset_modules": \((.*)\)', (ROOT / "docs" / "conf.py").read_text())
+    assert told is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in re.findall(r'"fresh\.(\w+)"', told[1]):
+            if name != "colours":
+                getattr(fresh, name)({}, "an_application")
+        with pytest.raises(ik.ConvergenceWarning):
+            ik.fixed_point(lambda z: 2 * z, torch.ones(3), solver="picard", max_steps=3, on_failure="warn")
+        with pytest.raises(implicitkit_deq.ForgivenWarning):
+            warnings.warn("forgiven", implicitkit_deq.ForgivenWarning, stacklevel=1)
+        warnings.warn("somebody else's", UserWarning, stacklevel=1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.foundation import autodiff, structured
+from implicitkit.foundation import autodiff, graph, structured
 from implicitkit.foundation.operators import Operator, repeated
 from implicitkit.foundation.structured import side_by_side
 from implicitkit.linear import auto
@@ -272,7 +272,7 @@ def test_none_goes_through_more_numbers_at_once(
 ) -> None:
     """The same matrix, whatever the pieces; of all of them at once, none is larger than is said."""
     z = torch.randn(8, 200, generator=torch.Generator().manual_seed(0), dtype=D)
-    whole, seen, vmap = form(z), [], torch.func.vmap
+    whole, seen, vmap, mapped = form(z), [], torch.func.vmap, graph.mapped
 
     def watched(function: Callable[..., Any], *options: Any, **more: Any) -> Callable[..., Any]:
         def run(*rows: Tensor) -> Any:
@@ -282,6 +282,7 @@ def test_none_goes_through_more_numbers_at_once(
         return run
 
     monkeypatch.setattr(torch.func, "vmap", watched)
+    monkeypatch.setattr(graph, "mapped", lambda f, rows: (seen.append(len(rows)), mapped(f, rows))[1])
     monkeypatch.setattr(structured, "_CHUNK", 7 * 8 * 200)
     parts = form(z)
     assert whole is not None and parts is not None and torch.allclose(parts, whole, rtol=1e-12, atol=1e-12)

@@ -13,7 +13,7 @@ from patterns_table import PATTERNS, Case
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.foundation import autodiff
+from implicitkit.foundation import autodiff, graph
 from implicitkit.linear.factors import ordering, sparse_factors
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.sparse_factors import SparseFactor, _Full
@@ -187,8 +187,8 @@ def test_products_are_looked_at_a_few_at_a_time(name: str, monkeypatch: pytest.M
     mv = lambda v: (A @ v.unsqueeze(2)).squeeze(2)  # noqa: E731
     rmv = mv if symmetric else lambda w: (A.mT @ w.unsqueeze(2)).squeeze(2)
     widths: list[int] = []
-    vmap = torch.func.vmap
-    monkeypatch.setattr(torch.func, "vmap", lambda f: lambda v: (widths.append(len(v)), vmap(f)(v))[1])
+    mapped = graph.mapped
+    monkeypatch.setattr(graph, "mapped", lambda f, v: (widths.append(len(v)), mapped(f, v))[1])
     for at_once in (1, 3):
         widths.clear()
         monkeypatch.setattr(compression, "_CHUNK", at_once * 2 * max(m, n))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,8 @@ class Frozen:
         self.name, self.training = type(module).__name__, bool(getattr(module, "training", False))
         self.hint = functools.partial(_second, module)
         self.independent, self.may_draw = independent, may_draw
-        self.norms, self.shown = _updating_norms(module), Shown(module)
+        modules = list(module.modules()) if isinstance(module, nn.Module) else []
+        self.norms, self.shown = _updating_norms(modules), Shown(modules)
         if independent and any(isinstance(m, BATCH_NORMS) and m.momentum != 0 for m in self.norms) and computed_again():
             raise ik.CapabilityError(_MOVED.format(self.name))
         self.statistics = [(_copy(m.running_mean), _copy(m.running_var)) for m in self.norms]
@@ -224,7 +225,7 @@ def _told(value: Any, what: Callable[[Tensor], Any]) -> str:
 @contextlib.contextmanager
 def statistics_held(module: Any) -> Iterator[None]:
     """Inside, BatchNorm below ``module`` uses its running statistics, whatever its mode; no statistics are updated."""
-    norms = _updating_norms(module)
+    norms = _updating_norms(module.modules()) if isinstance(module, nn.Module) else []
     with _held(norms, [(m.running_mean, m.running_var) for m in norms], independent=True):
         yield
 
@@ -247,8 +248,7 @@ def _held(norms: Sequence[Any], statistics: Sequence[Any], independent: bool) ->
             m.training, m.running_mean, m.running_var, m.num_batches_tracked = before
 
 
-def _updating_norms(module: Any) -> list[Any]:
-    modules = module.modules() if isinstance(module, nn.Module) else ()
+def _updating_norms(modules: Iterable[nn.Module]) -> list[Any]:
     return [m for m in modules if isinstance(m, _TRACKING) and m.training and m.running_mean is not None]
 
 

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 import implicitkit as ik
-from implicitkit_deq.compat import SETTING, hooks_that_set
+from implicitkit_deq.compat import SETTING, hooks_that_set, parametrized
 
 
 class Place(NamedTuple):
@@ -49,15 +48,15 @@ def places(module: Any) -> list[Place]:
     """Every reparametrised weight below a module."""
     if not isinstance(module, nn.Module):
         return []
-    compiled = ik.extend.holds_compiled([module])
-    found: list[Place] = []
+    found: list[tuple[nn.Module, str, Any, nn.Module, str]] = []
     for m in module.modules():
-        if parametrize.is_parametrized(m):
+        if parametrized(m):
             table = m.parametrizations
             assert isinstance(table, nn.ModuleDict)
-            found.extend(Place(table, "_modules", name, m, name, compiled) for name in table)
-        found.extend(Place(m, SETTING, key, m, name, compiled) for key, name, _ in hooks_that_set(m))
-    return found
+            found.extend((table, "_modules", name, m, name) for name in table)
+        found.extend((m, SETTING, key, m, name) for key, name, _ in hooks_that_set(m))
+    compiled = bool(found) and ik.extend.holds_compiled([module])
+    return [Place(*where, compiled) for where in found]
 
 
 def computed(where: Sequence[Place]) -> tuple[Tensor, ...]:

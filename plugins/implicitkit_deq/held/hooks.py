@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from implicitkit_deq.compat import observed
+
+_TORCHS = frozenset(vars(nn.Module())) - {"_buffers"}  # attributes of every module, where no evaluation leaves a tensor
 
 
 class Shown:
@@ -20,11 +22,11 @@ class Shown:
     of the samples that were left in it, and without derivative.
 
     Args:
-        cell: a module, whose modules are asked; of a function nothing is known.
+        modules: those of the cell; of a function, none, nothing is known.
     """
 
-    def __init__(self, cell: Any) -> None:
-        self.modules = list(cell.modules()) if isinstance(cell, nn.Module) else []
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules = modules
         self.before = {id(t): weakref.ref(t) for t in _kept(self.modules)}
 
     def anything(self) -> bool:
@@ -57,7 +59,9 @@ class Copied(nn.Module):
 def _kept(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     """Tensors that are attributes of modules, or lie in a list, tuple or dict that is one (as buffers do)."""
     for module in modules:
-        for value in vars(module).values():
+        for name, value in vars(module).items():
+            if name in _TORCHS:
+                continue
             if isinstance(value, Tensor):
                 yield value
             elif type(value) is dict or type(value) in (list, tuple):

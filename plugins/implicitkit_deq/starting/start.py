@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import implicitkit as ik
-from implicitkit_deq.compat import version
+from implicitkit_deq.compat import trainable, version
 from implicitkit_deq.starting.extrapolation import Trend
 from implicitkit_deq.starting.warm_start import Followed, Last, usable
 
@@ -184,7 +184,7 @@ class Again:
         known = not ik.extend.transforms_active() and all(
             isinstance(t, Tensor) and not t.is_inference() for t in leaves
         )
-        trained = [p for p in cell.parameters() if p.requires_grad] if isinstance(cell, nn.Module) else []
+        trained = trainable(cell)
         known = known and bool(trained) and not any(p.is_inference() for p in trained)
         self._kept = (settings, _versions(leaves), _versions(trained), self._start) if known else None
         if not known:

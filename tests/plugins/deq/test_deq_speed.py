@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import implicitkit as ik
 from implicitkit.foundation import refill, trees
 from implicitkit.linear import independence
 from implicitkit.linear.iterative import cycles
-from implicitkit.solver import costs
+from implicitkit.solver import costs, polyalgorithm
 from implicitkit_deq import DEQ, cells
 from implicitkit_deq.starting.extrapolation import Trend
 from implicitkit_deq.starting.warm_start import usable
@@ -54,6 +56,37 @@ def test_what_an_evaluation_costs_is_known_of_a_layer(name: str, monkeypatch: py
     for _ in range(2):
         layer(x).sum().backward()
     assert len(said) >= 2 and None not in said, said
+
+
+@pytest.mark.parametrize(
+    "where, name",
+    [
+        (ik.Implicit, "__post_init__"),  # options of the rule and of the solver are checked once
+        (polyalgorithm.Polyalgorithm, "__post_init__"),
+        (trees, "_at"),  # a place in a tree is told where it is wanted
+        (parametrize, "is_parametrized"),  # which raises an error inside for each module
+        (functools, "update_wrapper"),  # a cache made for one question
+        (torch.func, "vmap"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else x.__name__.rpartition(".")[2],
+)
+def test_a_call_does_once_what_is_the_same_in_every_call(
+    where: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    f = lambda z, x: torch.cos(0.5 * z.flip(0) + x)  # noqa: E731
+    layer, x = DEQ(cells.MLP(40, 40)), torch.randn(3, 40)
+
+    def calls() -> None:
+        layer(x).sum().backward()
+        for solve in (ik.fixed_point, ik.root):
+            solve(f, torch.zeros(3), (torch.ones(3, requires_grad=True),)).value.sum().backward()
+
+    calls()
+    asked: list[int] = []
+    own = getattr(where, name)
+    monkeypatch.setattr(where, name, lambda *args, **named: asked.append(1) or own(*args, **named))
+    calls()
+    assert not asked
 
 
 class Tanh(nn.Module):

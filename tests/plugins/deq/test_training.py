@@ -165,7 +165,7 @@ class GroupNormOfReLU(nn.Module):
         return out
 
 
-def test_no_training_call_takes_long_to_say_that_samples_have_no_equilibrium(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_call_takes_long_to_say_that_samples_have_no_equilibrium(monkeypatch: pytest.MonkeyPatch) -> None:
     """Continuation, which solves them all, factors (256, 256) Jacobians in a thousand steps: not for 4,000 evaluations."""
     monkeypatch.setattr(unsolved_samples, "_MORE", 4000.0)
     torch.manual_seed(0)
@@ -174,9 +174,10 @@ def test_no_training_call_takes_long_to_say_that_samples_have_no_equilibrium(mon
     monkeypatch.setattr(
         ik.extend.Continuation, "step", lambda self, f, z, state: taken.append(1) or dense(self, f, z, state)
     )
-    with pytest.raises(ik.ConvergenceError, match=r"Relay\(work=math.inf\)"):
-        layer(torch.randn(16, 3, 8, 8))
-    assert not taken
+    for training in (False, True):
+        with pytest.raises(ik.ConvergenceError, match=r"Relay\(work=math.inf\)"):
+            layer.train(training)(torch.randn(16, 3, 8, 8))
+        assert not taken
     layer.train_settings = layer.train_settings.changed({"solver": ik.Relay(work=math.inf), "max_steps": 160})
     with pytest.raises(ik.ConvergenceError):
         layer(torch.randn(16, 3, 8, 8))
