@@ -49,6 +49,7 @@ from implicitkit.lifting.watch import (
     Looks,
     Slot,
     Substitute,
+    SubstituteWithin,
     graph_leaves,
     leaks,
     memory,
@@ -77,7 +78,8 @@ class Lifted:
         numbers: which of theta are tracked, if the function makes numbers of tensors; else none. inside: lifted inside the
             evaluation of another that has put stand-ins in the place of what it captures.
         probe: the output of the first evaluation at ``z0`` and ``args``, if pure and made on plain tensors; else ``None``.
-        random: it draws random numbers. failed: why matrices of samples have no factors. cut: an evaluation since its reset
+        random: it draws random numbers. within: it gives what it captures to transforms that it begins.
+        failed: why matrices of samples have no factors. cut: an evaluation since its reset
             gave nothing tracked. rest: what else modules hold. bindings: what variables were. call, work: of it.
     """
 
@@ -101,6 +103,7 @@ class Lifted:
     probe: Any = None
     random: bool = False
     failed: str = ""
+    within: bool = False
     cut: bool = False
     bindings: Bindings | None = None
     work: Work = field(default_factory=Work)
@@ -143,8 +146,12 @@ class Lifted:
         if not by_name:
             with in_modules:
                 return self.call(self.function, z, args)
-        with in_modules, Substitute(by_name):
+        with in_modules, self.substitute(by_name):
             return _each(resolve, self.call(self.function, z, args))  # what is returned as it is no operation has shown
+
+    def substitute(self, by_name: dict[int, Tensor]) -> Substitute:
+        """A context in which its operations get these in the place of what it captures."""
+        return SubstituteWithin(by_name) if self.within else Substitute(by_name)
 
     def _recomputes(self) -> bool:
         """May parts of it be computed once more in a backward, and be others then?"""
@@ -369,7 +376,7 @@ def _adopt(lifted: Lifted, modules: list[nn.Module], seen: Discover, called: Cal
         lifted.theta = (*lifted.theta, *(t for t, _ in fresh))
         lifted.slots = [*lifted.slots, *(s for _, s in fresh)]
     # one that is an argument as well, or a module's own (by functional_call), is substituted where it is captured, too
-    lifted.captured = [t for t in seen.found.values() if to_lift(t, lifted.inside)]
+    lifted.captured, lifted.within = [t for t in seen.found.values() if to_lift(t, lifted.inside)], seen.within
     lifted.theta = (*lifted.theta, *(resolve(t) for t in lifted.captured))
 
 

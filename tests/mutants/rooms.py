@@ -197,6 +197,12 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/lifting/watch.py",
+        "tests/derivatives/test_odd_uses.py -k 'points or captured'",
+        ("self.within = self.within or x is not shown", "pass"),
+        ("        if id(t) in self.wrappers:\n            return self.wrappers[id(t)][1]\n", ""),
+    ),
+    *mutants(
         "implicitkit/lifting/names.py",
         LATE,
         ("            found.pop(name, None)\n", ""),
