@@ -107,8 +107,9 @@ class Rest:
         self.constant = [isinstance(t, Tensor) and not t.requires_grad for t in self.was]
 
     def modules(self) -> list[nn.Module]:
-        """Those of the user's own classes, whose attributes he may bind anew."""
-        return [m for m, kind, _ in self.slots if not kind and not type(m).__module__.startswith("torch.")]
+        """Those of the user's own classes, or of none, whose attributes he may bind anew."""
+        own = [m for m, kind, _ in self.slots if not kind]
+        return [m for m in own if type(m) is nn.Module or not type(m).__module__.startswith("torch.")]
 
     def moved(self) -> list[tuple[list[Slot], Any]]:
         """What was in slots in which something else is now, or what is tracked since, with these slots."""

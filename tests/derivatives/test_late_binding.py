@@ -483,6 +483,7 @@ def _holders() -> dict[str, tuple[Callable[[float], Any], Callable[[Tensor], Any
     some, default, entries = set(), collections.defaultdict(float), _Settings()
     named, space, shared, kept = _Steps([]), types.SimpleNamespace(), _Shared(), _Kept()
     many, shadowed = [_Shared() for _ in range(100)], _Shared()
+    plain = nn.Module()
     derived, rates, log = _OfOther(), collections.deque([_Rate()]), {"calls": 0}
     Bindings(lambda: _Late)  # what it has is known from now on
 
@@ -518,6 +519,7 @@ def _holders() -> dict[str, tuple[Callable[[float], Any], Callable[[Tensor], Any
         "an object in a module": (lambda h: setattr(kept.settings, "h", h), _residual(lambda: kept.settings.h)),
         "a list in a module": (kept.steps.append, _residual(lambda: kept.steps[-1])),
         "a dict in a module": (lambda h: kept.by_name.update(h=h), _residual(lambda: kept.by_name["h"])),
+        "a plain module": (lambda h: setattr(plain, "h", h), _residual(lambda: plain.h)),
         "a module's class": (lambda h: setattr(_Kept, "step", h), _residual(lambda: kept.step)),
         "a module that hides its class's": (
             lambda h: setattr(_Kept if h == 0.1 else kept, "step", h), _residual(lambda: kept.step)),
