@@ -31,7 +31,7 @@ from implicitkit.lifting.names import (
 
 _LONGEST = 4096  # entries of a container that is followed
 _DEFAULTS = ("__defaults__", "__kwdefaults__", "__dict__")
-_ABSENT = object()
+_ABSENT, _OWN = object(), object()
 
 Bound = Any  # a dict of names, or a list where there are none
 
@@ -184,7 +184,9 @@ def _leads_to(value: Any, made: Mapping[int, Any]) -> bool:
 
 
 class Sequences(Kind):
-    """Lists, deques, sets, and what is derived from them."""
+    """Lists, deques, sets, and what is derived from them: entries, and at last the dict of attributes, if there is one."""
+
+    last: Any = -1  # the place of that
 
     @classmethod
     def follows(cls, x: Any) -> bool:
@@ -192,7 +194,9 @@ class Sequences(Kind):
 
     @classmethod
     def bound(cls, x: Any) -> Bound:
-        return list(x if type(x) in _BASES else _base(type(x)).__iter__(x))
+        if type(x) in _BASES:
+            return list(x)
+        return [*_base(type(x)).__iter__(x), getattr(x, "__dict__", None)]
 
     @classmethod
     def now(cls, x: Any) -> Bound:
@@ -209,15 +213,23 @@ class Sequences(Kind):
     @classmethod
     def fill(cls, copy: Any, x: Any, bound: Any) -> None:
         base: Any = _base(type(x))
-        (base.update if base is set else base.extend)(copy, bound)
+        if base is not type(x) and (own := bound.pop(cls.last)) is not None:
+            copy.__dict__ = own
+        if type(bound) is list:
+            (base.update if base is set else base.extend)(copy, bound)
+            return
+        for key, value in bound.items():
+            base.__setitem__(copy, key, value)
 
 
 class Mappings(Sequences):
-    """Dicts, and what is derived from them."""
+    """Dicts, and what is derived from them, in the same way."""
+
+    last = _OWN
 
     @classmethod
     def bound(cls, x: Any) -> Bound:
-        return dict.copy(x)
+        return dict.copy(x) if type(x) in _BASES else {**dict.copy(x), _OWN: getattr(x, "__dict__", None)}
 
     @classmethod
     def told_by(cls, x: Any, name: Any) -> bool:
@@ -229,12 +241,6 @@ class Mappings(Sequences):
         if isinstance(x, collections.defaultdict):
             copy.default_factory = x.default_factory
         return copy
-
-    @classmethod
-    def fill(cls, copy: Any, x: Any, bound: Any) -> None:
-        base: Any = _base(type(x))
-        for key, value in bound.items():
-            base.__setitem__(copy, key, value)
 
 
 class Objects(Kind):
@@ -312,10 +318,9 @@ class _Derived(type):
         return isinstance(x, cls.__base__)  # type: ignore[arg-type]
 
 
-class Modules(Kind):
+class Modules(Objects):
     """Attributes, but for those that every module has."""
 
-    by_class = True
     own = frozenset(vars(nn.Module()))
 
     @classmethod
@@ -325,10 +330,6 @@ class Modules(Kind):
     @classmethod
     def now(cls, x: Any) -> Bound:
         return vars(x)
-
-    @classmethod
-    def told_by(cls, x: Any, name: Any) -> bool:
-        return hasattr(type(x), name)
 
     @staticmethod
     def instead(x: nn.Module, bound: Any, of_class: Any, made: Mapping[int, Any]) -> list[tuple[nn.Module, str, Any]]:

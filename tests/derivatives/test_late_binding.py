@@ -389,6 +389,14 @@ class _Settings(dict):
     __getattr__ = dict.__getitem__
 
 
+class _AllAttributes(dict):
+    """Its entries are its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__ = self
+
+
 class _Shared:
     step = 0.0
 
@@ -483,7 +491,7 @@ def _holders() -> dict[str, tuple[Callable[[float], Any], Callable[[Tensor], Any
     some, default, entries = set(), collections.defaultdict(float), _Settings()
     named, space, shared, kept = _Steps([]), types.SimpleNamespace(), _Shared(), _Kept()
     many, shadowed = [_Shared() for _ in range(100)], _Shared()
-    plain = nn.Module()
+    plain, all_ = nn.Module(), _AllAttributes()
     derived, rates, log = _OfOther(), collections.deque([_Rate()]), {"calls": 0}
     Bindings(lambda: _Late)  # what it has is known from now on
 
@@ -501,6 +509,9 @@ def _holders() -> dict[str, tuple[Callable[[float], Any], Callable[[Tensor], Any
             lambda h: default.update(h=h), _residual(lambda: default["h"] + default.default_factory())),
         "a dict of the user's": (lambda h: entries.update(h=h), _residual(lambda: entries.h)),
         "a list of the user's": (history.append, _residual(lambda: history[-1])),
+        "an attribute of a list": (lambda h: setattr(history, "h", h), _residual(lambda: history.h)),
+        "an attribute of a dict": (lambda h: setattr(entries, "of", h), _residual(lambda: entries.__dict__["of"])),
+        "an attribute that is an entry": (lambda h: setattr(all_, "h", h), _residual(lambda: all_.h * all_["h"] / all_.h)),
         "a set": (some.add, _residual(lambda: max(some))),
         "a named tuple": (named.of.append, _residual(lambda: named.of[-1])),
         "a namespace": (lambda h: setattr(space, "h", h), _residual(lambda: space.h)),

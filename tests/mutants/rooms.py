@@ -189,6 +189,7 @@ MUTANTS = [
         ("        base.__new__(kind)\n", "        pass\n"),
         ("collections.deque.__init__(copy, (), x.maxlen)", "pass"),
         ("copy.default_factory = x.default_factory", "pass"),
+        ("            copy.__dict__ = own\n", "            pass\n"),
         ("__new__(put(type(x), made))", "__new__(type(x))"),
         ("elif copy is not value and not isinstance(copy, property):", "elif False:"),
         (
