@@ -19,6 +19,7 @@ from torch.utils import _pytree
 __all__ = [
     "Function",
     "TreeSpec",
+    "around",
     "at_level_of",
     "autograd_on",
     "below_legacy_batch",
@@ -137,9 +138,8 @@ is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
 """Does ``t`` belong to a level of a ``torch.func`` transform?"""
 
 
-def is_legacy_batched(t: Tensor) -> bool:
-    """Is ``t`` a batched tensor of ``torch.autograd.grad(..., is_grads_batched=True)``, which allows no control flow?"""
-    return _functorch.is_legacy_batchedtensor(t)
+is_legacy_batched: Callable[[Tensor], bool] = _functorch.is_legacy_batchedtensor
+"""Is ``t`` a batched tensor of ``torch.autograd.grad(..., is_grads_batched=True)``, which allows no control flow?"""
 
 
 def below_legacy_batch(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
@@ -168,9 +168,15 @@ def below_legacy_batch(function: Callable[[Tensor], Tensor], t: Tensor) -> Tenso
     return out
 
 
-def unwrap(t: Tensor) -> Tensor:
-    """The tensor one level below."""
-    return _functorch.get_unwrapped(t)
+unwrap: Callable[[Tensor], Tensor] = _functorch.get_unwrapped
+"""The tensor one level below."""
+
+
+def around(inner: Tensor, t: Tensor) -> Tensor:
+    """``inner`` in a wrapper like that of ``t``: of the same level, and batched along the same dimension."""
+    if _functorch.is_batchedtensor(t):
+        return _functorch._add_batch_dim(inner, _functorch.maybe_get_bdim(t), _functorch.maybe_get_level(t))
+    return _functorch._wrap_for_grad(inner, _functorch.maybe_get_level(t))
 
 
 def level(t: Tensor | None = None) -> int:
@@ -183,10 +189,8 @@ def level(t: Tensor | None = None) -> int:
 
 @contextlib.contextmanager
 def at_level_of(t: Tensor) -> Iterator[None]:
-    """Inside, the transforms above the level that ``t`` belongs to (all of them, for a plain tensor) are suspended.
-
-    While an inner level is current, torch does not see the tangents of outer ones.
-    """
+    """Inside, the transforms above the level that ``t`` belongs to (all of them, for a plain tensor) are suspended: while an
+    inner level is current, torch does not see the tangents of outer ones."""
     wanted, suspended = level(t), []
     try:
         while level() > wanted:
@@ -210,10 +214,8 @@ def marked(t: Tensor) -> Tensor:
 
 
 def tracked(t: Tensor, batched: bool = True) -> bool:
-    """Does ``t`` depend on something differentiable, or ``batched`` if that counts, at any level?
-
-    A grad level wraps the output of every operation, tracked or not, so that "is wrapped" is not the question.
-    """
+    """Does ``t`` depend on something differentiable, or ``batched`` if that counts, at any level?  (A grad level wraps the
+    output of every operation, tracked or not, so that "is wrapped" is not the question.)"""
     while _functorch.is_functorch_wrapped_tensor(t):
         if (batched and _functorch.is_batchedtensor(t)) or t.requires_grad or has_tangent(t):
             return True
@@ -280,10 +282,8 @@ def own_parametrizations() -> Iterator[None]:
 
 
 def in_inference() -> bool:
-    """Is autograd off because of ``torch.inference_mode``, for plain tensors?
-
-    Below a ``torch.func`` transform ``torch.is_inference_mode_enabled`` says no, and all the same nothing records there.
-    """
+    """Is autograd off because of ``torch.inference_mode``, for plain tensors?  (Below a ``torch.func`` transform
+    ``torch.is_inference_mode_enabled`` says no, and all the same nothing records there.)"""
     return torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.errors import CapturedTensorError
+
 _IN_NUMPY = ("Can't call numpy()", "data pointer of Tensor that doesn't have storage", "to numpy array")
 _BY_TORCH = ("derivative", "differentiate twice", "differentiable twice", "double backward", "the backward or vjp")
 NOT_DIFFERENTIABLE = (*_BY_TORCH, *_IN_NUMPY)
@@ -122,12 +124,20 @@ def called(function: Callable[..., Any], z: Any, args: Sequence[Any]) -> Any:
     try:
         return function(z, *args)
     except RuntimeError as error:
+        if any(clause in str(error) for clause in _OF_LEVELS):
+            raise CapturedTensorError(OUTSIDE) from error
         said = of_operations(str(error)) if type(error) is RuntimeError else ""
         if said:
             raise RuntimeError(f"{str(error).rstrip('.')}. {said}") from error
         raise
 
 
+_OF_LEVELS = ("wrapper == nullptr INTERNAL ASSERT", "wrapped->level() < level INTERNAL ASSERT")  # of torch 2.13
+OUTSIDE = (
+    "the function uses a tensor of a torch.func transform around the solve in a way that implicitkit cannot see: it gives "
+    "it to a torch.func.grad or vjp of its own, or has it from a place where another was in the solve. Its derivative would "
+    "be lost. Pass that tensor as an argument: ik.solve(problem, z0, (..., tensor))"
+)
 UNSEEN = (
     "the function uses a tensor that requires grad, or belongs to a torch.func transform, in a way that implicitkit cannot "
     "see (through a custom autograd.Function, say, or a traced module): its derivative would be lost. Pass that tensor as "

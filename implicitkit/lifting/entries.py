@@ -35,9 +35,6 @@ def to_lift(t: Tensor, inside: bool) -> bool:
     return (inside and is_substituted(t)) or explicit(t)
 
 
-_OWN = frozenset(vars(nn.Module()))  # attributes that every module has
-
-
 def present(slot: Slot) -> Any:
     """What the slot holds now."""
     module, kind, key = slot
@@ -94,13 +91,13 @@ class Rest:
     ``torch.func.functional_call`` puts tensors into modules for the time of a call.  The derivative of a solve inside it is
     formed when the call has ended and the modules hold their own tensors again, with other values, or tracked ones.  And
     ``train()``, ``eval()`` or ``requires_grad_()`` may have been called since: what was no argument is a constant still.
-    ``plain_attributes``: those of modules of the user's own classes, held if bound anew (:meth:`hold_attributes`).
+    ``as_before``: attributes of modules that have been bound anew, as they were (``late_binding.py``).
     """
 
     slots: list[Slot] = field(default_factory=list)
     was: list[Any] = field(default_factory=list)
     constant: list[bool] = field(default_factory=list)  # is this a tensor that was not tracked?
-    plain_attributes: list[tuple[nn.Module, dict[str, Any]]] = field(default_factory=list)
+    as_before: Sequence[tuple[nn.Module, str, Any]] = ()
 
     def note(self, but: Constants) -> None:
         """What the slots hold now is what they are to hold, ``but`` for those that somebody else looks after."""
@@ -108,23 +105,11 @@ class Rest:
         self.slots = [s for s in self.slots if (id(s[0]), *s[1:]) not in others]
         self.was = [present(s) for s in self.slots]
         self.constant = [isinstance(t, Tensor) and not t.requires_grad for t in self.was]
-        modules = [m for m, kind, _ in self.slots if not kind and not type(m).__module__.startswith("torch.")]
-        self.plain_attributes = [(m, {name: x for name, x in vars(m).items() if name not in _OWN}) for m in modules]
 
-    def forget_changed(self) -> None:
-        """Attributes that are bound to something else already, evaluations have bound: nobody's constants."""
-        self.plain_attributes = [
-            (m, {name: x for name, x in held.items() if vars(m).get(name) is x}) for m, held in self.plain_attributes
-        ]
-
-    def hold_attributes(self) -> None:
-        """From now on evaluations find plain attributes that have been bound anew (``self.h`` of the step before) as they
-        were."""
-        for m, held in self.plain_attributes:
-            for name in [name for name, x in held.items() if vars(m).get(name) is not x]:
-                self.slots.append((m, "", name))
-                self.was.append(held.pop(name))
-                self.constant.append(False)
+    def modules(self) -> list[nn.Module]:
+        """Those of the user's own classes, or of none, whose attributes he may bind anew."""
+        own = [m for m, kind, _ in self.slots if not kind]
+        return [m for m in own if type(m) is nn.Module or not type(m).__module__.startswith("torch.")]
 
     def moved(self) -> list[tuple[list[Slot], Any]]:
         """What was in slots in which something else is now, or what is tracked since, with these slots."""
@@ -135,6 +120,9 @@ class Rest:
                     moved.append(([slot], t.detach() if constant and t.requires_grad else t))
             elif constant and t.requires_grad:
                 moved.append(([slot], t.detach()))
+        for m, name, x in self.as_before:
+            if vars(m).get(name, self) is not x and (x is None or _is_there(x)):
+                moved.append(([(m, "", name)], x))
         return moved
 
 

@@ -41,7 +41,6 @@ from implicitkit.lifting.late_binding import Bindings
 from implicitkit.lifting.purity import moved, watched
 from implicitkit.lifting.reach import below, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.recomputing import Recomputing, surroundings
-from implicitkit.lifting.scope import Scope
 from implicitkit.lifting.stand_ins import is_marked, plainly, stand_ins
 from implicitkit.lifting.watch import (
     Called,
@@ -50,6 +49,7 @@ from implicitkit.lifting.watch import (
     Looks,
     Slot,
     Substitute,
+    SubstituteWithin,
     graph_leaves,
     leaks,
     memory,
@@ -78,8 +78,9 @@ class Lifted:
         numbers: which of theta are tracked, if the function makes numbers of tensors; else none. inside: lifted inside the
             evaluation of another that has put stand-ins in the place of what it captures.
         probe: the output of the first evaluation at ``z0`` and ``args``, if pure and made on plain tensors; else ``None``.
-        random: it draws random numbers. failed: why matrices of samples have no factors. cut: an evaluation since its reset
-            gave nothing tracked. rest: what else modules hold. scope, bindings: what variables were. call, work: of it.
+        random: it draws random numbers. within: it gives what it captures to transforms that it begins.
+        failed: why matrices of samples have no factors. cut: an evaluation since its reset
+            gave nothing tracked. rest: what else modules hold. bindings: what variables were. call, work: of it.
     """
 
     function: Callable[..., Any]
@@ -102,8 +103,8 @@ class Lifted:
     probe: Any = None
     random: bool = False
     failed: str = ""
+    within: bool = False
     cut: bool = False
-    scope: Scope | None = None
     bindings: Bindings | None = None
     work: Work = field(default_factory=Work)
     call: FirstCalls = field(default_factory=FirstCalls)
@@ -112,13 +113,12 @@ class Lifted:
         """The solution was found: what has been bound anew by now the function binds itself."""
         if self.bindings is not None:
             self.bindings.forget_changed()
-            self.rest.forget_changed()
 
     def as_found(self) -> None:
         """From now on the function reads variables, attributes and entries of containers as they were at the solve."""
         if self.bindings is not None:
-            self.rest.hold_attributes()
             self.function = self.bindings.restored() or self.function
+            self.rest.as_before = self.bindings.in_modules
 
     def __call__(self, z: Any, theta: Sequence[Tensor]) -> Any:
         if not self.guarded:
@@ -146,8 +146,12 @@ class Lifted:
         if not by_name:
             with in_modules:
                 return self.call(self.function, z, args)
-        with in_modules, Substitute(by_name):
+        with in_modules, self.substitute(by_name):
             return _each(resolve, self.call(self.function, z, args))  # what is returned as it is no operation has shown
+
+    def substitute(self, by_name: dict[int, Tensor]) -> Substitute:
+        """A context in which its operations get these in the place of what it captures."""
+        return SubstituteWithin(by_name) if self.within else Substitute(by_name)
 
     def _recomputes(self) -> bool:
         """May parts of it be computed once more in a backward, and be others then?"""
@@ -215,8 +219,7 @@ def _lift(
     """Find what the function uses, by looking at modules and by evaluating once, twice or three times."""
     constants = _lift_modules(lifted, modules, needed or levels)
     if needed or levels:
-        lifted.scope = Scope(lifted.function, [(t, places[0][2]) for places, t in constants])
-        lifted.bindings = Bindings(lifted.function)
+        lifted.bindings = Bindings(lifted.function, lifted.rest.modules(), constants)
     z_leaves, z_spec = tree_flatten(z0)
     z = tree_unflatten([plainly(resolve(t), levels) for t in z_leaves], z_spec)
     branch = levels or (needed and (lifted.inside or not any(map(explicit, lifted.theta))))
@@ -367,11 +370,13 @@ def _adopt(lifted: Lifted, modules: list[nn.Module], seen: Discover, called: Cal
         extra = Lifted(lifted.function, (), 0, lifted.rebuild, inside=lifted.inside)
         _lift_modules(extra, hidden, True)
         lifted.rest.slots += extra.rest.slots
+        if lifted.bindings is not None:
+            lifted.bindings.follow(extra.rest.modules())
         fresh = [(t, s) for t, s in zip(extra.theta, extra.slots, strict=True) if id(t) not in known]
         lifted.theta = (*lifted.theta, *(t for t, _ in fresh))
         lifted.slots = [*lifted.slots, *(s for _, s in fresh)]
     # one that is an argument as well, or a module's own (by functional_call), is substituted where it is captured, too
-    lifted.captured = [t for t in seen.found.values() if to_lift(t, lifted.inside)]
+    lifted.captured, lifted.within = [t for t in seen.found.values() if to_lift(t, lifted.inside)], seen.within
     lifted.theta = (*lifted.theta, *(resolve(t) for t in lifted.captured))
 
 

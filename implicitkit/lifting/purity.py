@@ -15,8 +15,7 @@ from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.unversioned_writes import IN_PLACE, FirstCalls
 from implicitkit.lifting.entries import present
 from implicitkit.lifting.reach import named_tensors
-from implicitkit.lifting.scope import version
-from implicitkit.lifting.watch import Constants, swapped
+from implicitkit.lifting.watch import Constants, swapped, version
 
 
 class Impurities(Protocol):

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from implicitkit.foundation import graph
 from implicitkit.foundation.faithful import faithful
 from implicitkit.lifting.reach import modules_in_use
-from implicitkit.lifting.watch import Substitute, swapped
+from implicitkit.lifting.watch import swapped
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def surroundings(lifted: Any, slots: Any, tensors: Sequence[Tensor], captured: S
         modules_in_use.lock if lifted.guarded else contextlib.nullcontext(),
         contextlib.nullcontext() if lifted.compiled or lifted.as_torch else faithful(),
         swapped(slots, tensors, len(lifted.slots), lifted.compiled),
-        Substitute(dict(zip(map(id, lifted.captured), captured, strict=True))),
+        lifted.substitute(dict(zip(map(id, lifted.captured), captured, strict=True))),
     ):
         yield
 

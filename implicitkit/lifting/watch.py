@@ -60,7 +60,8 @@ class Discover(TorchFunctionMode):
     """Collects the tensors that a function uses but neither created nor was given.
 
     What belongs to a transform that the function itself has begun (a ``torch.vmap`` over points inside it) came from inside;
-    so did what such a transform returned, which no operation shows: it lies in memory that was first used in there.
+    so did what such a transform returned, which no operation shows: it lies in memory that was first used in there.  What it
+    captures it may give to such a transform, whose operations show it wrapped: then ``within`` is set.
     """
 
     def __init__(self, known: Sequence[Tensor]) -> None:
@@ -68,21 +69,30 @@ class Discover(TorchFunctionMode):
         self.level = compat.level()
         self.made = {id(t): t for t in known}
         self.found: dict[int, Tensor] = {}
+        self.within = False
         self._within: set[int] = set()  # memory first used inside a transform that the function began
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling() or _asks_only(func):
             return func(*args, **(kwargs or {}))
         given = tensors_in((*args, *(kwargs or {}).values()))
-        for x in given:
+        for shown in given:
+            x = self._given(shown)
             if id(x) not in self.made and self._from_outside(x):
                 self.found.setdefault(id(x), x)
+                self.within = self.within or x is not shown
         out = func(*args, **(kwargs or {}))
         made = [x for x in tensors_in(out) if id(x) not in self.found]
         self.made.update((id(x), x) for x in made)  # keeps them alive, so that ids and memory stay their own
         if compat.level() > self.level:
             self._within |= set(map(memory, made)) - set(map(memory, given)) - {0}
         return out
+
+    def _given(self, x: Tensor) -> Tensor:
+        """What the function has given to a transform that it has begun, which no operation shows but wrapped."""
+        while compat.level(x) > self.level and id(x) not in self.made and not is_substituted(x):
+            x = compat.unwrap(x)
+        return x
 
     def _from_outside(self, x: Tensor) -> bool:
         """Not of a level above.  (Below a transform that is suspended for a solve around this one, what that solve has made
@@ -98,6 +108,11 @@ def memory(t: Tensor) -> int:
     """The address of the memory under every wrapper of a transform; 0 where there is none."""
     t = compat.physical(t)
     return t.untyped_storage().data_ptr() if t.layout == torch.strided else 0
+
+
+def version(t: Tensor) -> int:
+    """How often a tensor has been written to."""
+    return 0 if t.is_inference() else t._version
 
 
 _PARTS = frozenset(["H", "T", "data", "grad", "imag", "mH", "mT", "real"])
@@ -182,6 +197,33 @@ class Substitute(Replacing):
 
     def instead(self, t: Tensor) -> Tensor:
         return self.mapping.get(id(t), t)
+
+
+class SubstituteWithin(Substitute):
+    """Also those that the function gives to a transform of ``torch.func`` that it begins, which shows them wrapped.
+
+    One wrapper takes the place of another in all operations, since a derivative may be taken by it.
+    """
+
+    def __init__(self, mapping: dict[int, Tensor]) -> None:
+        super().__init__(mapping)
+        self.level = compat.level()
+        self.wrappers: dict[int, tuple[Tensor, Tensor]] = {}  # what is held keeps its identity
+
+    def instead(self, t: Tensor) -> Tensor:
+        if id(t) in self.mapping or not compat.is_wrapped(t):
+            return super().instead(t)
+        if id(t) in self.wrappers:
+            return self.wrappers[id(t)][1]
+        with compat.unseen():
+            if compat.level(t) <= self.level or t.requires_grad:
+                return t
+            inner = compat.unwrap(t)
+            other = self.instead(inner)
+            if other is inner:
+                return t
+            self.wrappers[id(t)] = t, compat.around(other, t)
+        return self.wrappers[id(t)][1]
 
 
 class Looks(TorchFunctionMode):

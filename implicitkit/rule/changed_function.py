@@ -128,7 +128,7 @@ def refuse_hidden(record: Record) -> None:
 
 def _changes(lifted: Lifted) -> list[str]:
     """What the function uses that is not as it was when it was lifted, in words (as far as it was noted)."""
-    return lifted.scope.changes() if lifted.scope is not None else []
+    return lifted.bindings.changes() if lifted.bindings is not None else []
 
 
 def _changed(recorded: float, now: float, sample: int, batch: int, lifted: Lifted) -> str:

@@ -144,6 +144,19 @@ def test_unwrap_dead_wrappers() -> None:
     assert not compat.is_wrapped(alive) and alive.requires_grad
 
 
+def test_around() -> None:
+    """A wrapper like that of another has the same level and sizes, and is differentiated by, and batched, as that one is."""
+    x, y = torch.arange(6.0, dtype=D).view(2, 3), torch.ones(2, 3, dtype=D)
+
+    def look(t: Tensor) -> Tensor:
+        other = compat.around(y, t)
+        assert compat.level(other) == compat.level(t) and other.shape == t.shape
+        return (other * t).sum()
+
+    torch.testing.assert_close(torch.func.vmap(look)(x), x.sum(1))
+    torch.testing.assert_close(torch.func.grad(look)(x), y)
+
+
 def test_unwrap() -> None:
     x = torch.arange(3.0, dtype=D)
     for level in ("grad", "jvp", "vmap"):
@@ -816,6 +829,7 @@ CONTRACTS = {
     test_dispatch: "TorchDispatchMode operation",
     test_trees: "TreeSpec tree_flatten tree_unflatten",
     test_at_level_of: "at_level_of",
+    test_around: "around",
     test_inference: "autograd_on in_inference ordinary outside_inference",
     test_forward_ad_enabled: "forward_ad_enabled",
     test_has_forward_level: "has_forward_level",

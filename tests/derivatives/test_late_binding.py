@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
+import random
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -380,6 +383,181 @@ def test_at_rest_where_the_residual_shows_no_change(way: str) -> None:
     torch.testing.assert_close(torch.func.jacrev(functools.partial(_at_rest, way))(x), want)
 
 
+class _Settings(dict):
+    """A dict whose entries are attributes too."""
+
+    __getattr__ = dict.__getitem__
+
+
+class _AllAttributes(dict):
+    """Its entries are its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__ = self
+
+
+class _Shared:
+    step = 0.0
+
+    @classmethod
+    def of_class(cls) -> float:
+        return cls.step
+
+    @property
+    def of_global(self) -> float:
+        return _step
+
+
+class _Of:
+    def steps(self) -> float:
+        return 1.0
+
+    def rate(self) -> float:
+        return 0 * _step
+
+
+class _OfOther(_Of):
+    def steps(self) -> float:
+        return _step * super().steps()
+
+    def rate(self) -> float:
+        return 1.0
+
+
+class _Late:
+    pass
+
+
+class _Rate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(1, dtype=D))
+
+    def forward(self) -> Tensor:
+        return self.step * self.one
+
+
+class _Seen:
+    def __call__(self, v: Tensor) -> Tensor:
+        return v - self.before - _step * (v - v**3)
+
+
+class _Kept(nn.Module):
+    step = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings, self.steps, self.by_name = types.SimpleNamespace(), [], {}
+
+    def by_global(self) -> float:
+        return _step
+
+
+class _Forward(nn.Module):
+    def forward(self, v: Tensor) -> Tensor:
+        return v - self.before - _step * (v - v**3)
+
+
+class _History(list):
+    pass
+
+
+_step: Any = None
+_Steps = collections.namedtuple("_Steps", "of")
+
+
+def _set_global(h: Any) -> None:
+    global _step
+    _step = h
+
+
+def _none_at_first(h: float) -> None:
+    _set_global(None if h == 0.1 else h)
+
+
+def _residual(of: Callable[[], float]) -> Callable[[Tensor], Any]:
+    return lambda before: lambda v: v - before - of() * (v - v**3)
+
+
+def _with_before(x: Any, before: Tensor) -> Any:
+    x.before = before
+    return x
+
+
+def _holders() -> dict[str, tuple[Callable[[float], Any], Callable[[Tensor], Any]]]:
+    """Where the length of a step is kept: what sets it, and what makes the residual of a step from a state."""
+    steps, last, history = collections.deque(maxlen=2), collections.OrderedDict(), _History()
+    some, default, entries = set(), collections.defaultdict(float), _Settings()
+    named, space, shared, kept = _Steps([]), types.SimpleNamespace(), _Shared(), _Kept()
+    many, shadowed = [_Shared() for _ in range(100)], _Shared()
+    plain, all_ = nn.Module(), _AllAttributes()
+    derived, rates, log = _OfOther(), collections.deque([_Rate()]), {"calls": 0}
+    Bindings(lambda: _Late)  # what it has is known from now on
+
+    def logged(v: Tensor) -> Tensor:
+        log["calls"] += 1
+        return log["step"]
+
+    def of_itself() -> float:
+        return of_itself.step
+
+    return {
+        "a deque": (steps.append, _residual(lambda: steps[-1] + steps.maxlen - 2)),
+        "an ordered dict": (lambda h: last.update(h=h), _residual(lambda: last["h"])),
+        "a dict with a default": (
+            lambda h: default.update(h=h), _residual(lambda: default["h"] + default.default_factory())),
+        "a dict of the user's": (lambda h: entries.update(h=h), _residual(lambda: entries.h)),
+        "a list of the user's": (history.append, _residual(lambda: history[-1])),
+        "an attribute of a list": (lambda h: setattr(history, "h", h), _residual(lambda: history.h)),
+        "an attribute of a dict": (lambda h: setattr(entries, "of", h), _residual(lambda: entries.__dict__["of"])),
+        "an attribute that is an entry": (lambda h: setattr(all_, "h", h), _residual(lambda: all_.h * all_["h"] / all_.h)),
+        "a set": (some.add, _residual(lambda: max(some))),
+        "a named tuple": (named.of.append, _residual(lambda: named.of[-1])),
+        "a namespace": (lambda h: setattr(space, "h", h), _residual(lambda: space.h)),
+        "a class": (lambda h: setattr(_Shared, "step", h), _residual(lambda: _Shared.step)),
+        "a class, by its object": (lambda h: setattr(_Shared, "step", h), _residual(lambda: shared.step)),
+        "a class, by its method": (lambda h: setattr(_Shared, "step", h), _residual(lambda: shared.of_class())),
+        "an object that hides its class's": (
+            lambda h: setattr(_Shared if h == 0.1 else shadowed, "step", h), _residual(lambda: shadowed.step)),
+        "a class that is given it later": (lambda h: setattr(_Late, "step", h), _residual(lambda: _Late.step)),
+        "a global in a method of two classes": (_set_global, _residual(lambda: derived.steps() * derived.rate())),
+        "a global in a property": (_set_global, _residual(lambda: shared.of_global)),
+        "a global in what is called": (_set_global, lambda before: _with_before(_Seen(), before)),
+        "a global in a module": (_set_global, lambda before: _with_before(_Forward(), before)),
+        "a global in a module's method": (_set_global, _residual(lambda: kept.by_global())),
+        "a global that was None": (_none_at_first, _residual(lambda: 0.1 if _step is None else _step)),
+        "an object in a module": (lambda h: setattr(kept.settings, "h", h), _residual(lambda: kept.settings.h)),
+        "a list in a module": (kept.steps.append, _residual(lambda: kept.steps[-1])),
+        "a dict in a module": (lambda h: kept.by_name.update(h=h), _residual(lambda: kept.by_name["h"])),
+        "a plain module": (lambda h: setattr(plain, "h", h), _residual(lambda: plain.h)),
+        "a module's class": (lambda h: setattr(_Kept, "step", h), _residual(lambda: kept.step)),
+        "a module that hides its class's": (
+            lambda h: setattr(_Kept if h == 0.1 else kept, "step", h), _residual(lambda: kept.step)),
+        "a module that only its call reveals": (
+            lambda h: setattr(rates[0], "step", h), _residual(lambda: rates[0]())),
+        "the last of many objects": (lambda h: setattr(many[-1], "step", h), _residual(lambda: many[-1].step)),
+        "a function's attribute": (lambda h: setattr(of_itself, "step", h), _residual(of_itself)),
+        "a dict that the function writes into": (lambda h: log.update(step=h), _residual(lambda: logged(0))),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _holders())
+def test_at_rest_wherever_the_step_is_kept(name: str) -> None:
+    """As above; where a number is kept that a solve has read, all derivatives read it, and afterwards it is as it was."""
+    x = torch.ones(1, dtype=D, requires_grad=True)
+    set_step, make = _holders()[name]
+    u = x
+    for n in range(3):
+        set_step(0.1 * (n + 1))
+        u = ik.root(make(u), u.detach(), **TIGHT).value
+    (first,) = torch.autograd.grad(u, x, retain_graph=True)
+    (again,) = torch.autograd.grad(u, x)
+    assert float(first) == float(again) == pytest.approx(1 / (1.2 * 1.4 * 1.6))
+    now = make(torch.zeros(1, dtype=D))(torch.full((1,), 2.0, dtype=D))
+    torch.testing.assert_close(now, torch.tensor([2 + 0.3 * 6], dtype=D))
+
+
 class _Closing(_Simulation):
     closed = 0
 
@@ -387,12 +565,17 @@ class _Closing(_Simulation):
         _Closing.closed += 1
 
 
-def test_what_does_something_where_it_ends_is_not_copied() -> None:
-    scene = _Closing()
-    scene.k = X  # type: ignore[attr-defined]
+class _Dice(random.Random, _Simulation):
+    """Made by code in C."""
+
+
+@pytest.mark.parametrize("kind", [_Closing, _Dice])
+def test_what_does_something_where_it_ends_or_cannot_be_made_is_not_copied(kind: Any) -> None:
+    scene, closed = kind(), _Closing.closed
+    scene.k = X
     noted = Bindings(scene.residual)
-    scene.k = 2 * X  # type: ignore[attr-defined]
-    assert noted.restored() is None and _Closing.closed == 0
+    scene.k = 2 * X
+    assert noted.restored() is None and _Closing.closed == closed
 
 
 def test_what_is_bound_anew_between_two_derivatives() -> None:

@@ -314,6 +314,75 @@ def _a_real_beside_a_complex_unknown() -> Any:
     return [*orders(f, a[0], 2), vmap(grad(f))(a)], [*orders(lambda a: 2 * a.sqrt(), a[0], 2), a**-0.5]
 
 
+# ---------------------------------------------------------------------------------------- what it gives to transforms inside
+def in_every_way(f: Callable[[Tensor], Tensor], a: Tensor) -> list[Tensor]:
+    """Values, two derivatives, and the same in forward mode and under vmap, by ``backward`` at last."""
+    leaf = a.clone().requires_grad_()
+    (first,) = torch.autograd.grad(f(leaf), leaf, create_graph=True)
+    second = torch.autograd.grad(first, leaf)[0]
+    return [*orders(f, a, 2), jacfwd(f)(a), jacfwd(jacfwd(f))(a), vmap(grad(f))(a.expand(2)), first, second]
+
+
+@row
+def _points_that_depend_on_what_is_differentiated() -> Any:
+    """z = m (z / 2 + a), where the mean of the points is m = a / 3."""
+
+    def f(a: Tensor) -> Tensor:
+        points = a * t(1.0, 2.0, 3.0) / 6
+        return ik.fixed_point(lambda z: vmap(lambda x: 0.5 * z * x + a * x)(points).mean(), t(0.0)).value
+
+    return in_every_way(f, t(0.7)), in_every_way(lambda a: a * a / 3 / (1 - a / 6), t(0.7))
+
+
+@row
+def _points_of_two_maps() -> Any:
+    """z = a b (z / 2 + 1), the means of the products of the points."""
+
+    def f(a: Tensor) -> Tensor:
+        first, second = a * t(0.5, 1.5), torch.stack([a, a]) * 0.5
+        inner = lambda z: vmap(lambda x: vmap(lambda y: x * y * (0.5 * z + 1))(second).mean())(first).mean()  # noqa: E731
+        return ik.fixed_point(inner, t(0.0)).value
+
+    return in_every_way(f, t(0.7)), in_every_way(lambda a: a * a / 2 / (1 - a * a / 4), t(0.7))
+
+
+@row
+def _a_differential_equation_at_points_made_inside() -> Any:
+    """u = z x^3 has u'' = 6 z x, of mean 3 z: z^3 + 3 z = a."""
+
+    def f(a: Tensor) -> Tensor:
+        points = torch.linspace(0.0, 1.0, 5, dtype=D)
+        curvature = grad(grad(lambda x, z: z * x**3))
+        return ik.root(lambda z: vmap(lambda x: curvature(x, z))(points).mean() + z**3 - a, ones()).value
+
+    return in_every_way(f, t(4.0)), in_every_way(
+        lambda a: ik.root(lambda z, a: z**3 + 3 * z - a, ones(), (a,)).value, t(4.0)
+    )
+
+
+def _by_a_gradient(x: Tensor, *args: Tensor) -> Tensor:
+    """z = 1 + x^2 z / 2, by the gradient of x^3 z / 6."""
+    of = lambda x, z: x**3 * z / 6  # noqa: E731
+    value: Tensor = ik.fixed_point(lambda z, x=x: 1 + grad(of)(x, z), ones(), args).value
+    return value
+
+
+@row
+def _a_gradient_by_what_is_captured() -> Any:
+    true = lambda x: 1 / (1 - x * x / 2)  # noqa: E731
+    each = lambda f, x: torch.autograd.grad(f(x), x, create_graph=True)[0]  # noqa: E731
+    x = t(0.7).requires_grad_()
+    twice = lambda f: [f(x), each(f, x), torch.autograd.grad(each(f, x), x)[0]]  # noqa: E731
+    given = lambda x: _by_a_gradient(x, x)  # noqa: E731
+    return [*twice(_by_a_gradient), in_every_way(given, t(0.7))], [*twice(true), in_every_way(true, t(0.7))]
+
+
+@pytest.mark.parametrize("transform", [grad, jacfwd])
+def test_a_gradient_by_what_is_captured_under_a_transform_is_refused_in_words(transform: Callable[..., Any]) -> None:
+    with pytest.raises(ik.CapturedTensorError, match=r"a torch\.func transform around the solve .* Pass that tensor"):
+        transform(_by_a_gradient)(t(0.7))
+
+
 @pytest.mark.parametrize("name", ROW)
 def test_an_odd_use_has_its_closed_form(name: str) -> None:
     found, want = ROW[name]()

@@ -526,6 +526,6 @@ MUTANTS = [
         "tests/derivatives/test_modes.py",
         ("        contextlib.nullcontext() if lifted.compiled or lifted.as_torch else faithful(),\n", ""),
         ("        swapped(slots, tensors, len(lifted.slots), lifted.compiled),\n", ""),
-        ("        Substitute(dict(zip(map(id, lifted.captured), captured, strict=True))),\n", ""),
+        ("        lifted.substitute(dict(zip(map(id, lifted.captured), captured, strict=True))),\n", ""),
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .row import mutants
 
 THREADS = "tests/core/test_threads.py"
+LATE = "tests/derivatives/test_late_binding.py -k 'where or at_rest or between_two'"
 
 MUTANTS = [
     *mutants(
@@ -171,17 +172,49 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/lifting/late_binding.py",
-        "tests/derivatives/test_late_binding.py -k 'where_names or at_rest or where_it_ends or between_two'",
-        ("            if _moved(x, bound):\n", "            if False:\n"),
-        ("if copied != self._restored_as[0]:", "if not self._restored_as[0]:"),
-        ("        space = dict(space)\n", "        space = {name: space[name] for name in of_others}\n"),
+        LATE,
+        ("if noted.moved() and not noted.forget_changed():", "if False:"),
+        ("if moved != self._restored_as[0]:", "if not self._restored_as[0]:"),
+        ("id(type(self.x)) in some or ", ""),
+        ("key=lambda noted: not isinstance(noted.x, type)", "key=lambda noted: isinstance(noted.x, type)"),
+        ("        if len(now) == len(bound) + len(self.own):\n            return False\n", "        return False\n"),
+        ("        self.own |= (bound.keys() | now.keys()) - self.bound.keys()\n", ""),
+        ("if self.own and self.kind is not Functions:", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/lifting/holders.py",
+        LATE,
+        ("            space = dict(space)\n", "            space = {name: space[name] for name in others}\n"),
         (' or hasattr(kind, "__del__"):', ":"),
-        ("        object.__new__(kind)\n", "        pass\n"),
+        ("        base.__new__(kind)\n", "        pass\n"),
+        ("collections.deque.__init__(copy, (), x.maxlen)", "pass"),
+        ("copy.default_factory = x.default_factory", "pass"),
+        ("            copy.__dict__ = own\n", "            pass\n"),
+        ("__new__(put(type(x), made))", "__new__(type(x))"),
+        ("elif copy is not value and not isinstance(copy, property):", "elif False:"),
+        (
+            '_DEFAULTS = ("__defaults__", "__kwdefaults__", "__dict__")',
+            '_DEFAULTS = ("__defaults__", "__kwdefaults__")',
+        ),
+    ),
+    *mutants(
+        "implicitkit/lifting/watch.py",
+        "tests/derivatives/test_odd_uses.py -k 'points or captured'",
+        ("self.within = self.within or x is not shown", "pass"),
+        ("        if id(t) in self.wrappers:\n            return self.wrappers[id(t)][1]\n", ""),
+    ),
+    *mutants(
+        "implicitkit/lifting/names.py",
+        LATE,
+        ("            found.pop(name, None)\n", ""),
+        ('| {"__class__"}  # of super()', ""),
+        ("tuple(map(len, found))", "()"),
     ),
     *mutants(
         "implicitkit/lifting/lifted.py",
-        "tests/derivatives/test_late_binding.py -k at_rest",
-        ("            self.rest.hold_attributes()\n", "            pass\n"),
+        LATE,
+        ("            self.rest.as_before = self.bindings.in_modules\n", ""),
+        ("            lifted.bindings.follow(extra.rest.modules())\n", "            pass\n"),
     ),
     *mutants(
         "implicitkit/lifting/purity.py",
