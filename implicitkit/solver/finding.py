@@ -20,6 +20,7 @@ from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_other_units
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.norms import warn_of_seminorm
 from implicitkit.solver.polyalgorithm import Polyalgorithm
 from implicitkit.solver.starts import beside, is_lowest
 from implicitkit.solver.subset import subset
@@ -50,6 +51,7 @@ _WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the 
 def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
     """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, constrained or not, on to a minimum."""
     outcome = _run(solver, f, z0, options)
+    warn_of_seminorm(f, z0, outcome, options)
     if refuse_noise(f, outcome):
         return outcome
     _begin_beside(solver, f, z0, options, outcome)
