@@ -28,6 +28,7 @@ from implicitkit.solution import Record, Solution, Status
 _MANY = 50  # evaluations after which two more are no matter, and before which nothing has been in the way
 _STEP = 1e-6  # of z: more than single precision rounds to
 _NONFINITE = frozenset({Status.NONFINITE})
+_SAY_WHY = (Status.STOPPED, Status.INFEASIBLE, Status.UNBOUNDED, Status.NONCONVEX)  # themselves, and what to do
 POLICIES = ("raise", "warn", "ignore", "nan")
 """What ``on_failure=`` may be, everywhere."""
 
@@ -187,6 +188,8 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
             return f"NaN or Inf in: {', '.join(culprits)}. Clean the data, or leave such samples out.", _NONFINITE
         if record.system is not None and record.system.origin.lifted.failed:
             return f"The function has no value there: {record.system.origin.lifted.failed}", _NONFINITE
+        if said := _of_overflow(record):
+            return said, _NONFINITE
         # a message says that it has a value there, but no derivative
         return "" if outcome.message else "The function is not finite at z0: start inside its domain.", _NONFINITE
     if record.system is None:
@@ -195,14 +198,35 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
         culprits = record.system.problem.unusable(record.theta)
         if culprits:
             return f"No z can satisfy the data: {', '.join(culprits)}.", _NONFINITE
+        if said := _of_overflow(record):
+            return said, _NONFINITE
     if said := record.system.problem.coupled(record.system, outcome.z, record.theta):
         return said, frozenset(Status) - _NONFINITE
     failed = outcome.status != int(Status.CONVERGED)
+    for status in _SAY_WHY:
+        failed = failed & (outcome.status != int(status))
+    if not bool(failed.any()):
+        return "", frozenset()
     explained = record.system.problem.explain(record.system, outcome.z, record.theta, failed)
     if not explained and record.system.problem.kind.iteration:
         explained = _of_rounding(outcome.z[failed], outcome.residual_norm[failed]) or _of_slow_maps(outcome)
     hint: str = explained or _of_jumps(record, failed)
     return hint, frozenset({Status.MAX_STEPS, Status.STALLED}) if hint else frozenset()
+
+
+def _of_overflow(record: Record) -> str:
+    """Of samples whose numbers are finite, but not their norm: do the squares overflow that it adds up?"""
+    outcome, system, F = record.outcome, record.system, None
+    with contextlib.suppress(Exception), compat.untracked(), compat.own_graphs():
+        F = torch.cat([system.residual(outcome.z, *record.theta).detach(), outcome.z], 1)
+    if F is None or not bool(torch.isfinite(F := F[outcome.status == int(Status.NONFINITE)]).all()):
+        return ""
+    dtype = computing_dtype(F.dtype, F.device.type)
+    other = "" if dtype is torch.float64 else ", or torch.float64"
+    return (
+        f"z and F are finite there, with numbers of {float(F.abs().max()):.3g}, but their squares, which norms add up, "
+        f"overflow in {dtype}: use larger units, in which z and F are near one{other}."
+    )
 
 
 def _of_jumps(record: Record, failed: Tensor) -> str:

@@ -310,7 +310,7 @@ class Solution:
         )
         text = f"{self.solver}: {many}: {kinds}. Worst: {names}."
         if outcome.message:
-            text += f" {outcome.message}."
+            text += f" {' '.join(outcome.message.split()).rstrip('.')}."
         present = {Status(int(code)) for code in outcome.status[failed].unique()}
         if not hint and (hint := self._record.unsteady(_AGAIN)):
             answered = frozenset(Status)

@@ -291,3 +291,30 @@ def test_a_loose_tolerance_asks_for_no_second_look() -> None:
     z0 = torch.ones(3, dtype=torch.float64)
     s = ik.fixed_point(lambda z: 0.99 * z + c * torch.tanh(1 + z), z0, rtol=1e-3, solver="picard")
     assert s.evaluations == int(s.steps) + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("solver", ["auto", "picard", "anderson", "trust_region"])
+@pytest.mark.parametrize("shift", [10.0, 100.0, 1000.0, 10000.0])
+def test_far_out_in_half_precision(shift, solver, dtype):
+    """``z / 2 + shift``: rounding leaves some ``eps |z|`` of the residual, and the correction is as large."""
+    found = ik.fixed_point(lambda z: 0.5 * z + shift, torch.zeros(4, dtype=dtype), solver=solver)
+    torch.testing.assert_close(found.value, torch.full((4,), 2 * shift, dtype=dtype), rtol=5e-2, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "step", [lambda z: z + 1, lambda z: z + 1 / z, lambda z: (z * z + 1).sqrt(), lambda z: 1.01 * z + 1]
+)
+def test_what_runs_away_in_half_precision(step, dtype):
+    for start in (9.0, 100.0):
+        found = ik.fixed_point(step, torch.full((3,), start, dtype=dtype), on_failure="ignore")
+        assert not bool(found.converged)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_stage_measures_half_precision_alike(dtype):
+    """Stages in turn, where none finds a zero: their figures go into one tensor."""
+    for f in (lambda z: z * z + 1, lambda z: z.exp(), lambda z: torch.stack([z[0] - z[1], z[0] - z[1] + 1])):
+        s = ik.root(f, torch.tensor([0.5, 30.0], dtype=dtype), on_failure="ignore")
+        assert s.residual_norm.dtype == dtype and not bool(s.converged)

@@ -130,6 +130,12 @@ class Judge:
                 self._rows = torch.where(rows <= NOISE * noise, torch.maximum(rows, least), rows)
         return self.bound
 
+    def measured(self, z: Tensor, norm: Tensor) -> Tensor:
+        """``|F|``, or NaN where ``z``, or ``|z|`` if ``|F|`` is measured by that, is not finite: which solves nothing,
+        whatever ``F`` makes of it (of a comparison, or a sign, a number); ``(batch,)``."""
+        measure = self.size_of(z) if self.relative_to_state else norm
+        return torch.where(torch.isfinite(z).all(1) & torch.isfinite(measure), norm, torch.nan)
+
     def aim(self, z: Tensor) -> Tensor:
         """What a solver that is told its tolerance beforehand should come down to, if the solution is near ``z``."""
         return self.norm(z) * self.rtol + self.floor

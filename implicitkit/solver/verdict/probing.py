@@ -33,7 +33,8 @@ from implicitkit.solver.verdict.underflow import has_underflowed
 
 _MOVE = 1e-2  # by which z moves in the test for infinity
 _SOUND = 1e-3  # a Newton correction this small beside z is that of a point near a solution
-_SOUND_LOW = 5e-3  # ... in lower precisions
+_SOUND_LOW = 5e-3  # ... in lower precisions, or so many eps if that is more
+_SOUND_EPS = 8
 _BESIDE = 0.03  # of z: how far around the point of a line that is nearest to the origin F is looked at
 _SHORT = 0.01  # ... and what is left of the way there if that is the origin: a ray of zeros need not reach it
 _FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
@@ -173,7 +174,7 @@ def _explains(matrix: Tensor, r: Tensor, point: Tensor) -> tuple[Tensor, Tensor]
 
 def _is_small(d: Tensor, z: Tensor) -> Tensor:
     """Is the correction ``d`` small beside ``z``, ``(batch,)``?"""
-    sound = _SOUND if z.dtype == torch.float64 else _SOUND_LOW
+    sound = _SOUND if z.dtype == torch.float64 else max(_SOUND_LOW, _SOUND_EPS * torch.finfo(z.dtype).eps)
     return (d.abs() <= sound * torch.maximum(z.abs(), 0.1 * z.abs().amax(1, keepdim=True))).all(1)
 
 
