@@ -217,9 +217,12 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
 def _of_overflow(record: Record) -> str:
     """Of samples whose numbers are finite, but not their norm: do the squares overflow that it adds up?"""
     outcome, system, F = record.outcome, record.system, None
+    lost = outcome.status == int(Status.NONFINITE)
     with contextlib.suppress(Exception), compat.untracked(), compat.own_graphs():
-        F = torch.cat([system.residual(outcome.z, *record.theta).detach(), outcome.z], 1)
-    if F is None or not bool(torch.isfinite(F := F[outcome.status == int(Status.NONFINITE)]).all()):
+        F = torch.cat([system.residual(outcome.z, *record.theta).detach(), outcome.z], 1)[lost]
+    if F is None or not bool(torch.isfinite(F).all()):
+        return ""
+    if bool(torch.isfinite(torch.linalg.vector_norm(F.to(outcome.residual_norm), dim=1)).any()):
         return ""
     dtype = computing_dtype(F.dtype, F.device.type)
     other = "" if dtype is torch.float64 else ", or torch.float64"

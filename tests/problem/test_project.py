@@ -416,3 +416,8 @@ def test_a_normal_of_zeros_asks_nothing() -> None:
         mapped = vmap(lambda a, project=project, b=b: project(a, b)(v[0]))
         with pytest.raises(ValueError, match=r"1 of 2 sets are empty: the normal a is zero, and 0 <?= -?\d"):
             mapped(a)
+
+
+@pytest.mark.parametrize("part", [ik.project.monotone(), ik.project.l2_ball(), ik.prox.l1(0.1)], ids=str)
+def test_shapes_on_the_meta_device(part: Callable[[Tensor], Tensor]) -> None:
+    assert part(torch.zeros(2, 3, device="meta")).shape == (2, 3)
