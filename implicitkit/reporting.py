@@ -21,7 +21,7 @@ from implicitkit.foundation.errors import (
 )
 from implicitkit.foundation.tracers import NO_NUMBERS, is_fake
 from implicitkit.foundation.trees import describe_leaves, tree_flatten, tree_map
-from implicitkit.foundation.wording import kind_of, of_operations
+from implicitkit.foundation.wording import OF_SHAPES, kind_of, of_operations
 from implicitkit.lifting.reach import reachable_modules
 from implicitkit.solution import Record, Solution, Status
 
@@ -31,16 +31,6 @@ _NONFINITE = frozenset({Status.NONFINITE})
 _SAY_WHY = (Status.STOPPED, Status.INFEASIBLE, Status.UNBOUNDED, Status.NONCONVEX)  # themselves, and what to do
 POLICIES = ("raise", "warn", "ignore", "nan")
 """What ``on_failure=`` may be, everywhere."""
-
-
-_SHAPES = (
-    "must match the size",
-    "cannot be multiplied",
-    "is invalid for input",
-    "size mismatch",
-    "not broadcastable",
-    "inconsistent tensor size",
-)
 
 
 _DEVICES = ("the same device", "expected device", "is on cpu, different from", "is on cuda")
@@ -55,7 +45,7 @@ def raise_in_words(error: Exception, z: Any, args: tuple[Any, ...], function: An
         z = z.z
     if any(isinstance(t, Tensor) and is_fake(t) for t in tree_flatten(args)[0]):
         raise CapabilityError(NO_NUMBERS.format(what="fake tensors (FakeTensorMode), as in args,")) from error
-    if type(error) in (TypeError, AttributeError, RuntimeError, ValueError):
+    if type(error) in (TypeError, AttributeError, RuntimeError, ValueError, IndexError):
         said = _of_types(error, text, z, args) or of_operations(text) or _of_leaves(text, z, args, function)
         if said and said not in text:
             raise type(error)(f"{text.rstrip('.')}. {said}") from error
@@ -105,7 +95,7 @@ def _of_leaves(text: str, z: Any, args: tuple[Any, ...], function: Any) -> str:
         )
     if "returned dtype" in text and (others := _others(z, args, "dtype", "of")):
         return f"It was given {', '.join(others)}"
-    if any(clause in text for clause in _SHAPES):
+    if any(clause in text for clause in OF_SHAPES):
         shape = lambda t: f" {tuple(t.shape)}"  # noqa: E731
         given = describe_leaves(z, "z", shape) + describe_leaves(args, "args", shape)
         return f"The function was called with {', '.join(given)}"

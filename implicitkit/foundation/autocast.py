@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.wording import raise_of_shapes
+
 _HALF = 1e-4  # eps of a precision in which eps^(2/3) is many times what rounding allows
 
 
@@ -58,14 +60,17 @@ def under(context: Callable[[], Any], function: Callable[..., Any]) -> Callable[
 
 
 def uncast(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method ``(self, tensor, ...)`` of a part, which computes in the precision of its tensor."""
+    """A method ``(self, tensor, ...)`` of a part, which computes in the precision of its tensor, and says shapes that do not
+    fit."""
 
     @functools.wraps(method)
     def called(self: Any, z: Any, *args: Any) -> Any:
-        if not (isinstance(z, Tensor) and casts(z.device.type)):
-            return method(self, z, *args)
-        with full_precision(z.device.type):
-            return method(self, z, *args)
+        context = full_precision(z.device.type) if isinstance(z, Tensor) else contextlib.nullcontext()
+        try:
+            with context:
+                return method(self, z, *args)
+        except RuntimeError as error:
+            raise_of_shapes(error, self, z, *args)
 
     return called
 

@@ -261,6 +261,8 @@ def _compare(followed: Tensor, found: Tensor) -> None:
 
 
 def _check_order(t: Tensor) -> None:
+    if not bool(torch.isfinite(t).all()):
+        raise ValueError(f"t must be finite, got {t.tolist()}: a state at rest is found by ik.steady_state")
     d = t.diff()
     if not bool((d > 0).all() | (d < 0).all()):
         raise ValueError(f"t must be strictly increasing or strictly decreasing, got {t.tolist()}")

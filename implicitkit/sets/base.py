@@ -12,6 +12,7 @@ from implicitkit.foundation import trees
 from implicitkit.foundation.autocast import full_precision
 from implicitkit.foundation.constants import look
 from implicitkit.foundation.options import Configured, check_options, optional, tensor
+from implicitkit.foundation.wording import raise_of_shapes
 
 
 class Projection(Configured):
@@ -38,8 +39,11 @@ class Projection(Configured):
 
     def _leaf(self, v: Any) -> Tensor:
         check_point(v, self, f"{type(self).__name__} projects")
-        with full_precision(v.device.type):
-            return self.project(v)
+        try:
+            with full_precision(v.device.type):
+                return self.project(v)
+        except RuntimeError as error:
+            raise_of_shapes(error, self, v)
 
     def project(self, v: Tensor) -> Tensor:
         """The projection of ``v``."""

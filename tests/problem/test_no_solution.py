@@ -262,3 +262,17 @@ def test_the_advice_of_an_objective_that_falls_forever() -> None:
     with pytest.raises(ik.ConvergenceError, match="State what keeps z back") as caught:
         ik.argmin(lambda z: z.sum(), torch.zeros(2, dtype=torch.float64), constraints=[below])
     assert "hardly at all" not in str(caught.value) and "The constraints hold" not in str(caught.value)
+
+
+def test_constraints_that_contradict_each_other_are_not_said_to_hold() -> None:
+    """Multipliers run away where no point is feasible: they say nothing of how large the unknowns are."""
+    both = ik.Equality(lambda z: torch.stack([z, z - 1]))
+    with pytest.raises(ik.ConvergenceError, match="violated there by up to") as caught:
+        ik.argmin(
+            lambda z: (z - 2).square().sum(),
+            torch.zeros(2, dtype=torch.float64),
+            constraints=[both],
+            solver="filter_interior_point",
+            max_steps=10,
+        )
+    assert float(caught.value.solution.multipliers[0].abs().max()) > 1e8 and "|z|" not in str(caught.value)
