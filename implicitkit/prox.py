@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
-from implicitkit.foundation.autocast import full_precision
+from implicitkit.foundation.autocast import uncast_call
 from implicitkit.foundation.clamping import held
 from implicitkit.foundation.options import Configured, check_options, each, not_negative, or_tensor, positive
-from implicitkit.foundation.wording import raise_of_shapes
 from implicitkit.sets.base import check_point, length
 from implicitkit.sets.groups import ByRow
 from implicitkit.sets.spectral import positive_part
@@ -71,11 +70,9 @@ class Prox(Configured):
         def leaf(x: Any) -> Tensor:
             check_point(x, self, f"{type(self).__name__} takes")
             t = torch.as_tensor(step, dtype=x.dtype, device=x.device)
-            try:
-                with full_precision(x.device.type):
-                    return self.apply(x, t.reshape(t.shape + (1,) * (x.ndim - t.ndim)) if t.ndim else t)
-            except RuntimeError as error:
-                raise_of_shapes(error, self, x)
+            t = t.reshape(t.shape + (1,) * (x.ndim - t.ndim)) if t.ndim else t
+            found: Tensor = uncast_call(self.apply, self, x, t)
+            return found
 
         return trees.tree_map(leaf, v)
 

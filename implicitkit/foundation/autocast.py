@@ -59,18 +59,23 @@ def under(context: Callable[[], Any], function: Callable[..., Any]) -> Callable[
     return inside
 
 
+def uncast_call(function: Callable[..., Any], part: Any, z: Any, *args: Any) -> Any:
+    """``function(z, *args)`` of a ``part``, in the precision of the tensor ``z``; shapes that do not fit are said."""
+    try:
+        if isinstance(z, Tensor) and casts(z.device.type):
+            with full_precision(z.device.type):
+                return function(z, *args)
+        return function(z, *args)
+    except RuntimeError as error:
+        raise_of_shapes(error, part, z, *args)
+
+
 def uncast(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method ``(self, tensor, ...)`` of a part, which computes in the precision of its tensor, and says shapes that do not
-    fit."""
+    """A method ``(self, tensor, ...)`` of a part, called by :func:`uncast_call`."""
 
     @functools.wraps(method)
     def called(self: Any, z: Any, *args: Any) -> Any:
-        context = full_precision(z.device.type) if isinstance(z, Tensor) else contextlib.nullcontext()
-        try:
-            with context:
-                return method(self, z, *args)
-        except RuntimeError as error:
-            raise_of_shapes(error, self, z, *args)
+        return uncast_call(functools.partial(method, self), self, z, *args)
 
     return called
 

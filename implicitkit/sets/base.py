@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
-from implicitkit.foundation.autocast import full_precision
+from implicitkit.foundation.autocast import uncast_call
 from implicitkit.foundation.constants import look
 from implicitkit.foundation.options import Configured, check_options, optional, tensor
-from implicitkit.foundation.wording import raise_of_shapes
 
 
 class Projection(Configured):
@@ -38,12 +37,8 @@ class Projection(Configured):
         return trees.tree_map(self._leaf, v)
 
     def _leaf(self, v: Any) -> Tensor:
-        check_point(v, self, f"{type(self).__name__} projects")
-        try:
-            with full_precision(v.device.type):
-                return self.project(v)
-        except RuntimeError as error:
-            raise_of_shapes(error, self, v)
+        found: Tensor = uncast_call(self.project, self, check_point(v, self, f"{type(self).__name__} projects"))
+        return found
 
     def project(self, v: Tensor) -> Tensor:
         """The projection of ``v``."""
