@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
+from implicitkit.foundation.autocast import uncast_call
 from implicitkit.foundation.clamping import held
 from implicitkit.foundation.options import Configured, check_options, each, not_negative, or_tensor, positive
 from implicitkit.sets.base import check_point, length
@@ -69,7 +70,9 @@ class Prox(Configured):
         def leaf(x: Any) -> Tensor:
             check_point(x, self, f"{type(self).__name__} takes")
             t = torch.as_tensor(step, dtype=x.dtype, device=x.device)
-            return self.apply(x, t.reshape(t.shape + (1,) * (x.ndim - t.ndim)) if t.ndim else t)
+            t = t.reshape(t.shape + (1,) * (x.ndim - t.ndim)) if t.ndim else t
+            found: Tensor = uncast_call(self.apply, self, x, t)
+            return found
 
         return trees.tree_map(leaf, v)
 

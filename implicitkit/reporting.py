@@ -21,25 +21,16 @@ from implicitkit.foundation.errors import (
 )
 from implicitkit.foundation.tracers import NO_NUMBERS, is_fake
 from implicitkit.foundation.trees import describe_leaves, tree_flatten, tree_map
-from implicitkit.foundation.wording import kind_of, of_operations
+from implicitkit.foundation.wording import OF_SHAPES, kind_of, of_operations
 from implicitkit.lifting.reach import reachable_modules
 from implicitkit.solution import Record, Solution, Status
 
 _MANY = 50  # evaluations after which two more are no matter, and before which nothing has been in the way
 _STEP = 1e-6  # of z: more than single precision rounds to
 _NONFINITE = frozenset({Status.NONFINITE})
+_SAY_WHY = (Status.STOPPED, Status.INFEASIBLE, Status.UNBOUNDED, Status.NONCONVEX)  # themselves, and what to do
 POLICIES = ("raise", "warn", "ignore", "nan")
 """What ``on_failure=`` may be, everywhere."""
-
-
-_SHAPES = (
-    "must match the size",
-    "cannot be multiplied",
-    "is invalid for input",
-    "size mismatch",
-    "not broadcastable",
-    "inconsistent tensor size",
-)
 
 
 _DEVICES = ("the same device", "expected device", "is on cpu, different from", "is on cuda")
@@ -54,7 +45,7 @@ def raise_in_words(error: Exception, z: Any, args: tuple[Any, ...], function: An
         z = z.z
     if any(isinstance(t, Tensor) and is_fake(t) for t in tree_flatten(args)[0]):
         raise CapabilityError(NO_NUMBERS.format(what="fake tensors (FakeTensorMode), as in args,")) from error
-    if type(error) in (TypeError, AttributeError, RuntimeError, ValueError):
+    if type(error) in (TypeError, AttributeError, RuntimeError, ValueError, IndexError):
         said = _of_types(error, text, z, args) or of_operations(text) or _of_leaves(text, z, args, function)
         if said and said not in text:
             raise type(error)(f"{text.rstrip('.')}. {said}") from error
@@ -104,7 +95,7 @@ def _of_leaves(text: str, z: Any, args: tuple[Any, ...], function: Any) -> str:
         )
     if "returned dtype" in text and (others := _others(z, args, "dtype", "of")):
         return f"It was given {', '.join(others)}"
-    if any(clause in text for clause in _SHAPES):
+    if any(clause in text for clause in OF_SHAPES):
         shape = lambda t: f" {tuple(t.shape)}"  # noqa: E731
         given = describe_leaves(z, "z", shape) + describe_leaves(args, "args", shape)
         return f"The function was called with {', '.join(given)}"
@@ -187,6 +178,8 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
             return f"NaN or Inf in: {', '.join(culprits)}. Clean the data, or leave such samples out.", _NONFINITE
         if record.system is not None and record.system.origin.lifted.failed:
             return f"The function has no value there: {record.system.origin.lifted.failed}", _NONFINITE
+        if said := _of_overflow(record):
+            return said, _NONFINITE
         # a message says that it has a value there, but no derivative
         return "" if outcome.message else "The function is not finite at z0: start inside its domain.", _NONFINITE
     if record.system is None:
@@ -195,14 +188,38 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
         culprits = record.system.problem.unusable(record.theta)
         if culprits:
             return f"No z can satisfy the data: {', '.join(culprits)}.", _NONFINITE
+        if said := _of_overflow(record):
+            return said, _NONFINITE
     if said := record.system.problem.coupled(record.system, outcome.z, record.theta):
         return said, frozenset(Status) - _NONFINITE
     failed = outcome.status != int(Status.CONVERGED)
+    for status in _SAY_WHY:
+        failed = failed & (outcome.status != int(status))
+    if not bool(failed.any()):
+        return "", frozenset()
     explained = record.system.problem.explain(record.system, outcome.z, record.theta, failed)
     if not explained and record.system.problem.kind.iteration:
         explained = _of_rounding(outcome.z[failed], outcome.residual_norm[failed]) or _of_slow_maps(outcome)
     hint: str = explained or _of_jumps(record, failed)
     return hint, frozenset({Status.MAX_STEPS, Status.STALLED}) if hint else frozenset()
+
+
+def _of_overflow(record: Record) -> str:
+    """Of samples whose numbers are finite, but not their norm: do the squares overflow that it adds up?"""
+    outcome, system, F = record.outcome, record.system, None
+    lost = outcome.status == int(Status.NONFINITE)
+    with contextlib.suppress(Exception), compat.untracked(), compat.own_graphs():
+        F = torch.cat([system.residual(outcome.z, *record.theta).detach(), outcome.z], 1)[lost]
+    if F is None or not bool(torch.isfinite(F).all()):
+        return ""
+    if bool(torch.isfinite(torch.linalg.vector_norm(F.to(outcome.residual_norm), dim=1)).any()):
+        return ""
+    dtype = computing_dtype(F.dtype, F.device.type)
+    other = "" if dtype is torch.float64 else ", or torch.float64"
+    return (
+        f"z and F are finite there, with numbers of {float(F.abs().max()):.3g}, but their squares, which norms add up, "
+        f"overflow in {dtype}: use larger units, in which z and F are near one{other}."
+    )
 
 
 def _of_jumps(record: Record, failed: Tensor) -> str:

@@ -310,7 +310,7 @@ class Solution:
         )
         text = f"{self.solver}: {many}: {kinds}. Worst: {names}."
         if outcome.message:
-            text += f" {outcome.message}."
+            text += f" {' '.join(outcome.message.split()).rstrip('.')}."
         present = {Status(int(code)) for code in outcome.status[failed].unique()}
         if not hint and (hint := self._record.unsteady(_AGAIN)):
             answered = frozenset(Status)
@@ -346,9 +346,11 @@ class Solution:
         return f" > tolerance {tolerance:.3g}" if float(outcome.residual_norm[sample]) > tolerance else ""
 
     def _how_far(self, sample: int) -> str:
-        """``|z|``, where it tells something."""
-        outcome = self._record.outcome
-        size = float(torch.linalg.vector_norm(outcome.z[sample].double()))
+        """``|z|``, where it tells something, without multipliers behind it."""
+        outcome, system = self._record.outcome, self._record.system
+        program = system is not None and system.problem.kind.returns_program
+        z = outcome.z[sample, : system.problem.size if program else None]
+        size = float(torch.linalg.vector_norm(z.double()))
         far = Status(int(outcome.status[sample])) in (Status.DIVERGED, Status.UNBOUNDED) or not size <= 1e3
         return f" at |z| = {size:.3g}" if far else ""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
-from implicitkit.foundation.autocast import cast_as_now
+from implicitkit.foundation.autocast import cast_as_now, casts, precision, under
 from implicitkit.foundation.failing_matrices import attempted, failing_as_nan
 from implicitkit.foundation.faithful import faithful, mapped
 from implicitkit.foundation.numbers import real_parts
@@ -96,6 +96,11 @@ class System:
         self._sparsity: dict[str, Sparsity] = {}
 
     @property
+    def eps(self) -> float:
+        """Of the precision in which the function computes, under autocast too."""
+        return torch.finfo(precision(self.layout.dtype, self.autocast)).eps
+
+    @property
     def origin(self) -> System:
         """The system that this one is a batch or a part of, in the end; itself, if of none (and then not an attribute: a
         reference to itself would keep arguments and factors until the garbage is next collected)."""
@@ -136,8 +141,8 @@ class System:
         return System(
             problem,
             layout,
-            _under(autocast, kernel),
-            _under(autocast, live),
+            under(autocast, kernel),
+            under(autocast, live),
             batch=layout.batch,
             samples_per_row=layout.samples_per_row,
             row_dims=_row_dims(in_dims, args, layout, len(lifted.theta)) if problem.drops_rows() else None,
@@ -296,18 +301,6 @@ class System:
         return calls
 
 
-def _under(context: Callable[[], Any], function: Kernel) -> Kernel:
-    """The function, called in this context."""
-    if context is contextlib.nullcontext:
-        return function
-
-    def inside(*tensors: Tensor) -> Tensor:
-        with context():
-            return function(*tensors)
-
-    return inside
-
-
 def _packer(problem: Equations, layout: Layout) -> Callable[[Any, Tensor], Tensor]:
     """The function's output as a matrix: ``(batch, n)``, ``(batch,)`` or ``(batch, m)`` by what the problem ``returns``."""
     if problem.kind.returns_state:
@@ -325,7 +318,7 @@ def _packer(problem: Equations, layout: Layout) -> Callable[[Any, Tensor], Tenso
 def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
     """Raises unless an output of the user's function has the form that the problem needs."""
     name = f"{type(problem).__name__}'s function"
-    cast = cast_as_now(layout.device.type) is not contextlib.nullcontext
+    cast = casts(layout.device.type)
 
     def check(out: Any) -> None:
         if problem.kind.returns_state:

@@ -14,8 +14,8 @@ from implicitkit.foundation.constants import look
 
 
 def check_order(what: str, lower: Any, upper: Any) -> None:
-    """Raise ``ValueError`` where ``lower`` is above ``upper`` (numbers, tensors that broadcast, or ``None``), under every
-    transform, or one of them NaN (where they are mapped over, that spoils its own sample)."""
+    """Raise ``ValueError`` where no number lies between ``lower`` and ``upper`` (numbers, tensors that broadcast, or
+    ``None``), under every transform, or one of them is NaN (where they are mapped over, that spoils its own sample)."""
     if torch.compiler.is_compiling():
         return
     given = (-math.inf if lower is None else lower, math.inf if upper is None else upper)
@@ -26,11 +26,11 @@ def check_order(what: str, lower: Any, upper: Any) -> None:
 
 
 def _check_order(what: str, mapped: bool, low: Tensor, high: Tensor) -> None:
-    wrong = (low > high) if mapped else ~(low <= high)
+    wrong = ((low > high) if mapped else ~(low <= high)) | (low == math.inf) | (high == -math.inf)
     if bool(wrong.any()):
         raise ValueError(
-            f"{what}: the lower bound must not be above the upper one, and neither may be NaN; got {low[wrong][0]:.6g} "
-            f"and {high[wrong][0]:.6g}"
+            f"{what}: the lower bound must not be above the upper one, neither may be NaN, and a number must lie between "
+            f"them; got {low[wrong][0]:.6g} and {high[wrong][0]:.6g}"
         )
 
 

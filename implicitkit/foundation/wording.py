@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,6 +15,20 @@ _IN_NUMPY = ("Can't call numpy()", "data pointer of Tensor that doesn't have sto
 _BY_TORCH = ("derivative", "differentiate twice", "differentiable twice", "double backward", "the backward or vjp")
 NOT_DIFFERENTIABLE = (*_BY_TORCH, *_IN_NUMPY)
 _AS_NUMBERS = ("converted to Python scalars", "write it in torch's operations", "converted to a Scalar")
+
+# in what torch says of tensors that do not fit
+OF_SHAPES = (
+    "must match the size",
+    "cannot be multiplied",
+    "is invalid for input",
+    "size mismatch",
+    "not broadcastable",
+    "inconsistent tensor size",
+    "out of bounds for dimension",
+    "of a 0-dim tensor",
+    "too many indices for tensor",
+    "out of range (expected to be in range of",
+)
 
 # the words of other libraries, and what may be called so here
 _OTHER_WORDS = {
@@ -138,6 +152,19 @@ OUTSIDE = (
     "it to a torch.func.grad or vjp of its own, or has it from a place where another was in the solve. Its derivative would "
     "be lost. Pass that tensor as an argument: ik.solve(problem, z0, (..., tensor))"
 )
+
+
+def raise_of_shapes(error: RuntimeError, part: Any, *given: Any) -> NoReturn:
+    """Raise the error of a ``part`` that was called with these tensors again: as a ``ValueError`` that says their shapes and
+    those of the tensors that it holds, if torch says that they do not fit."""
+    if type(error) is not RuntimeError or not any(clause in str(error) for clause in OF_SHAPES):
+        raise error
+    shapes = ", ".join(str(tuple(t.shape)) for t in given if isinstance(t, Tensor))
+    held = [f"{name} of shape {tuple(t.shape)}" for name, t in vars(part).items() if isinstance(t, Tensor)]
+    owner = f"{type(part).__name__}{' with ' * bool(held)}{', '.join(held)}"
+    raise ValueError(f"{owner} was called with shape {shapes}, and they do not fit. torch says: {error}") from error
+
+
 UNSEEN = (
     "the function uses a tensor that requires grad, or belongs to a torch.func transform, in a way that implicitkit cannot "
     "see (through a custom autograd.Function, say, or a traced module): its derivative would be lost. Pass that tensor as "

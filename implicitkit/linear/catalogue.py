@@ -17,7 +17,7 @@ def register_linear_solver(name: str, *, override: bool = False) -> Callable[[T]
     Raises:
         ValueError: the name is taken (``override=True`` replaces) or malformed.
     """
-    return _TABLE.register(name, override)
+    return _TABLE.register(name, override, "solve", "implicitkit.LinearSolver")
 
 
 def get_linear_solver(linear_solver: Any, **options: Any) -> Any:

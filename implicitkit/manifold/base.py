@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
+from implicitkit.foundation.autocast import uncast
 from implicitkit.foundation.options import Configured
 
 
@@ -30,6 +31,13 @@ class Manifold(Configured):
 
     Source: Absil, Mahony & Sepulchre (2008), *Optimization Algorithms on Matrix Manifolds*, definition 4.1.1.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Autocast does not reach the manifold: points that are rounded lie on none."""
+        super().__init_subclass__(**options)
+        for name in ("retract", "distance", "local", "project"):
+            if name in cls.__dict__:
+                setattr(cls, name, uncast(cls.__dict__[name]))
 
     def zero(self, z: Any) -> Any:
         """The tangent vector zero at ``z``: what ``delta`` looks like.

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.autocast import cast_as_now, casts, full_precision, under
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.base import Problem
 from implicitkit.problem.kind import Kind
@@ -90,14 +91,29 @@ def starts(y0: Tensor, Y: Tensor) -> Tensor:
     return torch.cat((y0.unsqueeze(-2), Y[..., :-1, -1, :]), -2)
 
 
-def evaluate(rhs: Callable[..., Any], layout: Layout, at: Tensor, Y: Tensor, args: tuple[Any, ...]) -> Tensor:
-    """``rhs(t, y, *args)`` at points ``at (P,)``, with packed states ``Y (*batch, P, n)``: mapped over the points."""
+def slope_of(rhs: Callable[..., Any], layout: Layout) -> Callable[..., Tensor]:
+    """``rhs`` of packed states, ``(t, y, *args) -> dy/dt``, checked; ``rows``: of a batch of which some were dropped.
+
+    It is cast as autocast says now, when this is made, whatever surrounds a call.
+    """
+    device = layout.device.type
+    called, cast = under(cast_as_now(device), rhs), casts(device)
+
+    def slope(t: Tensor, y: Tensor, *args: Any, rows: int | None = None) -> Tensor:
+        out = called(t, layout.unpack(y), *args)
+        layout.check(out, "rhs", cast=cast, rows=rows)
+        return layout.pack(out)
+
+    return slope
+
+
+def evaluate(slope: Callable[..., Tensor], at: Tensor, Y: Tensor, args: tuple[Any, ...] = ()) -> Tensor:
+    """:func:`slope_of` a right-hand side at points ``at (P,)``, with packed states ``Y (*batch, P, n)``: mapped over the
+    points."""
     dim = Y.ndim - 2
 
     def one(t: Tensor, y: Tensor) -> Tensor:
-        out = rhs(t, layout.unpack(y.reshape(-1, y.shape[-1])), *args)
-        layout.check(out, "rhs", rows=y.shape[0] if dim else None)
-        return layout.pack(out).reshape(y.shape)
+        return slope(t, y.reshape(-1, y.shape[-1]), *args, rows=y.shape[0] if dim else None).reshape(y.shape)
 
     return torch.func.vmap(one, in_dims=(0, dim), out_dims=dim)(at, Y)
 
@@ -153,9 +169,11 @@ class Collocation(Problem):
         if end is not None:
             t = torch.stack((t[0], end))
         A, c = radau(self.stages, self.layout.dtype, self.layout.device)
-        h, at = times(self.mesh, t, c)
-        slopes = evaluate(self.rhs, self.layout, at.flatten(), Y.flatten(-3, -2), rest).reshape(Y.shape)
-        out = Y - starts(y0, Y).unsqueeze(-2) - h[:, None, None] * (A @ slopes)
+        slope = slope_of(self.rhs, self.layout)
+        with full_precision(self.layout.device.type):
+            h, at = times(self.mesh, t, c)
+            slopes = evaluate(slope, at.flatten(), Y.flatten(-3, -2), rest).reshape(Y.shape)
+            out = Y - starts(y0, Y).unsqueeze(-2) - h[:, None, None] * (A @ slopes)
         if self.event is None:
             return out
         return out, self.event(end, self.layout.unpack(Y[..., -1, -1, :].reshape(-1, Y.shape[-1])), *rest)

@@ -142,7 +142,7 @@ class ConstrainedMinimisation(Problem):
                 lacking = lacks_multipliers(lambda w: system.kernel(w, *theta), z, self.size)
             if bool(lacking[failed].all()):
                 return NO_MULTIPLIERS
-        if worst <= torch.finfo(z.dtype).eps ** 0.5 * (1 + float(z[failed].abs().max())):
+        if worst <= torch.finfo(z.dtype).eps ** 0.5 * (1 + float(z[failed, : self.size].abs().max())):
             return (
                 "The constraints hold there: the objective may fall without end (state what keeps z back), or hardly at all "
                 "(loosen rtol= / atol=, raise max_steps=)."

@@ -10,18 +10,20 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat, recording
+from implicitkit.foundation.autocast import full_precision
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError, ConvergenceWarning, warn
 from implicitkit.foundation.options import at_least, between, check_call, check_options, optional
 from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
-from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, times
+from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, slope_of, times
 from implicitkit.problem.explicit import follow
 from implicitkit.problem.integration import first_crossing, get_integrator, hermite
 from implicitkit.problem.kind import Kind
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
 _APART = 1e-2  # of its size, by which the trajectory of the integrator may differ from that of the equations
+Slope = Callable[..., Tensor]
 FEWEST = 16  # numbers of a state from which it is looked where its right-hand side has entries
 
 
@@ -113,8 +115,9 @@ class InitialValue(Problem):
         t = self.t.to(layout.device, layout.dtype)
         y0 = layout.pack(z0)
         try:
-            with torch.no_grad(), recording.unrecorded():
-                mesh, start, lost = self._begin(layout, t, y0, args)
+            slope = self._slope(layout, args)
+            with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type):
+                mesh, start, lost = self._begin(layout, slope, t, y0, args)
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
@@ -125,7 +128,7 @@ class InitialValue(Problem):
             ) from error
         batch = tuple(layout.batch_shape)
         problem = Collocation(
-            self.rhs, mesh, layout, self.stages, self.event, lost, self._coupling(layout, t, y0, args)
+            self.rhs, mesh, layout, self.stages, self.event, lost, self._coupling(layout, slope, t, y0)
         )
 
         def split(state: Any, packed: Tensor) -> tuple[Any, None]:
@@ -141,23 +144,25 @@ class InitialValue(Problem):
         packed = y0.reshape(*batch, layout.size)
         return Restated(problem, start, (packed, t, *args), split, batch_dims, lead=1, shared=1)
 
-    def _begin(self, layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> tuple[Mesh, Any, str]:
+    def _begin(
+        self, layout: Layout, slope: Slope, t: Tensor, y0: Tensor, args: tuple[Any, ...]
+    ) -> tuple[Mesh, Any, str]:
         """The steps, a start near the solution, and what the integrator met where there is none and the start is NaN."""
         t, y0 = t.detach(), y0.detach()
         end, lost = None, ""
         if self.event is not None:
-            edges, states, lost = self._path(layout, t, y0, args)
+            edges, states, lost = self._path(slope, t, y0)
             reached = int(torch.isfinite(states).flatten(1).all(1).sum()) if lost else len(states)
             end, missed = t[1] * torch.nan, lost
             if reached > 1:  # what comes after the event need not exist
-                end, missed = self._crossing(layout, edges[:reached], states[:reached], args)
+                end, missed = self._crossing(layout, slope, edges[:reached], states[:reached], args)
             lost = missed and (lost or missed)
             t = t if lost else torch.stack((t[0], end))
         if not lost:
-            edges, states, lost = self._path(layout, t, y0, args)
+            edges, states, lost = self._path(slope, t, y0)
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else _mesh(t, edges)
         if len(states) == len(mesh.begin) + 1:
-            slopes = self._slopes(layout, edges, states, args)
+            slopes = self._slopes(layout, slope, edges, states)
             c = radau(self.stages, layout.dtype, layout.device)[1]
             values = hermite(edges, states, slopes, c).movedim(2, 0)
         else:  # no event
@@ -165,17 +170,12 @@ class InitialValue(Problem):
         Y = values.reshape(*layout.batch_shape, *values.shape[1:])
         return mesh, Y if end is None else (Y, end), lost
 
-    def _slope(self, layout: Layout, args: tuple[Any, ...]) -> Callable[[Tensor, Tensor], Tensor]:
-        def slope(now: Tensor, y: Tensor) -> Tensor:
-            out = self.rhs(now, layout.unpack(y), *args)
-            layout.check(out, "rhs")
-            return layout.pack(out)
+    def _slope(self, layout: Layout, args: tuple[Any, ...]) -> Slope:
+        slope = slope_of(self.rhs, layout)
+        return lambda now, y, **batch: slope(now, y, *args, **batch)
 
-        return slope
-
-    def _path(self, layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor, str]:
+    def _path(self, slope: Slope, t: Tensor, y0: Tensor) -> tuple[Tensor, Tensor, str]:
         """The edges of the steps, the states there, and why some of them are NaN."""
-        slope = self._slope(layout, args)
         if self.steps:
             mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device)
             edges = torch.cat((times(mesh, t, t.new_zeros(1))[1][:, 0], t[-1:]))
@@ -194,25 +194,27 @@ class InitialValue(Problem):
             return t, states, f"The integrator {self.integrator!r} found no trajectory: {error}."
         return edges, states, _end_of(edges, states)
 
-    def _coupling(self, layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> Any:
+    def _coupling(self, layout: Layout, slope: Slope, t: Tensor, y0: Tensor) -> Any:
         """The pattern ``(n, n)`` of ``df/dy``, in compressed rows; ``None`` where it has none."""
         if layout.size < FEWEST or not len(y0):
             return None
-        slope, at, z = self._slope(layout, args), compat.plain_sample(t)[0], compat.plain_sample(y0)
+        at, z = compat.plain_sample(t)[0], compat.plain_sample(y0)
         return JacobianMatrix(self.rhs, smallest=FEWEST).pattern(lambda y: slope(at, y), z)
 
-    def _slopes(self, layout: Layout, edges: Tensor, states: Tensor, args: tuple[Any, ...]) -> Tensor:
+    def _slopes(self, layout: Layout, slope: Slope, edges: Tensor, states: Tensor) -> Tensor:
         """``rhs`` at the edges, ``(N + 1, batch, n)``."""
         there = states.movedim(0, 1).reshape(*layout.batch_shape, *states.shape[::2])
-        slopes = evaluate(self.rhs, layout, edges, there, args)
+        slopes = evaluate(slope, edges, there)
         return slopes.reshape(states.shape[1], *slopes.shape[-2:]).movedim(1, 0)
 
-    def _crossing(self, layout: Layout, edges: Tensor, states: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, str]:
+    def _crossing(
+        self, layout: Layout, slope: Slope, edges: Tensor, states: Tensor, args: tuple[Any, ...]
+    ) -> tuple[Tensor, str]:
         """The time of the first change of sign of the event, nearly; NaN where there is none, and why."""
         assert self.event is not None
         event = self.event
         at = first_crossing(
-            lambda t, y: event(t, layout.unpack(y), *args), edges, states, self._slopes(layout, edges, states, args)
+            lambda t, y: event(t, layout.unpack(y), *args), edges, states, self._slopes(layout, slope, edges, states)
         )
         good = at.found & at.passes
         time = torch.where(good, at.time, torch.nan)  # a solve from NaN fails
@@ -260,6 +262,8 @@ def _compare(followed: Tensor, found: Tensor) -> None:
 
 
 def _check_order(t: Tensor) -> None:
+    if not bool(torch.isfinite(t).all()):
+        raise ValueError(f"t must be finite, got {t.tolist()}: a state at rest is found by ik.steady_state")
     d = t.diff()
     if not bool((d > 0).all() | (d < 0).all()):
         raise ValueError(f"t must be strictly increasing or strictly decreasing, got {t.tolist()}")

@@ -105,14 +105,20 @@ class Table:
                     raise ValueError(f"{first}; a plugin cannot replace it while it is loaded through its entry point")
             self.entries[entry.name] = entry
 
-    def register(self, name: str, override: bool) -> Callable[[T], T]:
-        """A decorator that registers a class under ``name`` and sets the class's ``name``."""
+    def register(self, name: str, override: bool, method: str, base: str) -> Callable[[T], T]:
+        """A decorator that registers a class with this ``method`` under ``name`` and sets the class's ``name``; ``base``:
+        what such classes derive from."""
         check_name(name)
         check_arguments(f"register {name!r}", override=(flag(), override))
 
         def register(cls: T) -> T:
             if not inspect.isclass(cls):
                 raise TypeError(f"a {self.noun} is a class; cannot register {describe_value(cls)} as {name!r}")
+            if not hasattr(cls, method):
+                raise TypeError(
+                    f"cannot register the class {cls.__name__} as {self.noun} {name!r}: it must be a subclass of {base}, "
+                    f"with a method {method}"
+                )
             entry = Entry(self.kind, name, cls, origin(cls))
             self.add(entry, override)
             self.set_name(cls, entry)

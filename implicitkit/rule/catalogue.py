@@ -17,7 +17,7 @@ def register_rule(name: str, *, override: bool = False) -> Callable[[T], T]:
     Raises:
         ValueError: the name is taken (``override=True`` replaces) or malformed.
     """
-    return _TABLE.register(name, override)
+    return _TABLE.register(name, override, "attach", "implicitkit.Rule")
 
 
 def get_rule(rule: Any, **options: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
+from implicitkit.foundation.autocast import uncast_call
 from implicitkit.foundation.constants import look
 from implicitkit.foundation.options import Configured, check_options, optional, tensor
 
@@ -36,7 +37,8 @@ class Projection(Configured):
         return trees.tree_map(self._leaf, v)
 
     def _leaf(self, v: Any) -> Tensor:
-        return self.project(check_point(v, self, f"{type(self).__name__} projects"))
+        found: Tensor = uncast_call(self.project, self, check_point(v, self, f"{type(self).__name__} projects"))
+        return found
 
     def project(self, v: Tensor) -> Tensor:
         """The projection of ``v``."""

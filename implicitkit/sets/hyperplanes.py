@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,37 +11,56 @@ from torch import Tensor
 from implicitkit.foundation.clamping import check_order
 from implicitkit.foundation.constants import constants
 from implicitkit.foundation.options import check_options, finite, number, optional, or_tensor, tensor
-from implicitkit.sets.base import Projection, against, unit
+from implicitkit.sets.base import Projection, against, check_values, unit
 
 
 @dataclass(frozen=True)
 class Hyperplane(Projection):
-    """``{a'x = b}``: ``v - a (a'v - b) / |a|^2``.  ``a``: ``(n,)`` or ``(*batch, n)``; ``b``: number or batch's shape."""
+    """``{a'x = b}``: ``v - a (a'v - b) / |a|^2``.  ``a``: ``(n,)`` or ``(*batch, n)``; ``b``: number or batch's shape.
+
+    A normal ``a`` of zeros asks nothing, where ``b`` allows that.
+
+    Raises:
+        ValueError: (from the call) ``a`` is zero and ``b`` is not: the set is empty.
+    """
 
     a: Tensor
     b: Any = 0.0
+    sign: ClassVar[str] = "="
 
     def __post_init__(self) -> None:
         check_options(self, a=tensor(), b=or_tensor(finite()))
 
-    def _excess(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """``a`` and ``(a'v - b) / |a|^2``, in units in which the largest of ``a`` is one."""
-        size = unit(self.a.to(v))
-        a, b = self.a.to(v) / size, against(self.b, v) / size
-        return a, ((a * v).sum(-1, keepdim=True) - b) / a.square().sum(-1, keepdim=True)
-
     def project(self, v: Tensor) -> Tensor:
-        a, excess = self._excess(v)
-        return v - a * excess
+        size = unit(self.a.to(v))
+        a, b = self.a.to(v) / size, against(self.b, v) / size  # in units in which the largest of a is one
+        square = a.square().sum(-1, keepdim=True)
+        check_values(self._check_not_empty, *torch.broadcast_tensors(square, b))
+        asks = square != 0  # of NaN too
+        excess = ((a * v).sum(-1, keepdim=True) - b) / torch.where(asks, square, 1)
+        return torch.where(asks, v - a * self._beyond(excess), v)
+
+    def _beyond(self, excess: Tensor) -> Tensor:
+        """What is to be taken off."""
+        return excess
+
+    def _check_not_empty(self, square: Tensor, b: Tensor) -> None:
+        empty = (square == 0) & (self._beyond(-b) != 0)
+        if bool(empty.any()):
+            raise ValueError(
+                f"{type(self).__name__}: {int(empty.sum())} of {empty.numel()} sets are empty: the normal a is zero, and "
+                f"0 {self.sign} {float(b[empty][0]):.6g} does not hold"
+            )
 
 
 @dataclass(frozen=True)
 class Halfspace(Hyperplane):
-    """``{a'x <= b}``: ``v - a max(a'v - b, 0) / |a|^2``."""
+    """``{a'x <= b}``: ``v - a max(a'v - b, 0) / |a|^2``; else as :class:`Hyperplane`."""
 
-    def project(self, v: Tensor) -> Tensor:
-        a, excess = self._excess(v)
-        return v - a * excess.clamp_min(0)
+    sign: ClassVar[str] = "<="
+
+    def _beyond(self, excess: Tensor) -> Tensor:
+        return excess.clamp_min(0)
 
 
 @dataclass(frozen=True)

@@ -244,8 +244,7 @@ def verdict(
     message: str,
 ) -> Outcome:
     """The outcome for a point ``z`` that somebody returned, judged by its residual; never anything worse than the start."""
-    norm = judge.norm(f.residual(z))
-    norm = torch.where(torch.isfinite(z).all(1), norm, torch.nan)  # NaN solves nothing, whatever F makes of it
+    norm, start = judge.measured(z, judge.norm(f.residual(z))), judge.measured(z0, start)
     claims = norm <= judge.tolerance(z, norm)
     converged = judge.examine(z, norm, claims) if bool(claims.any()) else claims
     status = torch.where(converged, int(Status.CONVERGED), int(Status.STALLED))

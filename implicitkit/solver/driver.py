@@ -168,13 +168,11 @@ class _Loop:
         Returns which go on, how many they are, and how many of ``improved``, which may change, hold.
         """
         relative = self.judge.relative_to_state
-        sized = relative and math.isfinite(float(self.judge.size_of(self.z).sum()))
-        sound = sound and sized == relative  # where |z| overflows what is asked may be 0 |z|, NaN
-        if not (sized and not self.judge.own_norm) and not math.isfinite(self.judge.largest(self.z)):
-            # NaN solves nothing, whatever F makes of it (of a comparison, or a sign, a number)
-            finite, sound = torch.isfinite(self.z).all(1), False
-            self.norm = torch.where(finite, self.norm, torch.nan)
-            improved.logical_and_(finite)
+        sized = not relative or math.isfinite(float(self.judge.size_of(self.z).sum()))
+        asks = self.judge.own_norm or not relative  # |z| does not tell
+        if not sized or (asks and not math.isfinite(self.judge.largest(self.z))):
+            self.norm, sound = self.judge.measured(self.z, self.norm), False
+            improved.logical_and_(self.norm < math.inf)
             better = _count(improved)[0]
         done = self.active.logical_xor(running) if sound else self.norm.le(self.tolerance)
         claims = done if sound or self.at_work == self.alive else done.logical_and(self.active)

@@ -50,7 +50,7 @@ class Evaluations(Counted):
         super().__init__(whole)
         self.system, self.theta, self.solves = system, tuple(theta), solves
         self.problem: Any = system.problem
-        self.kind = self.problem.kind
+        self.kind, self.eps = self.problem.kind, system.eps
         self.of_map, self.of_gradient = solves == "fixed_point", solves in _GRADIENTS
         device = system.layout.device
         self.active = torch.ones(system.batch, dtype=torch.bool, device=device)

@@ -20,6 +20,7 @@ from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_other_units
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.norms import warn_of_seminorm
 from implicitkit.solver.polyalgorithm import Polyalgorithm
 from implicitkit.solver.starts import beside, is_lowest
 from implicitkit.solver.subset import subset
@@ -50,6 +51,7 @@ _WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the 
 def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
     """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, constrained or not, on to a minimum."""
     outcome = _run(solver, f, z0, options)
+    warn_of_seminorm(f, z0, outcome, options)
     if refuse_noise(f, outcome):
         return outcome
     _begin_beside(solver, f, z0, options, outcome)
@@ -155,7 +157,7 @@ def _look_back(f: Evaluations, outcome: Outcome) -> None:
         return
     probe, z = f.beside("minimise"), outcome.z
     value = probe.value(z)
-    least = value - ROUNDING * torch.finfo(z.dtype).eps * value.abs()
+    least = value - ROUNDING * f.eps * value.abs()
     for share in _WAY:
         lower = probe.value(share * z) < least  # false for NaN
         outcome.status = torch.where(still & lower, int(Status.SADDLE), outcome.status)
@@ -239,7 +241,7 @@ def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tens
         J = torch.where(which[:, None, None], J, 0)
     if not bool(which.any()):
         return nowhere, J
-    values, margin = torch.linalg.eigvals(J), torch.finfo(z.dtype).eps ** 0.5 * torch.linalg.matrix_norm(J)
+    values, margin = torch.linalg.eigvals(J), f.eps**0.5 * torch.linalg.matrix_norm(J)
     growth = values.real.amax(1)
     leaves = which & (growth > margin)
     if bool(leaves.any()):
@@ -261,7 +263,7 @@ def _follow_exactly(f: Evaluations, z0: Tensor, options: Options, outcome: Outco
     probe = f.beside("root")
     F = in_working_precision(probe.residual(z0))
     U, S, Vh = torch.linalg.svd(J)
-    eps = torch.finfo(z0.dtype).eps
+    eps = f.eps
     S = torch.where(S.le(eps ** (2 / 3) * S[:, :1]), 0, S)
     moved = torch.where(S == 0, (U.mT @ F.unsqueeze(2)).squeeze(2).abs(), 0).amax(1)
     least = torch.linalg.vector_norm(F, dim=1)

@@ -8,8 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import seeded
 from implicitkit.foundation.constants import look
+from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.trees import Layout
+from implicitkit.solution import Status
+from implicitkit.solver.base import Options, Outcome
+from implicitkit.solver.evaluations import Evaluations
 
 
 def matrix_norm(norm: Any, layout: Layout) -> Callable[[Tensor], Tensor] | None:
@@ -61,6 +66,33 @@ def _check_sign(norms: Tensor) -> None:
     if bool((norms < 0).any()):
         raise ValueError(
             f"norm= must not be negative, got {float(norms.min()):.6g}: whatever it is of would be near zero"
+        )
+
+
+def warn_of_seminorm(f: Evaluations, z0: Tensor, outcome: Outcome, options: Options) -> None:
+    """Warn where a function of the user's has taken points whose residual it does not see: its largest entry alone, or the
+    whole, is zero to it beside random numbers, and the 2-norm would have refused them."""
+    norm, claims = options.norm, outcome.status == int(Status.CONVERGED)
+    if not isinstance(norm, _Trees) or not bool(claims.any()):
+        return
+    F = f.beside("root").residual(outcome.z).detach().to(outcome.residual_norm)
+    size, eps = F.abs(), torch.finfo(F.dtype).eps
+    largest = size.amax(1)
+    alone = torch.where(size == largest.unsqueeze(1), F, 0)
+    random = 0.5 + seeded.uniform(*F.shape, seed=0x5E).to(F)
+    least = eps**0.5 * norm(random) * largest
+    unseen = claims & (largest > 0) & (torch.minimum(norm(F), norm(alone)) <= least)
+    if not bool(unseen.any()):
+        return
+    scale = outcome.z if f.kind.iteration else f.beside("root").residual(z0).detach()
+    left = torch.linalg.vector_norm(F, dim=1)
+    unseen &= left > options.atol + options.rtol * torch.linalg.vector_norm(scale.to(F), dim=1)
+    if bool(unseen.any()):
+        warn(
+            f"norm= leaves out a part of F, as no norm does: it is {float(norm(F)[unseen].max()):.3g} where |F| = "
+            f"{float(left[unseen].max()):.3g}. What was found solves the rest, and its derivatives are those of a solution "
+            "of all equations. Weigh what matters less, but not by zero",
+            ConvergenceWarning,
         )
 
 

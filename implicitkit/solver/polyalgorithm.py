@@ -147,8 +147,7 @@ class Polyalgorithm(Solver):
             falls = falls_forever_within(f, total.z, failed)
             total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
-        rows = start.abs()
-        start_norm = torch.linalg.vector_norm(rows, dim=1)
+        rows, start_norm = start.abs(), options.size(start)
         options = replace(options, start_size=start_size(z0) if f.kind.of_residuals else None, start_rows=rows)
         total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations

@@ -10,7 +10,7 @@ The covariance of the parameters is ``(J^T J)^{-1}``, ``J`` the Jacobian of the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -126,7 +126,7 @@ def curve_fit(
 
     def residuals(p: Tensor, x: Any, y: Tensor, s: Tensor | None = None) -> Any:
         parameters = p.unbind(-1) if not batch_dims else [q.unsqueeze(-1) for q in p.unbind(-1)]
-        value = f(x, *parameters)
+        value = _evaluated(f, x, parameters)
         value, *aux = value if has_aux else (value,)
         _check_values(value, y)
         r = value - y if use is None else torch.where(use, value - y, 0)
@@ -147,6 +147,18 @@ def curve_fit(
     if options.get("loss", "linear") != "linear":
         r, J = _robust(r, J, Robust(lambda r: r, options["loss"], options.get("f_scale", 1.0)))
     return CurveFit(p, _covariance(r, J, absolute_sigma, m if use is None else use.sum(-1)), solution)
+
+
+def _evaluated(f: Callable[..., Any], x: Any, parameters: Sequence[Tensor]) -> Any:
+    try:
+        return f(x, *parameters)
+    except (IndexError, TypeError) as error:
+        if "0-d" not in str(error):
+            raise
+        said = (
+            "The model is called as f(xdata, *p), with a number of its own for each parameter: f(x, a, b), not f(x, p)"
+        )
+        raise type(error)(f"{str(error).rstrip('.')}. {said}") from error
 
 
 def _missing(x: Any, y: Tensor, batch_dims: int) -> Tensor | None:

@@ -235,7 +235,37 @@ REFUSED: dict[str, Row] = {
         r"unsupported operand.*The function was called with args\[1\], a str"),
     "bounds the wrong way round": (
         lambda: ik.argmin(square, zeros(3), bounds=(torch.tensor([0.0, 2.0, 0.0]), 1.0)), ValueError,
-        r"must not be above the upper one, and neither may be NaN; got 2 and 1"),
+        r"must not be above the upper one, neither may be NaN, and a number must lie between them; got 2 and 1"),
+    "bounds with nothing between them": (
+        lambda: ik.argmin(square, zeros(3), bounds=(torch.inf, None)), ValueError,
+        r"a number must lie between them; got inf and inf"),
+    "a box of nothing": (
+        lambda: ik.project.box(None, torch.tensor([0.0, -torch.inf])), ValueError, r"Box: .*; got -inf and -inf"),
+    "an index beyond the state": (
+        lambda: ik.root(lambda z, a: z[5] - a, zeros(3), (zeros(2),)), IndexError,
+        r"out of bounds.*The function was called with z \(3,\), args\[0\] \(2,\)"),
+    "a model of all parameters at once": (
+        lambda: ik.curve_fit(lambda x, p: p[0] * x, zeros(5), zeros(5), zeros(1)), IndexError,
+        r"called as f\(xdata, \*p\), with a number of its own for each parameter"),
+    "a model that unpacks its parameters": (
+        lambda: ik.curve_fit(lambda x, p: next(iter(p)) * x, zeros(5), zeros(5), zeros(1)), TypeError,
+        r"called as f\(xdata, \*p\), with a number of its own for each parameter"),
+    "a time that never comes": (
+        lambda: ik.solve(ik.InitialValue(lambda t, y: -y, (0.0, torch.inf)), zeros(3)), ValueError,
+        r"t must be finite, got \[0\.0, inf\]"),
+    "a set of another size": (
+        lambda: ik.project.halfspace(zeros(4) + 1)(zeros(3)), ValueError,
+        r"Halfspace with a of shape \(4,\) was called with shape \(3,\), and they do not fit"),
+    "weights of another size": (
+        lambda: ik.prox.l1(zeros(2))(zeros(3)), ValueError, r"l1 with weight of shape \(2,\) was called with shape \(3,\)"),
+    "a step that no rotation takes": (
+        lambda: ik.manifold.SO3().retract(torch.eye(3), zeros(2)), ValueError,
+        r"SO3 was called with shape \(3, 3\), \(2,\), and they do not fit"),
+    "a class that is no rule": (
+        lambda: ik.register_rule("no_rule")(dict), TypeError,
+        r"class dict as rule 'no_rule': .* subclass of implicitkit.Rule"),
+    "a class that is no linear solver": (
+        lambda: ik.register_linear_solver("no_solver")(dict), TypeError, r"subclass of implicitkit.LinearSolver"),
     "units below zero": (
         lambda: ik.least_squares(lambda z: z, zeros(3), x_scale=torch.tensor([1.0, -2.0, 1.0])), ValueError,
         r"x_scale must be positive and finite, got -2"),

@@ -269,6 +269,69 @@ def test_autocast_bfloat16() -> None:
     assert (x.grad - exact).norm() / exact.norm() < 0.05
 
 
+_M = torch.linspace(-1, 2, 16).reshape(4, 4)
+_POINTS, _TURN = torch.linspace(-1, 2, 21).reshape(7, 3).sin(), ik.manifold.SO3()
+#: parts of ours that multiply matrices, in single precision
+OURS: dict[str, Callable[[], Tensor]] = {
+    "cone": lambda: ik.project.psd_cone()(_M + _M.T),
+    "cone, in a solve": lambda: (
+        ik.argmin(
+            lambda z: (z - _M - _M.T).square().sum(), torch.eye(4), project=ik.project.psd_cone(), rtol=1e-5, atol=0.0
+        ).value
+    ),
+    "nuclear norm": lambda: ik.prox.nuclear(0.3)(_M),
+    "rotation": lambda: _TURN.retract(torch.eye(3), torch.tensor([0.3, 0.4, -0.5])),
+    "rotation, in a solve": lambda: (
+        ik.least_squares(
+            lambda R, a: (a[:, None] * R).sum(-1) - a.roll(1, 1),
+            torch.eye(3),
+            (_POINTS,),
+            manifold=_TURN,
+            rtol=1e-4,
+            atol=1e-5,
+        ).value
+    ),
+    "trajectory": lambda: ik.solve(ik.InitialValue(lambda t, y: -y, (0.0, 1.0)), torch.tensor([3.0, 7.0])).value,
+    "stiff": lambda: (
+        ik.solve(
+            ik.InitialValue(lambda t, y: -torch.tensor([1.0, 1e4]) * y, (0.0, 1.0)), torch.tensor([9.0, 7.0])
+        ).value
+    ),
+    "event": lambda: ik.solve(
+        ik.InitialValue(lambda t, y: -y, (0.0, 9.0), event=lambda t, y: y[0] - 1),
+        torch.tensor([3.0, 7.0]),
+        rtol=1e-5,
+        atol=0.0,
+    ).value["time"],
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_autocast_reaches_no_part_of_ours(name: str) -> None:
+    plain = OURS[name]()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = OURS[name]()
+    assert cast.dtype == torch.float32
+    torch.testing.assert_close(cast, plain, rtol=3e-5, atol=3e-5)
+
+
+def test_autocast_casts_the_right_hand_side_of_a_trajectory() -> None:
+    A = torch.tensor([[-1.0, 0.3], [0.2, -0.7]], requires_grad=True)
+    start, seen = torch.tensor([3.0, 7.0]), []
+
+    def rhs(t: Tensor, y: Tensor) -> Tensor:
+        seen.append((A @ y).dtype)
+        return A @ y
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        end = ik.solve(ik.InitialValue(rhs, (0.0, 1.0)), start).value[-1]
+    assert set(seen) == {torch.bfloat16} and end.dtype == torch.float32
+    exact = torch.linalg.matrix_exp(A) @ start
+    torch.testing.assert_close(end, exact, rtol=2e-2, atol=0.0)
+    (found,), (expected,) = (torch.autograd.grad(v.sum(), A) for v in (end, exact))
+    torch.testing.assert_close(found, expected, rtol=5e-2, atol=5e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_state(dtype: torch.dtype) -> None:
     cell = Cell(8, torch.float32).to(dtype)

@@ -268,7 +268,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/foundation/autocast.py",
         "tests/core/test_ambient_modes.py -k 'autocast'",
-        ("if dtype is torch.float64 or device_type", "if device_type"),
+        (" and dtype is not torch.float64 else dtype", " else dtype"),
+        ('return device_type != "meta" and torch', "return torch", "tests/problem/test_project.py -k meta"),
     ),
     *mutants(
         "implicitkit/lifting/inference.py",

@@ -15,13 +15,14 @@ from implicitkit.solver.verdict.probing import _well_fitted, runs_away
 from implicitkit.solver.verdict.scales import grows, rounding, row_scales
 
 D = torch.float64
-H = torch.finfo(D).eps ** 0.5  # how far beside z a residual is looked at
+EPS = torch.finfo(D).eps
+H = EPS**0.5  # how far beside z a residual is looked at
 ALL = torch.ones(1, dtype=torch.bool)
 
 
 def _jump() -> Any:
     """Of 2 at 1, in every component."""
-    return SimpleNamespace(residual=lambda z: torch.where(z > 1, 1.0, -1.0).to(z), kind=ik.Root.kind)
+    return SimpleNamespace(residual=lambda z: torch.where(z > 1, 1.0, -1.0).to(z), kind=ik.Root.kind, eps=EPS)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -36,7 +37,7 @@ def test_a_jump_on_one_side_is_no_scale(size: int) -> None:
 
 def test_a_slope_is_the_same_from_both_sides() -> None:
     z = torch.tensor([[2.0, -4.0]], dtype=D)
-    line = SimpleNamespace(residual=lambda z: 3 * z - 1e2)
+    line = SimpleNamespace(residual=lambda z: 3 * z - 1e2, eps=EPS)
     scale = row_scales(line, z, ALL, 0.0, 0.0, careful=True)
     torch.testing.assert_close(scale, 3 * z.abs(), rtol=1e-3, atol=0)
 
@@ -119,14 +120,16 @@ def test_what_moves_an_unknown_by_itself_is_no_unit_in_the_last_place() -> None:
         return torch.stack([1 + x * x * y - 4 * x, 3 * x - x * x * y], 1)
 
     z = torch.tensor([[5.3595667850458995e-05, -165645952.0]])
-    f = SimpleNamespace(residual=brusselator, kind=ik.SteadyState(brusselator).kind)
+    f = SimpleNamespace(residual=brusselator, kind=ik.SteadyState(brusselator).kind, eps=EPS)
     assert float(rounding(f, z, ALL).max()) < 1e-3 * float(brusselator(z).abs().min())
 
 
 def _runs_away(function: Any, z: float, size: int = 1, problem: type = ik.Root) -> bool:
     """What is said of a point of a problem, whatever else a solve would look at before it asks."""
     kind = problem(function).kind
-    f = SimpleNamespace(residual=function, linearize=lambda z: linearise(function, z)[1], kind=kind, solves="root")
+    f = SimpleNamespace(
+        residual=function, linearize=lambda z: linearise(function, z)[1], kind=kind, solves="root", eps=EPS
+    )
     return bool(runs_away(f, torch.full((1, size), z, dtype=D), ALL))
 
 
@@ -166,5 +169,5 @@ def test_a_jump_across_zero_is_no_rounding_error(size: int) -> None:
     a step up to both sides is no zero."""
     z = torch.full((1, size), 1e8, dtype=D)
     asked, F = torch.ones(1, size, dtype=torch.bool), torch.zeros_like(z)
-    assert bool(grows(SimpleNamespace(residual=lambda y: torch.sign(y - z)), z, F, asked).all())
-    assert not bool(grows(SimpleNamespace(residual=lambda y: torch.sign(y - z).abs()), z, F, asked).any())
+    assert bool(grows(SimpleNamespace(eps=EPS, residual=lambda y: torch.sign(y - z)), z, F, asked).all())
+    assert not bool(grows(SimpleNamespace(eps=EPS, residual=lambda y: torch.sign(y - z).abs()), z, F, asked).any())

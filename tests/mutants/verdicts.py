@@ -311,7 +311,7 @@ MUTANTS = [
         ("plateau = (known & ~lost) | (size == 0) | ~flat", "plateau = (known & ~lost) | ~flat"),
         ("return torch.where(outer > 2 * inner, far, (inner + outer) / 2)", "return (inner + outer) / 2"),
         (
-            "asked = known & ~lost & (edge <= torch.finfo(z.dtype).eps ** _SHARE * size)",
+            "asked = known & ~lost & (edge <= f.eps**_SHARE * size)",
             "asked = known & ~lost",
             "tests/solver/test_argmin_solvers.py -k plateau_behind",
         ),
@@ -570,7 +570,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/underflow.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or plateaus'",
-        ("edge <= _TINY * torch.finfo(z.dtype).eps * size", "edge >= 0"),
+        ("edge <= _TINY * f.eps * size", "edge >= 0"),
         ("flat = flat & ~_has_derivative(f, z, flat)", "pass", "tests/solver/test_convergence.py -k with_a_derivative"),
     ),
     *mutants(
@@ -736,8 +736,8 @@ MUTANTS = [
         "implicitkit/solver/verdict/probing.py",
         FITS,
         ("regular = regular & (values[:, -1] >", "regular = regular | (values[:, -1] >"),
-        ("return regular & _is_small(d / columns, z) &", "return regular &"),
-        ("return regular & _is_small(d / columns, z) &", "return regular & _is_small(d, z) &"),
+        ("return regular & _is_small(d / columns, z, torch.finfo(z.dtype).eps) &", "return regular &"),
+        ("_is_small(d / columns, z, torch", "_is_small(d, z, torch"),
         (" & (columns > 0).all(1) & (F != 0).any(1)", " & (columns > 0).all(1)"),
         ("return d, ok & (condition < torch.finfo(A.dtype).eps ** -0.25)", "return d, ok"),
         ("    if not bool((regular | ~which).all()):", "    if False:"),

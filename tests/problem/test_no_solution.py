@@ -231,3 +231,48 @@ def test_small_circles_beside_large_unknowns_are_met(
     torch.testing.assert_close(
         found.value[:2] / radius, torch.full((2,), 0.5**0.5, dtype=dtype), rtol=close, atol=close
     )
+
+
+#: name -> a small problem without a solution, the one advice that its message has
+WITHOUT: dict[str, tuple[Callable[[], Any], str]] = {
+    "infeasible": (
+        lambda: ik.QuadraticProgram(torch.eye(2), torch.ones(2), None, None, torch.tensor([[1.0, 0], [-1, 0]]),
+                                    -torch.ones(2)), "Check the data of the constraints."),
+    "unbounded": (
+        lambda: ik.QuadraticProgram(None, torch.ones(2), None, None, torch.tensor([[1.0, 0]]), torch.ones(1)),
+        "State what keeps z back: bounds=, constraints=, or a term that grows."),
+    "nonconvex": (
+        lambda: ik.QuadraticProgram(-torch.eye(2), torch.ones(2), None, None, torch.eye(2), torch.ones(2)), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_the_advice_is_that_of_the_verdict(name: str) -> None:
+    make, advice = WITHOUT[name]
+    with pytest.raises(ik.ConvergenceError) as caught:
+        ik.solve(make())
+    said = str(caught.value)
+    assert advice in said
+    for other in ("depend", "Nothing moves", "start elsewhere", "Loosen", "The constraints hold"):
+        assert other not in said
+
+
+def test_the_advice_of_an_objective_that_falls_forever() -> None:
+    below = ik.Inequality(lambda z: z[0] - 1)
+    with pytest.raises(ik.ConvergenceError, match="State what keeps z back") as caught:
+        ik.argmin(lambda z: z.sum(), torch.zeros(2, dtype=torch.float64), constraints=[below])
+    assert "hardly at all" not in str(caught.value) and "The constraints hold" not in str(caught.value)
+
+
+def test_constraints_that_contradict_each_other_are_not_said_to_hold() -> None:
+    """Multipliers run away where no point is feasible: they say nothing of how large the unknowns are."""
+    both = ik.Equality(lambda z: torch.stack([z, z - 1]))
+    with pytest.raises(ik.ConvergenceError, match="violated there by up to") as caught:
+        ik.argmin(
+            lambda z: (z - 2).square().sum(),
+            torch.zeros(2, dtype=torch.float64),
+            constraints=[both],
+            solver="filter_interior_point",
+            max_steps=10,
+        )
+    assert float(caught.value.solution.multipliers[0].abs().max()) > 1e8 and "|z|" not in str(caught.value)

@@ -402,3 +402,22 @@ def test_the_slope_of_a_ball_far_outside(dtype: torch.dtype, size: float) -> Non
     slope = torch.func.jacrev(ik.project.l2_ball(1.0))((size * v / 5).to(dtype)).double() * size
     n = v / 5
     torch.testing.assert_close(slope, torch.eye(2, dtype=torch.float64) - n.outer(n), rtol=0.01, atol=0.01)
+
+
+def test_a_normal_of_zeros_asks_nothing() -> None:
+    a = torch.stack([A_ROW, torch.zeros(N, dtype=torch.float64)]).requires_grad_()
+    v = _points(0, 2, N)
+    for project, b in ((ik.project.halfspace, torch.tensor([0.1, 2.0])), (ik.project.hyperplane, torch.zeros(2))):
+        x = project(a, b.double())(v)
+        torch.testing.assert_close(x[0], project(A_ROW, b[0].double())(v[0]))
+        assert torch.equal(x[1], v[1])
+        assert not bool(torch.autograd.grad(x.sum(), a)[0][1].any())
+    for project, b in ((ik.project.halfspace, -1.0), (ik.project.hyperplane, 0.5)):
+        mapped = vmap(lambda a, project=project, b=b: project(a, b)(v[0]))
+        with pytest.raises(ValueError, match=r"1 of 2 sets are empty: the normal a is zero, and 0 <?= -?\d"):
+            mapped(a)
+
+
+@pytest.mark.parametrize("part", [ik.project.monotone(), ik.project.l2_ball(), ik.prox.l1(0.1)], ids=str)
+def test_shapes_on_the_meta_device(part: Callable[[Tensor], Tensor]) -> None:
+    assert part(torch.zeros(2, 3, device="meta")).shape == (2, 3)

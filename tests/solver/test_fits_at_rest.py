@@ -170,7 +170,9 @@ def test_what_a_ray_says(name: str, dtype: torch.dtype) -> None:
     """Beside a sample that is not asked."""
     function, at, expected = _ROWS[name]
     z = torch.tensor([at, at], dtype=dtype)
-    f = SimpleNamespace(problem=SimpleNamespace(flat_residuals=lambda kernel, z: kernel(z)), kernel=function)
+    f = SimpleNamespace(
+        problem=SimpleNamespace(flat_residuals=lambda kernel, z: kernel(z)), kernel=function, eps=torch.finfo(dtype).eps
+    )
     found = has_a_limit(f, jacobian(function, z), function(z), z, torch.tensor([True, False]))
     assert found.tolist() == [expected, False]
 

@@ -145,3 +145,66 @@ def test_the_last_word_is_by_the_norm_too() -> None:
     plain, strict = solve("l2"), solve(lambda t: 1e3 * torch.linalg.vector_norm(t))
     assert bool(strict.converged) and float((plain.value - 1).abs().max()) > 1e-8
     assert float((strict.value - 1).abs().max()) < 1e-8
+
+
+#: name -> a function that is zero of some residuals, a start
+SEMINORMS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    "zero": (lambda r: 0 * r.norm(), torch.zeros(4, dtype=F64)),
+    "two of four": (lambda r: r[:2].norm(), torch.zeros(4, dtype=F64)),
+    "differences": (lambda r: r.diff().norm(), torch.full((4,), 0.3, dtype=F64)),
+}
+
+
+@pytest.mark.parametrize("name", SEMINORMS)
+def test_a_part_that_is_left_out_is_told(name: str) -> None:
+    norm, z0 = SEMINORMS[name]
+    x = torch.tensor([0.0, 0.0, 3.0, 3.0], dtype=F64) if name == "two of four" else torch.ones(4, dtype=F64)
+    with pytest.warns(ik.ConvergenceWarning, match="leaves out a part of F, as no norm does"):
+        ik.fixed_point(lambda z: 0.5 * z + x, z0, solver="picard", norm=norm)
+
+
+@pytest.mark.filterwarnings("error")
+def test_weights_and_parts_that_hold_are_no_seminorm() -> None:
+    weights = torch.tensor([1.0, 1e-3, 1e-6], dtype=F64)
+    norms = (lambda r: (weights * r).norm(), lambda r: r[:1].norm())  # of the second: the others hold as well
+    for norm in norms:
+        assert bool(ik.root(lambda z: z**2 - 2, torch.ones(3, dtype=F64), norm=norm).converged)
+
+
+# ------------------------------------------------------------------------------------------------------ what overflows
+OVERFLOW: dict[str, Callable[[], Any]] = {
+    "a root": lambda: ik.root(lambda z: z - 1e25, torch.zeros(4)),
+    "a minimum": lambda: ik.argmin(lambda z: (z - 1e25).square().sum(), torch.zeros(4)),
+    "a fit": lambda: ik.least_squares(lambda z: z - 1e25, torch.zeros(4)),
+    "bfloat16": lambda: ik.root(lambda z: z - 1e30, torch.zeros(4, dtype=torch.bfloat16)),
+    "by SciPy": lambda: ik.root(lambda z: z - 1e25, torch.zeros(4), solver="scipy.root.hybr"),
+    # |F| is finite, what it is measured by is not: everything would do
+    "|z| only": lambda: ik.fixed_point(lambda z: 0.99 * z + 2e17, torch.full((4,), 3e19), solver="picard"),
+    "|z| only, by hand": lambda: ik.implicit(ik.FixedPoint(lambda z: 0.99 * z + 2e17))(lambda z: z + 1e15)(
+        torch.full((4,), 3e19)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVERFLOW)
+def test_squares_that_overflow_are_named(name: str) -> None:
+    with pytest.raises(ik.ConvergenceError, match=r"nonfinite.*their squares, which norms add up, overflow in torch"):
+        OVERFLOW[name]()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_later_stages_know_the_start_in_the_same_norm(name: str) -> None:
+    seen = []
+
+    class Told(ik.extend.Solver):
+        name = "told"
+        solves = "fixed_point"
+
+        def run(self, f: Any, z0: Tensor, options: Any) -> Any:
+            seen.append(options.start_norm)
+            return ik.Anderson().run(f, z0, options)
+
+    norm, length = NORMS[name]
+    stages = ik.extend.Polyalgorithm((ik.extend.Stage(ik.Picard(), max_steps=1), Told()))
+    ik.fixed_point(f, Z0, (b,), batch_dims=1, norm=norm, solver=stages)
+    torch.testing.assert_close(seen[0], length(b))

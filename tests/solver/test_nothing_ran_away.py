@@ -291,3 +291,68 @@ def test_a_loose_tolerance_asks_for_no_second_look() -> None:
     z0 = torch.ones(3, dtype=torch.float64)
     s = ik.fixed_point(lambda z: 0.99 * z + c * torch.tanh(1 + z), z0, rtol=1e-3, solver="picard")
     assert s.evaluations == int(s.steps) + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("solver", ["auto", "picard", "anderson", "trust_region"])
+@pytest.mark.parametrize("shift", [10.0, 100.0, 1000.0, 10000.0])
+def test_far_out_in_half_precision(shift, solver, dtype):
+    """``z / 2 + shift``: rounding leaves some ``eps |z|`` of the residual, and the correction is as large."""
+    found = ik.fixed_point(lambda z: 0.5 * z + shift, torch.zeros(4, dtype=dtype), solver=solver)
+    torch.testing.assert_close(found.value, torch.full((4,), 2 * shift, dtype=dtype), rtol=5e-2, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "step", [lambda z: z + 1, lambda z: z + 1 / z, lambda z: (z * z + 1).sqrt(), lambda z: 1.01 * z + 1]
+)
+def test_what_runs_away_in_half_precision(step, dtype):
+    for start in (9.0, 100.0):
+        found = ik.fixed_point(step, torch.full((3,), start, dtype=dtype), on_failure="ignore")
+        assert not bool(found.converged)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_stage_measures_half_precision_alike(dtype):
+    """Stages in turn, where none finds a zero: their figures go into one tensor."""
+    for f in (lambda z: z * z + 1, lambda z: z.exp(), lambda z: torch.stack([z[0] - z[1], z[0] - z[1] + 1])):
+        s = ik.root(f, torch.tensor([0.5, 30.0], dtype=dtype), on_failure="ignore")
+        assert s.residual_norm.dtype == dtype and not bool(s.converged)
+
+
+_A = torch.linspace(-2, 2, 64).reshape(8, 8).mul(7).sin()
+_LINEAR = {
+    "root": lambda x: ik.root(lambda z: z + 0.1 * (_A @ z) - x, torch.zeros(8)),
+    "fixed point": lambda x: ik.fixed_point(lambda z: 0.1 * (_A @ z) + x, torch.zeros(8)),
+    "minimum": lambda x: ik.argmin(lambda z: (0.1 * (_A @ z) - x).square().sum() + z.square().sum(), torch.zeros(8)),
+    "fit": lambda x: ik.least_squares(lambda z: torch.cat([0.1 * (_A @ z) - x, z]), torch.zeros(8)),
+    "steady state": lambda x: ik.steady_state(lambda z: x - z - 0.1 * (_A @ z), torch.zeros(8)),
+    "trajectory": lambda x: ik.solve(ik.InitialValue(lambda t, y: -y - 0.1 * (_A @ y), (0.0, 1.0)), x),
+}
+
+
+@pytest.mark.parametrize("name", _LINEAR)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_under_autocast_is_no_way_to_infinity(name, dtype):
+    """A state in single precision, and equations in half: what is left of them is rounding of half precision."""
+    for i, size in enumerate((1.0, 10.0)):
+        x = size * torch.linspace(1, 3 + i, 8).cos()
+        exact = _LINEAR[name](x).value
+        with torch.autocast("cpu", dtype=dtype):
+            found = _LINEAR[name](x)
+        assert float((found.value - exact).norm() / exact.norm()) < 8 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("solver", ["auto", "newton", "anderson"])
+def test_what_runs_away_under_autocast(solver):
+    eye = torch.eye(3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for f in (
+            lambda z: (eye @ z) + 1,
+            lambda z: z + torch.exp(-(eye @ z)),
+            lambda z: (eye @ z.square() + 1).sqrt(),
+        ):
+            assert not ik.fixed_point(f, torch.full((3,), 9.0), solver=solver, on_failure="ignore").converged
+        if solver != "anderson":
+            flat = lambda z: torch.exp(-(eye @ z))  # noqa: E731
+            assert not ik.root(flat, torch.full((3,), 9.0), solver=solver, on_failure="ignore").converged

@@ -48,7 +48,8 @@ class Awakened(Solver):
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         start = awake(f, z0)
         if start is z0:
-            norm, steps = z0.new_full((len(z0),), torch.inf), torch.zeros(len(z0), dtype=torch.int64, device=z0.device)
+            norm = torch.full_like(options.size(z0), torch.inf)
+            steps = torch.zeros(len(z0), dtype=torch.int64, device=z0.device)
             given_up = torch.full_like(steps, int(Status.STALLED))
             return Outcome(z0, norm, steps, given_up, f.evaluations, f.sample_evaluations)
         found: Outcome = self.solver.run(f, start, options)

@@ -140,14 +140,14 @@ class _Exact:
 
     def __init__(self, J: Tensor, F: Tensor, D: Tensor) -> None:
         self.J, self.F = J / D.unsqueeze(1), F
-        U, s, self.Vh = svd_batched(self.J)
-        self.b = mv(U.mT, F)
+        U, s, self.Vh = svd_batched(self.J)  # of half precision in float32
+        self.b = mv(U.mT, F.to(U))
         cut = s.shape[1] * torch.finfo(s.dtype).eps * s[:, :1]
         self.s = torch.where(s > cut, s, 0)
 
     def step(self, radius: Tensor) -> tuple[Tensor, Tensor]:
         """``p`` and ``F + J p / D``; ``|p(lambda)| = radius`` by Newton's method on ``1/radius - 1/|p|``, safeguarded."""
-        s, b, target = self.s, self.b, radius
+        s, b, target = self.s, self.b, radius.to(self.s)
         sb = s * b
         y = torch.where(s > 0, b / torch.where(s > 0, s, 1), 0)  # lambda = 0
         free = torch.linalg.vector_norm(y, dim=1) <= target
@@ -165,7 +165,7 @@ class _Exact:
             inside = (step > low) & (step < high)
             lam = torch.where(inside, step, torch.maximum((low * high).sqrt(), 1e-3 * high))
         y = torch.where(free.unsqueeze(1), y, sb / (s.square() + lam.unsqueeze(1)))
-        p = -mv(self.Vh.mT, y).nan_to_num(0, 0, 0)
+        p = -mv(self.Vh.mT, y).nan_to_num(0, 0, 0).to(self.F)
         return p, self.F + mv(self.J, p)
 
 

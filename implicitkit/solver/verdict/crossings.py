@@ -33,7 +33,7 @@ def crosses(f: Evaluations, z: Tensor, M: Tensor, unit: Tensor, rows: Tensor, so
         f: the problem's. z: ``(batch, n)``. M: ``(batch, n, n)``. unit: of the unknowns. rows: of the
             equations, ``(batch, n)``.
     """
-    eps, point = torch.finfo(z.dtype).eps, in_working_precision(z)
+    eps, point = f.eps, in_working_precision(z)
     finite = torch.isfinite(M).flatten(1).all(1)
     U, S, Vt = torch.linalg.svd(torch.where(finite[:, None, None], M, 0))
     terms = (M.abs() @ (point / unit).abs().unsqueeze(2)).squeeze(2)
@@ -67,7 +67,7 @@ def is_lower(f: Evaluations, z: Tensor, there: Tensor, which: Tensor) -> Tensor:
         return torch.zeros_like(which)
     probe = f.beside("minimise")
     value, other = probe.value(z), probe.value(there)
-    return which & (other < value - NOISE * torch.finfo(z.dtype).eps * value.abs())  # false for NaN
+    return which & (other < value - NOISE * f.eps * value.abs())  # false for NaN
 
 
 def moved_by_rounding(M: Tensor, unit: Tensor, point: Tensor) -> Tensor:

@@ -130,6 +130,12 @@ class Judge:
                 self._rows = torch.where(rows <= NOISE * noise, torch.maximum(rows, least), rows)
         return self.bound
 
+    def measured(self, z: Tensor, norm: Tensor) -> Tensor:
+        """``|F|``, or NaN where ``z``, or ``|z|`` if ``|F|`` is measured by that, is not finite: which solves nothing,
+        whatever ``F`` makes of it (of a comparison, or a sign, a number); ``(batch,)``."""
+        measure = self.size_of(z) if self.relative_to_state else norm
+        return torch.where(torch.isfinite(z).all(1) & torch.isfinite(measure), norm, torch.nan)
+
     def aim(self, z: Tensor) -> Tensor:
         """What a solver that is told its tolerance beforehand should come down to, if the solution is near ``z``."""
         return self.norm(z) * self.rtol + self.floor
@@ -290,14 +296,14 @@ class Judge:
             return torch.zeros_like(failed)
         began = (self.first - self.atol) / max(self.rtol, _LEAST)
         # |F| has not fallen, and z is so large that rounding hides what F was made of at the start (z + sin(z))
-        open_ = open_ & ((norm < began) | (began <= self.atol) | (z.abs().amax(1) * torch.finfo(z.dtype).eps < 1))
-        lenient = max(self.rtol, min(_LENIENT * self.rtol, torch.finfo(z.dtype).eps ** 0.5))
+        open_ = open_ & ((norm < began) | (began <= self.atol) | (z.abs().amax(1) * self.f.eps < 1))
+        lenient = max(self.rtol, min(_LENIENT * self.rtol, self.f.eps**0.5))
         rtol = torch.where(norm <= self.first, lenient, self.rtol).unsqueeze(1)
         return open_ & (self._excess(z, open_, rtol, careful=True) <= 1)
 
     def asks_for_strides(self, z: Tensor) -> bool:
         """Does the last step count?  Not of fixed points at a loose tolerance: slow maps stride to their ends."""
-        return not self.relative_to_state or self.rtol <= torch.finfo(z.dtype).eps ** 0.5
+        return not self.relative_to_state or self.rtol <= self.f.eps**0.5
 
     def review(
         self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None = None, converged: bool = False

@@ -39,7 +39,7 @@ def has_no_length(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor
             return which
     near = torch.finfo(z.dtype).tiny ** 0.75 * z
     there = in_working_precision(f.residual(near))
-    beside = change(f, near, there, uneven(near)[-1], torch.finfo(z.dtype).eps ** 0.5)
+    beside = change(f, near, there, uneven(near)[-1], f.eps**0.5)
     which = which & ~(there.abs() <= healthy_share(F) * beside).all(1)
     # of a function of differences alone, say, that are rounded
     zeros = which & (torch.linalg.vector_norm(there, dim=1) <= _LIKE * torch.linalg.vector_norm(F, dim=1))
@@ -55,7 +55,7 @@ def stays(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
     if not bool(which.any()):
         return which
     noise = rounding(f, z, which)
-    noise = torch.maximum(noise, 2 * torch.finfo(z.dtype).eps * z.abs()) if f.kind.iteration else noise
+    noise = torch.maximum(noise, 2 * f.eps * z.abs()) if f.kind.iteration else noise
     which = which & (F.abs() <= NOISE * noise).all(1)
     size = torch.maximum(F.abs(), noise)
     for share in _IN:

@@ -29,7 +29,7 @@ def has_a_limit(f: Evaluations, J: Tensor, r: Tensor, z: Tensor, which: Tensor) 
             question, ``(batch,)``.
     """
     norm, terms = torch.linalg.vector_norm(r, dim=1), (torch.linalg.vector_norm(J, dim=1) * z.abs()).amax(1)
-    same = torch.finfo(z.dtype).eps ** (2 / 3) * (norm + terms)
+    same = f.eps ** (2 / 3) * (norm + terms)
 
     def at(times: float, less: Tensor | float = 0.0) -> Tensor:
         there = f.problem.flat_residuals(f.kernel, times * z).detach().to(r)

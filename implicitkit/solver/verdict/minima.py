@@ -51,7 +51,7 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
             the objective has fallen step by step; these are looked at less closely.
     """
     probe = f.beside("minimise")
-    eps = torch.finfo(z.dtype).eps
+    eps = f.eps
     steps = min(z.shape[1], products(which, descended))
     at = f if f.of_gradient else probe  # which remembers what it has found there
     g, h = at(z), difference_step(z, eps**0.5)
@@ -83,7 +83,7 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
 
 def _lower(probe: Evaluations, z: Tensor, value: Tensor, which: Tensor, direction: Tensor) -> Tensor:
     """The lowest of points along a line through ``z``, of the samples ``which``; ``z`` where none is lower."""
-    best, least = z, value - ROUNDING * torch.finfo(z.dtype).eps * value.abs()
+    best, least = z, value - ROUNDING * probe.eps * value.abs()
     length = z.abs().amax(1).clamp_min(1)
     for t in LENGTHS:
         trial = z + (t * length).unsqueeze(1) * direction
@@ -181,7 +181,7 @@ class Progress:
             return self.idle > 0
         steep = f.active & ~(norm < _STEEP * self.norm)
         idle = f.active & ~(norm < _LOWER * self.norm)
-        rounding = ROUNDING * torch.finfo(z.dtype).eps * self.value.abs()
+        rounding = ROUNDING * f.eps * self.value.abs()
         self.looks += 1
         fallen = torch.maximum(rounding, min(_FALLEN, _STEADY / self.looks) * (self.first - self.value))
         self.unbounded = steep & self._runs_on(z, value)

@@ -34,7 +34,8 @@ from implicitkit.solver.verdict.underflow import has_underflowed
 
 _MOVE = 1e-2  # by which z moves in the test for infinity
 _SOUND = 1e-3  # a Newton correction this small beside z is that of a point near a solution
-_SOUND_LOW = 5e-3  # ... in lower precisions
+_SOUND_LOW = 5e-3  # ... in lower precisions, or so many eps if that is more
+_SOUND_EPS = 8
 _BESIDE = 0.03  # of z: how far around the point of a line that is nearest to the origin F is looked at
 _SHORT = 0.01  # ... and what is left of the way there if that is the origin: a ray of zeros need not reach it
 _FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
@@ -70,7 +71,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         if not bool(which.any()):
             return which
         # z + 1 = z where z is so large that rounding says so
-        unit = 2 * torch.finfo(z.dtype).eps * in_working_precision(z)
+        unit = 2 * f.eps * in_working_precision(z)
         F = torch.where(F.abs() > unit.abs(), F, unit)
     loose = has_no_length(f, z, F, which)
     lost = loose & stays(f, z, F, loose)
@@ -89,7 +90,7 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
     still = which.unsqueeze(1) & (F == 0) & (scale > 0)
     flat = (F == 0) & (scale == 0)
     asked = z.shape[1] > DENSE and bool(((still | flat) & which.unsqueeze(1)).any())
-    seen = doubling(f, z, F, torch.finfo(z.dtype).eps ** 0.25 * uneven(z)[1]) if asked else None
+    seen = doubling(f, z, F, f.eps**0.25 * uneven(z)[1]) if asked else None
     if bool(still.any()):  # zero to the last bit: of what is left of F around z, is anything more than rounding?
         scale = torch.where(still & ~grows(f, z, F, still, seen), 0, scale)
     sound = (F.abs() <= _SOUND * scale).all(1) & ~loose
@@ -146,7 +147,7 @@ def _well_fitted(J: Tensor, r: Tensor, z: Tensor, F: Tensor, which: Tensor) -> T
         d, regular, _ = lstsq_batched(matrix, b)
         values = torch.linalg.svdvals(matrix)
         regular = regular & (values[:, -1] > torch.finfo(J.dtype).eps ** 0.5 * values[:, 0])
-    return regular & _is_small(d / columns, z) & _explains(J, r, in_working_precision(z))[1]
+    return regular & _is_small(d / columns, z, torch.finfo(z.dtype).eps) & _explains(J, r, in_working_precision(z))[1]
 
 
 def _by_normal_equations(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,9 +173,9 @@ def _explains(matrix: Tensor, r: Tensor, point: Tensor) -> tuple[Tensor, Tensor]
     return orthogonal, orthogonal | (norm <= _GOOD_FIT * (columns * point.abs()).amax(1))
 
 
-def _is_small(d: Tensor, z: Tensor) -> Tensor:
+def _is_small(d: Tensor, z: Tensor, eps: float) -> Tensor:
     """Is the correction ``d`` small beside ``z``, ``(batch,)``?"""
-    sound = _SOUND if z.dtype == torch.float64 else _SOUND_LOW
+    sound = _SOUND if z.dtype == torch.float64 else max(_SOUND_LOW, _SOUND_EPS * eps)
     return (d.abs() <= sound * torch.maximum(z.abs(), 0.1 * z.abs().amax(1, keepdim=True))).all(1)
 
 
@@ -238,9 +239,9 @@ def _by_factors(
     line = line if lines else line & full
     # what is added up in each equation, where a change of z along some direction may cancel
     terms = torch.maximum(scale, rows * matrix.abs().sum(2)) if square else scale
-    open_, sure = regular & ~(full | line) & _is_small(unit * d, z), full | line
+    open_, sure = regular & ~(full | line) & _is_small(unit * d, z, f.eps), full | line
     if square and bool(open_.any()):
-        determined = _is_small(moved_by_rounding(matrix, unit, point), z)
+        determined = _is_small(moved_by_rounding(matrix, unit, point), z, f.eps)
         if bool((open_ & ~determined).any()):
             determined = determined | crosses(f, z, matrix, unit, rows, _SOUND_LOW)
         sure = sure | (open_ & determined)
@@ -276,7 +277,7 @@ def _goes_on(
 
     Args: ``matrix, unit, rows`` of :func:`_by_factors`, in whose units is ``ahead`` ``(batch, n)``.
     """
-    bent, eps = which & ~straight, torch.finfo(z.dtype).eps
+    bent, eps = which & ~straight, f.eps
     flow = f.kind.equation and f.kind.flow > 0
     if z.dtype != torch.float64 or not flow or not bool(bent.any()):
         return which & straight
@@ -318,7 +319,7 @@ def _moves_as_said(f: Evaluations, A: Operator, z: Tensor, F: Tensor, scale: Ten
     less than ``J`` says, shorter ways are tried: on one of them a steep step (``tanh(1e9 (z - 5))``) is as ``J`` says, or
     it is a jump, as large over two units in the last place as over more.
     """
-    ways, eps = directions(z, most=2), torch.finfo(z.dtype).eps
+    ways, eps = directions(z, most=2), f.eps
     said = [in_working_precision(A.mv(w)).abs() for w in ways]
     doubtful = torch.stack(said).amax(0) > _MORE * scale
     for w, product in zip(ways, said, strict=True):
@@ -366,7 +367,7 @@ def _near_a_zero(
     """Where the correction ``d`` is small beside ``z``, or takes the residual down (each ``F_i`` relative to its change
     when ``z`` moves); ``(batch,)``.  ``terms``: of what size each ``F_i`` is the sum."""
     largest = z.abs().amax(1, keepdim=True)
-    small = _is_small(d, z)
+    small = _is_small(d, z, f.eps)
     weight = scale.clamp_min(torch.finfo(scale.dtype).tiny)
     norm = lambda t: torch.linalg.vector_norm(in_working_precision(t) / weight, dim=1)  # noqa: E731
     behind = in_working_precision(f.residual(z + torch.nan_to_num(d).to(z.dtype)))
@@ -384,12 +385,12 @@ def _near_a_zero(
     if not f.kind.iteration:
         # erfc(24) = 1e-252 has a small correction, but it leaves a third; and far out a hundredth can be a period (but
         # where F is far below its changes, a zero is near: on the way to infinity it is 1e-8 of them and more)
-        standing = (F.abs() > torch.finfo(z.dtype).eps ** 0.6 * terms).any(1) & (not f.kind.of_residuals)
+        standing = (F.abs() > f.eps**0.6 * terms).any(1) & (not f.kind.of_residuals)
         standing = small & (loose | standing) & ~(after <= _SURE * before)
         odd = standing & ~(across(standing) & (after <= LEFT * before))
         small = small & (~odd | is_rounding(f, z, F, odd))
     if f.kind.iteration:  # a map that drifts, z + 2 + sin(z), has small corrections everywhere, which leave all of F
-        eps, share = torch.finfo(z.dtype).eps, _SURE if z.shape[1] <= DENSE else _HALF
+        eps, share = f.eps, _SURE if z.shape[1] <= DENSE else _HALF
         gone = after <= torch.where(loose, min(share, LEFT), share) * before
         gone = gone | (behind.abs() <= _ROUNDED * eps * largest).all(1)
         drifts = small & (loose | (F.abs() > _DRIFTS * scale).any(1)) & ~gone

@@ -71,7 +71,7 @@ def row_scales(
     a bound change as ``z`` does, whatever their slopes: the smaller change counts.
     """
     F = in_working_precision(f.residual(z))
-    scale, h, first = torch.zeros_like(F), torch.finfo(z.dtype).eps ** 0.5, 0
+    scale, h, first = torch.zeros_like(F), f.eps**0.5, 0
     for asked, direction in enumerate(_ways(z, began), 1):
         size = change(f, z, F, direction, h)
         if careful or both_sides:
@@ -108,7 +108,7 @@ def _ways(z: Tensor, began: Tensor | None) -> Iterator[Tensor]:
 
 def steepness(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     """How much ``F`` changes with ``z`` as a whole, ``|J w_2|``, ``(batch,)``; one evaluation."""
-    F, h = in_working_precision(f.residual(z)), torch.finfo(z.dtype).eps ** 0.5
+    F, h = in_working_precision(f.residual(z)), f.eps**0.5
     return torch.linalg.vector_norm(change(f, z, F, directions(z, most=2)[-1], h), dim=1)
 
 
@@ -132,7 +132,7 @@ def rounding(f: Evaluations, z: Tensor, which: Tensor, began: Tensor | None = No
     """
     if not f.kind.returns_program:
         return _left(f, z, which, _UNIT, began)
-    tiny = z.abs().amax(1) < torch.finfo(z.dtype).eps ** 0.5 * _UNIT
+    tiny = z.abs().amax(1) < f.eps**0.5 * _UNIT
     noise = _left(f, z, which & ~tiny, 0.0, began)
     if careful:
         left = which & ~tiny & (in_working_precision(f.residual(z)).abs() > NOISE * noise).any(1)
@@ -169,6 +169,8 @@ def is_rough(f: Evaluations, z: Tensor, which: Tensor, step: Tensor) -> Tensor:
 
 
 class _Residual(Protocol):
+    eps: float
+
     def residual(self, z: Tensor, /) -> Tensor:
         """``F(z)``, ``(batch, n)``."""
 
@@ -177,7 +179,7 @@ class _Smooth:
     """What a program's conditions are made of, as a residual."""
 
     def __init__(self, f: Evaluations) -> None:
-        self.f = f
+        self.f, self.eps = f, f.eps
 
     def residual(self, z: Tensor) -> Tensor:
         return self.f.smooth(z)
@@ -188,7 +190,7 @@ def _left(f: _Residual, z: Tensor, which: Tensor, least: float, began: Tensor | 
     if not bool(which.any()):
         return torch.zeros_like(in_working_precision(z))
     F = in_working_precision(f.residual(z))
-    eps = torch.finfo(z.dtype).eps
+    eps = f.eps
     h = eps**0.5
     noise, scale = torch.zeros_like(F), torch.zeros_like(F)
     own = directions(z, most=2, began=began)
@@ -245,7 +247,7 @@ def grows(f: Evaluations, z: Tensor, F: Tensor, asked: Tensor, seen: tuple[Tenso
     (``sqrt(1 + z^2) - z`` at 1e8) is of the same size all around.  ``seen``: one such look (:func:`doubling`) that somebody
     has taken already.
     """
-    eps, found = torch.finfo(z.dtype).eps, torch.zeros_like(asked) if seen is None else asked & seen[0]
+    eps, found = f.eps, torch.zeros_like(asked) if seen is None else asked & seen[0]
     for h in (eps**0.25, eps**0.5, 1e-2):  # the first one shows most
         for direction in uneven(z):
             sides = []

@@ -98,7 +98,7 @@ def still_holds(f: Evaluations, z: Tensor, which: Tensor, known: Any) -> Tensor:
     steeper may it have been where ``N`` is from.
     """
     F, way = in_working_precision(f.residual(z)), uneven(z)[1]
-    h = torch.finfo(z.dtype).eps ** 0.5
+    h = f.eps**0.5
     moved = torch.nan_to_num((in_working_precision(f.residual(z + h * way)) - F).abs() / h, nan=0.0, posinf=0.0)
     steepness = torch.linalg.vector_norm(moved, dim=1)
     size = known.size(in_working_precision(way))

@@ -94,7 +94,7 @@ def falls_on(
     evaluations.
     """
     assert reach is not None
-    eps = _UNIT * torch.finfo(z.dtype).eps * reach
+    eps = _UNIT * f.eps * reach
     known = torch.zeros_like(norm) if known is None else known
     tiny = loose & (norm <= _ROUGH * eps) & (known == 0)
     if bool(tiny.any()):

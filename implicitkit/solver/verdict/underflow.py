@@ -40,7 +40,7 @@ def has_underflowed(
     tiny = torch.finfo(z.dtype).tiny
     if z.shape[1] > _DENSE:  # one that grows as z moves otherwise than along itself has not: that costs no Jacobian
         if seen is None:
-            zero, move = torch.zeros_like(z), torch.finfo(z.dtype).eps ** 0.25 * uneven(z)[1]
+            zero, move = torch.zeros_like(z), f.eps**0.25 * uneven(z)[1]
             seen = doubling(f, z, zero, move)
         flat = flat & ~seen[0]
     if bool(flat.any()):
@@ -67,13 +67,13 @@ def has_underflowed(
     for share in _INSIDE if bool((edge > 0).any()) else ():
         size = torch.maximum(size, at(share * inner))
     known = (size > tiny) & (edge > 0)
-    lost = edge <= _TINY * torch.finfo(z.dtype).eps * size
+    lost = edge <= _TINY * f.eps * size
     point = (inner.unsqueeze(1) * z).to(z.dtype)
     if f.kind.minimisation and bool((known & ~lost).any()):  # a plateau that the objective rises to is no minimum
         rises = torch.where(flat, f.residual(point) * z, 0).sum(1, keepdim=True) > 0
         # where only a part is off (a unit of a network), the rest has settled with that
         lost = lost | (known & rises & flat.all(1, keepdim=True))
-    asked = known & ~lost & (edge <= torch.finfo(z.dtype).eps ** _SHARE * size)
+    asked = known & ~lost & (edge <= f.eps**_SHARE * size)
     if bool(asked.any()):
         lost = lost | (asked & ~grows(f, point, in_working_precision(f.residual(point)), asked))
     jumps = (known & ~lost).any(1)
@@ -99,7 +99,7 @@ def _has_derivative(f: Evaluations, z: Tensor, flat: Tensor) -> Tensor:
         here, there = (
             f.linearize(point).T.mv(flat.to(z.dtype)).abs().amax(1, keepdim=True) for point in (z, torch.zeros_like(z))
         )
-    least = _NOISE * torch.finfo(z.dtype).eps * torch.nan_to_num(there, nan=0.0, posinf=0.0)
+    least = _NOISE * f.eps * torch.nan_to_num(there, nan=0.0, posinf=0.0)
     return flat & (here > least.clamp_min(torch.finfo(z.dtype).tiny))
 
 
