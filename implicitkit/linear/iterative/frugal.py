@@ -43,7 +43,8 @@ class Frugal(LinearSolver):
     ``rtol`` may also be a tensor ``(batch,)``.
 
     Args:
-        price: what they cost, in products. together: if one sample is given up, all are: their factors have one price.
+        price: what they cost, in products, at least. times: that price may be spent; when it is asked goes by the least.
+        together: if one sample is given up, all are: their factors have one price.
         unasked: products that may be spent before it is asked how many more it takes.
         beyond: samples that are solved take what the products made for others show, down to the root of eps.
 
@@ -52,19 +53,20 @@ class Frugal(LinearSolver):
     """
 
     price: float = 50.0
+    times: float = 1.0
     together: bool = True
     unasked: int = 0
     beyond: bool = False
 
     def __post_init__(self) -> None:
-        check_options(self, price=positive(), together=flag(), unasked=at_least(0), beyond=flag())
+        check_options(self, price=positive(), times=positive(), together=flag(), unasked=at_least(0), beyond=flag())
 
     @in_working_precision
     def solve(
         self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
     ) -> LinearSolution:
-        by = ByEntries(A)
-        most = math.ceil(by.affords(self.price))
+        by, price = ByEntries(A), self.times * self.price
+        most = math.ceil(by.affords(price))
         most = most if max_steps is None else min(most, max_steps)
         at = looks(self.price, self.unasked)
         asks = (*at, *by.looks)
@@ -81,7 +83,7 @@ class Frugal(LinearSolver):
                 ahead = torch.where(open_, products_ahead(least * column(norm), target, at[0]), 0)
                 j = least.shape[1] - 1
                 if j in at:
-                    slow.copy_(~(ahead <= by.affords(self.price - j)))
+                    slow.copy_(~(ahead <= by.affords(price - j)))
                     if self.together and bool(slow.any()):
                         slow.copy_(open_)
                     if bool(slow.any()) and not bool((open_ & ~slow).any()):
