@@ -90,7 +90,7 @@ class Auto(DirectSolver):
         if not state.done and asked:
             state.add(GMRES().solve_many(A, state.open_part(), max_steps=max_steps or _FIRST, **limits))
         if worth >= _WORTH and not alone:
-            trial = Frugal(worth if A.price() is not None else _DENSE_TRIAL * worth)
+            trial = Frugal(worth, times=1.0 if A.price() is not None else _DENSE_TRIAL)
             state.add(trial.solve_many(A, state.open_part(), max_steps=max_steps, **limits))
         if not state.done and (not A.fixed_point or alone) and A.sparse() is not None:
             state.add(solve_with(A.sparse(), A, state.open_part(), **limits))

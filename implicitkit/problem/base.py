@@ -127,14 +127,12 @@ class Problem(Configured):
         symmetric: the Jacobian of the residual is symmetric (default: what the kind says).
         jac_sparsity: the pattern of that Jacobian: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``
             (there is none), or ``"auto"``: it is found by itself from 128 unknowns on.
-        positive_definite: that Jacobian is, and so symmetric.
-        by_blocks: :meth:`linearise` says the blocks of the Jacobian.
+        positive_definite: that Jacobian is, and so symmetric. by_blocks: :meth:`linearise` says the blocks of the Jacobian.
         is_step: the residual is what the function returns, as a matrix, less ``z``.
         closed: the function is the problem's own and uses nothing but its arguments, which are tensors.
-        manifold: what ``z`` lies on (``ik.manifold``), if it is no vector.
+        manifold: what ``z`` lies on (``ik.manifold``), if it is no vector. has_aux: the function returns ``(value, aux)``.
         x_scale: what methods of least squares with a trust region measure the unknowns by: ``"auto"`` and ``"jac"``, their
             own scales by the Jacobian; else units of one.
-        has_aux: the function returns ``(value, aux)``.
         no_start: for messages, why ``z0`` is NaN where the problem looked for a start and found none.
 
     Units: ``z`` may have any, and so may the residual; norms add up squares over all unknowns of a sample, so bring
@@ -245,8 +243,7 @@ class Problem(Configured):
 
     @property
     def near_inverse(self) -> Any:
-        """Something near ``(dF/dz)^{-1}`` that costs less than a product and that Krylov methods may use, with ``solve(b)``
-        and ``T``; ``None`` where nothing is known."""
+        """What is near ``(dF/dz)^{-1}`` and costs little, for Krylov methods: ``solve(b)`` and ``T``; ``None``: not known."""
         return None
 
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:

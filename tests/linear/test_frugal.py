@@ -128,6 +128,19 @@ def test_what_takes_many_is_left_after_a_few(price: float, most: int, symmetric:
     assert count[0] <= most
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_price_that_is_the_least_may_be_overspent(symmetric: bool) -> None:
+    """Condition 30 takes some 45 products: more than a price of 25, less than twice that.  Condition 1e6 is left as early as
+    the price itself has it, after four."""
+    b = torch.ones(1, 400, dtype=D)
+    A, _ = counted(torch.linspace(1 / 30, 1, 400, dtype=D).unsqueeze(0), symmetric)
+    once, twice = (Frugal(25.0, times=k).solve(A, b, rtol=1e-6, atol=0.0, max_steps=None) for k in (1.0, 2.0))
+    assert not bool(once.converged) and bool(twice.converged) and 25 < int(twice.steps) <= 50
+    A, count = counted(torch.logspace(-6, 0, 400, dtype=D).unsqueeze(0), symmetric)
+    found = Frugal(25.0, times=2.0).solve(A, b, rtol=1e-10, atol=0.0, max_steps=None)
+    assert not bool(found.converged) and int(found.steps) == 4 and count[0] <= 7
+
+
 def _mostly_fast() -> Tensor:
     """A right-hand side of 360, which has little of the last 60 eigenvectors."""
     few = torch.cat([torch.ones(1, 300, dtype=D), torch.full((1, 60), 1e-6, dtype=D)], 1)

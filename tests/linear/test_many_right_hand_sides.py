@@ -17,7 +17,7 @@ from implicitkit.foundation import compat
 from implicitkit.linear import GMRES, Auto, Operator
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.linear.factors.direct import MANY, refined
-from implicitkit.linear.factors.sparse import is_near, solve_with
+from implicitkit.linear.factors.sparse import combined, is_near, solve_with
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.sparsity.compression import coloured
 
@@ -95,10 +95,17 @@ def test_solutions_that_ask_for_nothing_and_bad_ones_disturb_no_other() -> None:
     M, blocks = tridiagonal(1, 60)
     b = randn(MANY + 5, 1, 60)
     b[2], b[4, 0, 7] = 0.0, torch.nan
-    found = solve_with(blocks, Counted(M).A, b, rtol=1e-10, atol=0.0)
+    counted = Counted(M)
+    found = solve_with(blocks, counted.A, b, rtol=1e-10, atol=0.0)
+    assert counted.rows <= 4  # the NaN is in no combination
     good = [i for i in range(len(b)) if i != 4]
     torch.testing.assert_close(found.x[good] @ M[0].T, b[good, 0])
     assert found.converged.tolist() == [i != 4 for i in range(len(b))] and int(found.steps[2]) == 0
+
+
+def test_combinations_weigh_each_solution_of_each_block_by_itself() -> None:
+    x, weights, normal = randn(7, 3, 5), randn(7, 3, seed=1), randn(4, 7, seed=2)
+    torch.testing.assert_close(combined(x, weights, normal), torch.einsum("jk,kb,kbn->jbn", normal, weights, x))
 
 
 @pytest.mark.parametrize("batch", [1, 3])

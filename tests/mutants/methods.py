@@ -65,6 +65,7 @@ MUTANTS = [
         ("clamp_max(_TARGET)", "clamp_max(0.9)"),
         ("~f.active, z.shape[1], price)", "~f.active, z.shape[1], 1e9)"),
         ("_HALVINGS = 10", "_HALVINGS = 0"),
+        ("if waiting > f.at_work - given_up:", "if False:", "tests/solver/test_few_unknowns.py -k minority"),
         ("    hands_over: ClassVar[bool] = True\n", "", "tests/solver/test_few_unknowns.py -k not_formed"),
     ),
     *mutants("implicitkit/solver/charts.py", ROTATIONS, ("return self._as_before(f, z0, norm)", "pass")),

@@ -282,6 +282,25 @@ def test_dear_steps_of_a_long_damped_phase_are_left() -> None:
     assert ik.argmin(f, torch.zeros(n, dtype=F64)).solver == "auto (lbfgs)"
 
 
+@pytest.mark.parametrize(("convex", "finisher"), [(1, "auto (lbfgs)"), (2, "auto (newton, lbfgs)")])
+def test_a_minority_goes_on_with_the_others(convex: int, finisher: str) -> None:
+    """``a z + sinh(z)^2 / 2`` from far out takes Newton's method many steps, each the time of all rows; two samples are not
+    convex at their start."""
+    a = torch.linspace(1, 2, 4, dtype=F64)[:, None]
+    bent = torch.arange(4)[:, None] < 2
+
+    def objective(z: Tensor, a: Tensor) -> Tensor:
+        return torch.where(bent, torch.cos(z), a * z + z.sinh().square() / 2).sum(-1)
+
+    rows = torch.arange(2 + convex)
+    bent = bent[rows]
+    start = torch.where(bent, 0.5, 8.0).to(F64)
+    s = ik.argmin(objective, start, (a[rows],), batch_dims=1)
+    assert s.solver == finisher
+    far = s.value[2:]
+    torch.testing.assert_close(a[rows][2:] + far.sinh() * far.cosh(), torch.zeros_like(far), rtol=0, atol=1e-7)
+
+
 def test_a_curved_valley_is_left_to_others() -> None:
     """Steps along it leave more than half of the gradient each, and there are many."""
     valley = lambda z: (100 * (z[1:] - z[:-1] ** 2) ** 2 + (1 - z[:-1]) ** 2).sum()  # noqa: E731

@@ -112,12 +112,23 @@ def _confirmed(A: Operator, blocks: Any, found: LinearSolution, target: Tensor) 
     ``y``, each one product, must all give a tenth at most, or no more than rounding.
     """
     k, least = target.shape[1], torch.finfo(target.dtype).tiny
-    weights = torch.where(found.converged & (target.T.reshape(-1) > 0), 1 / target.T.reshape(-1).clamp_min(least), 0)
-    scaled = torch.nan_to_num(found.x * weights.unsqueeze(1)).view(k, -1)
-    combined = (seeded.normal(_LOOKS, k, seed=0xC0DE).to(scaled) @ scaled).view(_LOOKS, A.batch, A.size)
-    for y in combined:
+    goal = target.T.reshape(-1)
+    weights = torch.where(found.converged & (goal > 0), 1 / goal.clamp_min(least), 0).view(k, A.batch)
+    normal = seeded.normal(_LOOKS, k, seed=0xC0DE).to(found.x)
+    sums = combined(found.x.view(k, A.batch, A.size), weights, normal)
+    if not bool(torch.isfinite(sums.sum())):  # what has not converged counts nothing, whatever it is
+        scaled = torch.nan_to_num(found.x * weights.view(-1, 1)).view(k, -1)
+        sums = (normal @ scaled).view(_LOOKS, A.batch, A.size)
+    for y in sums:
         wrong = torch.linalg.vector_norm(A.mv(y) - blocks.product(y), dim=1)
         noise = torch.linalg.vector_norm(blocks.size(y), dim=1) * torch.finfo(y.dtype).eps
         if not bool((wrong <= _CLEAR + _ROUNDING * noise).all()):
             return False
     return True
+
+
+def combined(x: Tensor, weights: Tensor, normal: Tensor) -> Tensor:
+    """Sums ``(j, batch, n)`` of ``x`` ``(k, batch, n)``, weighted by ``normal`` ``(j, k)`` and ``weights`` ``(k, batch)``:
+    what is large is ``x``, and is read once."""
+    each = normal.unsqueeze(0) * weights.T.unsqueeze(1)
+    return torch.bmm(each, x.transpose(0, 1)).transpose(0, 1)

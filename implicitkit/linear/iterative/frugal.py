@@ -45,7 +45,8 @@ class Frugal(LinearSolver):
     ``rtol`` may also be a tensor ``(batch,)``.
 
     Args:
-        price: what they cost, in products. together: if one sample is given up, all are: their factors have one price.
+        price: what they cost, in products, at least. times: that price may be spent; when it is asked goes by the least.
+        together: if one sample is given up, all are: their factors have one price.
         unasked: products that may be spent before it is asked how many more it takes.
         beyond: samples that are solved take what the products made for others show, down to the root of eps.
 
@@ -54,12 +55,13 @@ class Frugal(LinearSolver):
     """
 
     price: float = 50.0
+    times: float = 1.0
     together: bool = True
     unasked: int = 0
     beyond: bool = False
 
     def __post_init__(self) -> None:
-        check_options(self, price=positive(), together=flag(), unasked=at_least(0), beyond=flag())
+        check_options(self, price=positive(), times=positive(), together=flag(), unasked=at_least(0), beyond=flag())
 
     @in_working_precision
     def solve(
@@ -67,7 +69,7 @@ class Frugal(LinearSolver):
     ) -> LinearSolution:
         usual = self if A.near is None else replace(self, price=min(self.price, _NEAR), unasked=0)
         trial = _Trial(usual, A, len(b))
-        most = math.ceil(trial.by.affords(usual.price))
+        most = math.ceil(trial.by.affords(trial.price))
         most = most if max_steps is None else min(most, max_steps)
         found = restarted(trial.cycle, A, b, rtol=rtol, atol=atol, max_steps=most, stalled=_DEAR, failed=_DEAR)
         A.definite = trial.definite
@@ -85,7 +87,7 @@ class _Trial:
 
     def __init__(self, of: Frugal, A: Operator, batch: int) -> None:
         self.of, self.by = of, ByEntries(A)
-        self.at = looks(of.price, of.unasked)
+        self.at, self.price = looks(of.price, of.unasked), of.times * of.price
         self.slow, self.asked = torch.zeros(batch, dtype=torch.bool, device=A.like.device), False
         self.M = A.near
         self.definite, self.refuted = self.M is None and (A.symmetric or A.definite), self.M is not None
@@ -159,7 +161,7 @@ class _Trial:
         ahead = torch.where(open_, products_ahead(left, target, self.at[0]), 0)
         j, slow, scale = least.shape[1] - 1, self.slow, self.by.scale
         if j in self.at:
-            slow.copy_(~(ahead <= self.by.affords(self.of.price - j)))
+            slow.copy_(~(ahead <= self.by.affords(self.price - j)))
             if self.of.together and bool(slow.any()):
                 slow.copy_(open_)
             if bool(slow.any()) and not bool((open_ & ~slow).any()):

@@ -39,8 +39,9 @@ class ConvexNewton(Method):
     A step is halved until it lowers the objective as the slope promises (Armijo 1966).  A sample is given up (status
     ``STALLED``) as soon as its Hessian is not positive definite beyond rounding, ten halvings are not enough, or steps that
     cost as much as forty products have each left more than half of the gradient, one after another: the damped phase of a
-    convex objective ends, a curved valley does not.  Other methods go on from there.  So is every sample of an objective
-    that has no second derivative.
+    convex objective ends, a curved valley does not.  So is every sample of an objective that has no second derivative.
+    Other methods go on from there.  Once more samples wait for these than are at work, those at work go with them: the
+    others' steps take no longer for that, and a step here costs as much for one sample as for all.
 
     An evaluation or a few and at most ``n`` Hessian products (in one batched call) a step, ``O(batch n^3)`` work.  Source:
     Boyd & Vandenberghe (2004), *Convex Optimization*, section 9.5; Nocedal & Wright (2006), algorithm 7.1, for the products.
@@ -61,7 +62,13 @@ class ConvexNewton(Method):
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         idle = torch.zeros_like(f.active, dtype=torch.int64)
-        return {"idle": idle, "price": None, "frugal": True, "first": torch.linalg.vector_norm(f(z), dim=1)}
+        return {
+            "idle": idle,
+            "waiting": 0,
+            "price": None,
+            "frugal": True,
+            "first": torch.linalg.vector_norm(f(z), dim=1),
+        }
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         g, norm = f(z), f.norm
@@ -88,7 +95,11 @@ class ConvexNewton(Method):
         idle = torch.where(pays, 0, state["idle"] + 1)
         good = convex & search.found & (idle <= int(_FORGIVEN / (price if found is None else WORTH)))
         f.stuck = f.active & ~good
-        return search.z, state | {"idle": idle, "price": price, "frugal": found is not None}
+        given_up = int(f.stuck.count_nonzero())
+        waiting = state["waiting"] + given_up
+        if waiting > f.at_work - given_up:
+            f.stuck = f.active
+        return search.z, state | {"idle": idle, "waiting": waiting, "price": price, "frugal": found is not None}
 
 
 def by_factors(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,8 +34,7 @@ from implicitkit.solver.verdict.underflow import has_underflowed
 
 _MOVE = 1e-2  # by which z moves in the test for infinity
 _SOUND = 1e-3  # a Newton correction this small beside z is that of a point near a solution
-_SOUND_LOW = 5e-3  # ... in lower precisions, or so many eps if that is more
-_SOUND_EPS = 8
+_SOUND_LOW, _SOUND_EPS = 5e-3, 8  # ... in lower precisions, or so many eps if that is more
 _BESIDE = 0.03  # of z: how far around the point of a line that is nearest to the origin F is looked at
 _SHORT = 0.01  # ... and what is left of the way there if that is the origin: a ray of zeros need not reach it
 _FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
