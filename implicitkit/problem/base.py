@@ -243,7 +243,7 @@ class Problem(Configured):
 
     @property
     def near_inverse(self) -> Any:
-        """What is near ``(dF/dz)^{-1}`` and costs little, for Krylov methods: ``solve(b)`` and ``T``; ``None``: not known."""
+        """What is near ``(dF/dz)^{-1}`` and costs little, for Krylov methods: ``solve(b)`` and ``T``; ``None``: unknown."""
         return None
 
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
