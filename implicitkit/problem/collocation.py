@@ -142,14 +142,14 @@ class Collocation(Problem):
 
     @functools.cached_property
     def jac_sparsity(self) -> Any:
-        """Of all steps, coloured (:mod:`~implicitkit.problem.steps_pattern`); ``None`` where that is of no use."""
+        """Of all steps, coloured (:mod:`~implicitkit.linear.steps_pattern`); ``None`` where that is of no use."""
         import scipy.sparse as sp
 
         steps, n, s = len(self.mesh.number), self.layout.size, self.stages
         coupling = sp.csr_matrix(np.ones((n, n), dtype=bool)) if self.coupling is None else self.coupling
         if steps * s * s * coupling.nnz > _ENTRIES:
             return "auto"
-        from implicitkit.problem.steps_pattern import coloured_steps
+        from implicitkit.linear.steps_pattern import coloured_steps
 
         return coloured_steps(coupling, steps, s, self.event is not None)
 

@@ -463,7 +463,7 @@ MUTANTS = [
         ("* steps - 1)", "* steps - 2)"),
     ),
     *mutants(
-        "implicitkit/problem/steps_pattern.py",
+        "implicitkit/linear/steps_pattern.py",
         "tests/problem/test_initial_value.py",
         ("sp.eye(steps, k=-1, dtype=bool)", "sp.eye(steps, k=-2, dtype=bool)"),
         ("([True] * s, (range(s), [s - 1] * s))", "([True] * s, (range(s), [0] * s))"),

@@ -18,7 +18,7 @@ from implicitkit.problem.collocation import radau
 from implicitkit.problem.explicit import follow
 from implicitkit.problem.integration import dormand_prince
 from implicitkit.problem.running_sums import RunningSums
-from implicitkit.problem.steps_pattern import coloured_steps
+from implicitkit.linear.steps_pattern import coloured_steps
 
 T = torch.tensor([0.0, 0.3, 1.0, 1.7], dtype=torch.float64)
 

@@ -87,7 +87,7 @@ class Counted:
     """A residual, and how often it has been asked for."""
 
     def __init__(self, residual: Callable[[Tensor], Tensor]) -> None:
-        self.of, self.count = residual, 0
+        self.of, self.count, self.eps = residual, 0, torch.finfo(F64).eps
 
     def residual(self, z: Tensor) -> Tensor:
         self.count += 1

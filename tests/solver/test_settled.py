@@ -130,7 +130,7 @@ class Beside:
     """What asks of a function beside a point."""
 
     def __init__(self, F: Callable[[Tensor], Tensor]) -> None:
-        self.residual = F
+        self.residual, self.eps = F, torch.finfo(F64).eps
 
 
 # the first of a hundred equations, where it is asked, and its slope by factors of a point before
