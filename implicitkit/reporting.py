@@ -194,7 +194,10 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
         return said, frozenset(Status) - _NONFINITE
     failed = outcome.status != int(Status.CONVERGED)
     for status in _SAY_WHY:
-        failed = failed & (outcome.status != int(status))
+        said = outcome.status == int(status)
+        if status is Status.UNBOUNDED and record.system.problem.kind.returns_program:
+            said = said & ~record.system.problem.violates(record.system, outcome.z, record.theta)
+        failed = failed & ~said
     if not bool(failed.any()):
         return "", frozenset()
     explained = record.system.problem.explain(record.system, outcome.z, record.theta, failed)

@@ -133,16 +133,13 @@ class ConstrainedMinimisation(Problem):
     def explain(self, system: System, z: Tensor, theta: Sequence[Tensor], failed: Tensor) -> str:
         if not self.one_sided:
             return ""
-        with torch.no_grad():
-            values = system.kernel(z, *theta)[failed, 1:]
-        one_sided = self.sides(z)
-        worst = float(torch.where(one_sided, values.clamp_min(0), values.abs()).nan_to_num(torch.inf).max())
+        worst = float(self._violation(system, z, theta)[failed].max())
         if worst <= _NEARLY * (1 + min(float(z[failed, : self.size].abs().max()), _FAR)):
             with torch.no_grad():
                 lacking = lacks_multipliers(lambda w: system.kernel(w, *theta), z, self.size)
             if bool(lacking[failed].all()):
                 return NO_MULTIPLIERS
-        if worst <= torch.finfo(z.dtype).eps ** 0.5 * (1 + float(z[failed, : self.size].abs().max())):
+        if not bool(self.violates(system, z, theta)[failed].any()):
             return (
                 "The constraints hold there: the objective may fall without end (state what keeps z back), or hardly at all "
                 "(loosen rtol= / atol=, raise max_steps=)."
@@ -151,6 +148,17 @@ class ConstrainedMinimisation(Problem):
             f"The constraints are violated there by up to {worst:.3g}: perhaps no z meets all of them. Look at them alone, "
             "with an objective that is zero; if that finds a point, start there, or raise max_steps=."
         )
+
+    def violates(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> Tensor:
+        """Which samples violate their constraints by more than rounding, ``(batch,)``."""
+        size = z[:, : self.size].abs().amax(1)
+        return self._violation(system, z, theta) > torch.finfo(z.dtype).eps ** 0.5 * (1 + size)
+
+    def _violation(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> Tensor:
+        with torch.no_grad():
+            values = system.kernel(z, *theta)[:, 1:]
+        found = torch.where(self.sides(z), values.clamp_min(0), values.abs()).nan_to_num(torch.inf)
+        return torch.cat((found, found.new_zeros(len(z), 1)), 1).amax(1)
 
     def drops_rows(self) -> bool:
         return not getattr(self.prox, "batched", lambda _: False)(self.layout)

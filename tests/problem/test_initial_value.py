@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.linear.steps_pattern import coloured_steps
 from implicitkit.problem.collocation import radau
 from implicitkit.problem.explicit import follow
 from implicitkit.problem.integration import dormand_prince
 from implicitkit.problem.running_sums import RunningSums
-from implicitkit.linear.steps_pattern import coloured_steps
 
 T = torch.tensor([0.0, 0.3, 1.0, 1.7], dtype=torch.float64)
 

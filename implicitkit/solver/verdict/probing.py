@@ -301,7 +301,7 @@ def _apart(J: Tensor, zero: Tensor) -> Tensor:
 def _by_products(A: Operator, F: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
     """The correction ``J d = -F`` to a tenth, ``(batch, n)``, and where it was found, ``(batch,)``; of the samples ``which``
     by more products where few do not: where positions hand on from one to the next, it takes as many as there are."""
-    b = -F.to(A.like.dtype)
+    b, A.near = -F.to(A.like.dtype), None  # which is far from the inverse where an equation is stiff
     found = GMRES().solve(A, b, rtol=0.1, atol=0.0, max_steps=_STEPS)
     left = which & ~found.converged
     if not bool(left.any()):
