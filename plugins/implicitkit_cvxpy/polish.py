@@ -33,6 +33,7 @@ from implicitkit_cvxpy.scaled_residual import UNEVEN, WRONG, roughness
 from implicitkit_cvxpy.units import Units
 
 _SOLVED = 1e-7  # |F| relative to the data
+_ULPS = 4  # of what is added up in a row, that rounding leaves of it
 _ENOUGH = 1e-11  # no further step for dense quadratic programs, whose derivative does not depend on the last digits
 _ROUNDING = 1e-14
 _NEAR = 1e-9  # delta
@@ -129,7 +130,7 @@ def _solve(problem: ConeProgram, backend: Any, data: Data, scale: Tensor) -> _Po
             left = _norm(problem.residual(again.w, *data.rows(rough)[:4]))
             better = (again.status == int(Status.CONVERGED)) & ~(left >= norm[rough])
             w, norm = (t.index_copy(0, rough[better], new[better]) for t, new in ((w, again.w), (norm, left)))
-    solved = ~failed & (norm <= _SOLVED * scale)
+    solved = ~failed & _is_solved(problem, data, w, norm, scale)
     if bool(solved.all()):
         return w, torch.zeros_like(status), norm, steps
     closer = backend.closely()
@@ -139,9 +140,20 @@ def _solve(problem: ConeProgram, backend: Any, data: Data, scale: Tensor) -> _Po
         found = _solve(problem, closer, data.rows(rough), scale[rough])
         better = found[1] == int(Status.CONVERGED)
         w, status, norm, steps = _with_rows((w, status, norm, steps), rough[better], [t[better] for t in found])
-        solved = ~failed & (norm <= _SOLVED * scale)
+        solved = ~failed & _is_solved(problem, data, w, norm, scale)
     verdict = torch.where(status == int(Status.CONVERGED), int(Status.INACCURATE), status)
     return w, torch.where(solved, int(Status.CONVERGED), verdict), norm, steps
+
+
+def _is_solved(problem: ConeProgram, data: Data, w: Tensor, norm: Tensor, scale: Tensor) -> Tensor:
+    """Where ``|F|`` is small beside the data, but for the rounding of what each row of ``A x - b`` adds up."""
+    solved = norm <= _SOLVED * scale
+    if bool(solved.all()):
+        return solved
+    along, across = problem.residual(w, *data[:4]).tensor_split((problem.n,), 1)
+    size = data.b.abs() + data.A_held.times(data.A.abs(), w[:, : problem.n].abs())
+    beyond = (across.abs() - _ULPS * torch.finfo(w.dtype).eps * size).clamp_min(0)
+    return _norm(torch.cat([along, beyond], 1)) <= _SOLVED * scale
 
 
 def _norm(x: Tensor) -> Tensor:
