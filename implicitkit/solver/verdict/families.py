@@ -24,8 +24,8 @@ _INSIDE = 0.5  # of the way to a bound: no further
 
 
 def in_a_family(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
-    r"""Where minima go on from ``z`` towards the origin, until ``max |z|`` is 5 and a half of what it was at most or they come
-    no nearer, ``(batch,)``.  An unknown that comes near a bound stays there, and the others go on.
+    r"""Where minima go on from ``z`` towards the origin, until ``max |z|`` is 5 and a half of what it was at most, or they
+    come no nearer, ``(batch,)``.  An unknown that comes near a bound stays there, and the others go on.
 
     With ``N`` the null space of ``J = dF/dz`` (singular values below ``sqrt(eps)`` of the largest, unknowns in units of
     their own, equations to equal size), steps go along ``-N N' z``, and corrections of the rank of ``J`` at ``z``,
