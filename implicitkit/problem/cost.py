@@ -12,8 +12,8 @@ with ``kappa`` the curvature along a short ``d`` and ``s`` the size of the unkno
 proximal gradients show them: slopes are then as large as unknowns, and the step of the natural map is that of this method.
 ``c`` is a power of two of each sample (nothing is rounded), a constant for derivatives, and one where slopes are no smaller
 than ``eps^(1/4)`` of the unknowns.  Nor larger than its inverse: with a set or a term alone, where the slope of 1e7 times an
-unknown of one is nothing but rounding errors of float32 beside it, all around the solution.  Small ones leave every slope
-at the start ``eps^(1/4)`` of its unknown at least: the curvature that one unknown shows may be far beyond what moves another.
+unknown of one is nothing but rounding errors of float32 beside it, all around the solution.  A small ``c`` leaves every
+slope at the start ``eps^(1/4)`` of its unknown at least: the curvature of one may be far beyond what moves another.
 
 Source: Parikh & Boyd (2014), "Proximal algorithms", sections 4.2 and 4.2.1 (the step ``1 / L``; the fixed points of the map
 do not depend on it).
