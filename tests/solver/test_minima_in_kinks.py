@@ -358,6 +358,13 @@ def test_kinks_of_each_unknown_are_met_exactly() -> None:
     assert bool(both.converged[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_kinks_at_zero_are_met_exactly(dtype: torch.dtype) -> None:
+    """Of whose neighbours there are many."""
+    found = ik.argmin(lambda z: (z.abs() + z.square()).sum(), torch.tensor([0.185, 0.37], dtype=dtype))
+    assert torch.equal(found.value, torch.zeros(2, dtype=dtype))
+
+
 def test_an_edge_beside_kinks_that_the_objective_falls_from_is_no_minimum() -> None:
     """There autograd says zero, too; the slope of the edge is small beside those of the others."""
     edge = lambda z: z[0].abs() + (z[1] - 0.5).abs() - 4e-3 * z[2].abs() + 1e-3 * z[2] ** 2  # noqa: E731

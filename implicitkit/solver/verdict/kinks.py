@@ -152,7 +152,7 @@ def met_exactly(f: Evaluations, z: Tensor) -> Tensor:
         if bool(closed.all()):
             break
         low, high = torch.where(g > 0, low, middle), torch.where(g < 0, high, middle)
-    return middle
+    return torch.where((low <= 0) & (high >= 0), 0, middle)  # whose neighbours are too many to go through
 
 
 def lowest_along_each(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
