@@ -12,7 +12,8 @@ with ``kappa`` the curvature along a short ``d`` and ``s`` the size of the unkno
 proximal gradients show them: slopes are then as large as unknowns, and the step of the natural map is that of this method.
 ``c`` is a power of two of each sample (nothing is rounded), a constant for derivatives, and one where slopes are no smaller
 than ``eps^(1/4)`` of the unknowns.  Nor larger than its inverse: with a set or a term alone, where the slope of 1e7 times an
-unknown of one is nothing but rounding errors of float32 beside it, all around the solution.
+unknown of one is nothing but rounding errors of float32 beside it, all around the solution.  A small ``c`` leaves every
+slope at the start ``eps^(1/4)`` of its unknown at least: the curvature of one may be far beyond what moves another.
 
 Source: Parikh & Boyd (2014), "Proximal algorithms", sections 4.2 and 4.2.1 (the step ``1 / L``; the fixed points of the map
 do not depend on it).
@@ -100,6 +101,8 @@ def _cost(slope: Callable[[Tensor], Tensor], step: Callable[..., Tensor], z: Ten
     t = torch.where(kappa > 0, 1 / kappa, torch.where(length > 0, reach / length, 1))
     s = torch.maximum(size, _length(step(z - t.unsqueeze(1) * g, t)))
     c = 1 / torch.maximum(kappa, torch.where(s > 0, length / s, 0))
+    seen = torch.finfo(z.dtype).eps ** 0.25 * torch.where(g != 0, z.abs() / g.abs(), 0).amax(1)
+    c = torch.where(c < 1, torch.maximum(c, seen.clamp_max(1)), c)
     c = torch.exp2(torch.log2(c).round()).clamp_max(_MOST if z.dtype == torch.float64 else _MOST**0.3)
     apart = torch.finfo(z.dtype).eps ** -0.25
     return torch.where(torch.isfinite(c) & ((c > apart) | (both & (c * apart < 1))), c, 1)

@@ -217,6 +217,17 @@ FITS: dict[str, tuple[Callable[[Tensor], Tensor], list[float], tuple[float, floa
 }
 
 
+@pytest.mark.parametrize("size", (1e7, 1e8))
+def test_an_amplitude_beside_a_rate_is_not_hidden_by_the_unit_of_the_objective(size: float) -> None:
+    """The slope of the rate is ``size`` times that of the amplitude, and its curvature overflows a step of ``size``."""
+    start, want = (torch.tensor(z, dtype=D) for z in ([size, 1.0], [3 * size, 2.0]))
+    y = want[0] * torch.exp(-want[1] * TIMES)
+    found = ik.least_squares(
+        lambda p: p[0] * torch.exp(-p[1] * TIMES) - y, start, bounds=(torch.zeros_like(start), None)
+    )
+    torch.testing.assert_close(found.value, want, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("name", FITS)
 def test_residuals_are_evaluated_once_at_a_point(name: str) -> None:
     residuals, start, bounds, loss = FITS[name]

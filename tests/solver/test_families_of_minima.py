@@ -95,3 +95,12 @@ def test_a_valley_that_falls_is_no_curve_of_minima(name: str, far: float) -> Non
     at = torch.tensor(end, dtype=F64)
     found = ik.argmin(objective, torch.ones(2, dtype=F64), solver=Ends(at), on_failure="ignore")
     assert not bool(found.converged), found
+
+
+def test_a_bound_in_the_way_along_a_curve_hides_no_way_to_infinity() -> None:
+    """``z_2 z_3 = 1`` is a curve of minima, which leads to a bound; ``z_0 + z_1`` runs away all the same."""
+    runs = lambda z: torch.exp(-z[0] - z[1]) + (z[0] - z[1]).square() + (z[2] * z[3] - 1).square()  # noqa: E731
+    start = torch.tensor([12.0, 12.0, 2.0, 0.45], dtype=F64)
+    lower = torch.tensor([-math.inf, -math.inf, 1.9, -math.inf], dtype=F64)
+    found = ik.argmin(runs, start, bounds=(lower, None), solver="newton", on_failure="ignore")
+    assert not bool(found.converged), found

@@ -358,6 +358,20 @@ def test_kinks_of_each_unknown_are_met_exactly() -> None:
     assert bool(both.converged[1])
 
 
+@pytest.mark.parametrize("start", ([0.5, 1.0], [-1.0, -2.0]))
+def test_kinks_at_zero_are_met_exactly(start: list[float]) -> None:
+    """Of whose neighbouring numbers there are many."""
+    found = ik.argmin(lambda z: (z.abs() + z.square()).sum(), torch.tensor(start, dtype=F64))
+    assert torch.equal(found.value, torch.zeros(2, dtype=F64))
+
+
+def test_an_edge_beside_kinks_that_the_objective_falls_from_is_no_minimum() -> None:
+    """There autograd says zero, too; the slope of the edge is small beside those of the others."""
+    edge = lambda z: z[0].abs() + (z[1] - 0.5).abs() - 4e-3 * z[2].abs() + 1e-3 * z[2] ** 2  # noqa: E731
+    found = ik.argmin(edge, torch.tensor([1.0, 1.0, 0.0], dtype=F64), on_failure="ignore", max_steps=300)
+    assert not bool(found.converged) or edge(found.value) < -3e-3, found
+
+
 @pytest.mark.parametrize("steep", (1e8, 1e-8))
 def test_a_bowl_however_steep_has_no_kink(steep: float) -> None:
     """What has stalled by rounding goes on to others."""

@@ -24,8 +24,8 @@ _INSIDE = 0.5  # of the way to a bound: no further
 
 
 def in_a_family(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
-    r"""Where minima go on from ``z`` towards the origin, until ``max |z|`` is 5 and a half of what it was at most, they come
-    no nearer or a bound is in the way, ``(batch,)``.
+    r"""Where minima go on from ``z`` towards the origin, until ``max |z|`` is 5 and a half of what it was at most, or they
+    come no nearer, ``(batch,)``.  An unknown that comes near a bound stays there, and the others go on.
 
     With ``N`` the null space of ``J = dF/dz`` (singular values below ``sqrt(eps)`` of the largest, unknowns in units of
     their own, equations to equal size), steps go along ``-N N' z``, and corrections of the rank of ``J`` at ``z``,
@@ -42,20 +42,20 @@ def in_a_family(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         return which
     curve = _Curve(f, z)
     point, open_, found = z, which.clone(), torch.zeros_like(which)
-    before, held = torch.zeros_like(in_working_precision(z)), torch.zeros_like(which)
+    before = torch.zeros_like(in_working_precision(z))
     near = (0.5 * curve.size(z)).clamp_max(_NEAR)
     for step in range(_STEPS):
         point, way, small = curve.corrected(point, open_)
         open_ = open_ & (small | is_rounding(f, point, in_working_precision(f.residual(point)), open_ & ~small))
         open_ = open_ & torch.isfinite(way).all(1) & _is_level(f, z, point, open_)
         if step:  # it is near, or its nearest point has been passed
-            ends = (curve.size(point) <= near) | held | (way == 0).all(1) | ((way * before).sum(1) < 0)
+            ends = (curve.size(point) <= near) | (way == 0).all(1) | ((way * before).sum(1) < 0)
         else:
             open_, ends = open_ & (way != 0).any(1), torch.zeros_like(which)
         found, open_, before = found | (open_ & ends), open_ & ~ends, way
         if not bool(open_.any()):
             break
-        point, held = curve.ahead(point, way, open_)
+        point = curve.ahead(point, way, open_)
     return found
 
 
@@ -72,26 +72,31 @@ class _Curve:
     """``F = 0`` near ``z``.
 
     Within bounds alone ``z - P(z - g)`` is ``g`` only where that is small: the unknowns at bounds stay as they are, and of
-    the others it is ``g``.
+    the others it is ``g``.  So do those that come near a bound on the way.
     """
 
     def __init__(self, f: Evaluations, z: Tensor) -> None:
         self.f, self.z = f, z
         self.limits = f.limits(z) if f.kind.returns_program else None
         plain = self.limits is not None and z.shape[1] == f.problem.size
-        self.fixed = (z <= self.limits[0]) | (z >= self.limits[1]) if plain and self.limits is not None else None
-        self.kept: Tensor | None = None  # of the singular directions, ``(batch, n)``
+        self.within = plain
+        self.fixed = torch.zeros_like(z, dtype=torch.bool)
+        if plain and self.limits is not None:
+            self.fixed = (z <= self.limits[0]) | (z >= self.limits[1])
+        self.kept = torch.zeros_like(self.fixed)  # of the singular directions, ``(batch, n)``
+        self.anew = torch.ones_like(self.fixed[:, 0])  # where these are to be chosen
+        self.held = torch.zeros_like(self.fixed[:, 0])  # where an unknown has come near a bound
 
     def residual(self, point: Tensor) -> Tensor:
         """``F``, ``(batch, n)``."""
-        if self.fixed is None:
-            return in_working_precision(self.f.residual(point))
-        return in_working_precision(torch.where(self.fixed, point - self.z, self.f.smooth(point)))
+        F = self.f.smooth(point) if self.within else self.f.residual(point)
+        return in_working_precision(torch.where(self.fixed, point - self.z, F))
 
     def jacobian(self, point: Tensor) -> Tensor:
         """``dF/dz``, ``(batch, n, n)``; within bounds by differences."""
-        if self.fixed is None:
-            return in_working_precision(self.f.linearize(point).dense())
+        if not self.within:
+            J = in_working_precision(self.f.linearize(point).dense())
+            return torch.where(self.fixed.unsqueeze(2), torch.eye(J.shape[1], dtype=J.dtype, device=J.device), J)
         h = torch.finfo(point.dtype).eps ** 0.5 * point.abs().amax(1).clamp_min(1e-3)
         moves = torch.diag_embed(h.unsqueeze(1).expand_as(point))
         there = [self.residual(point + move) - self.residual(point - move) for move in moves.unbind(1)]
@@ -101,18 +106,21 @@ class _Curve:
         """``max |z_i|``, without multipliers, ``(batch,)``."""
         return (point[:, : self.f.problem.size] if self.f.kind.returns_program else point).abs().amax(1)
 
-    def ahead(self, point: Tensor, way: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        """A step along ``way``, and where a bound shortens it."""
+    def ahead(self, point: Tensor, way: Tensor, which: Tensor) -> Tensor:
+        """A step along ``way``; one of an unknown towards a bound goes a part of the way there, and was its last."""
         step = torch.where(which.unsqueeze(1), way, 0).to(point)
-        held = torch.zeros_like(which)
-        if self.limits is not None:
-            n = self.f.problem.size
-            for bound in self.limits:
-                room = (bound - point[:, :n]).abs()
-                over = ((point[:, :n] + step[:, :n] - bound) * (point[:, :n] - bound) <= 0) & (step[:, :n] != 0)
-                share = torch.where(over, _INSIDE * room / step[:, :n].abs(), 1).amin(1)
-                held, step = held | over.any(1), step * share.unsqueeze(1)
-        return point + step, held
+        if self.limits is None:
+            return point + step
+        n, shares = self.f.problem.size, torch.ones_like(step)
+        for bound in self.limits:
+            room = (bound - point[:, :n]).abs()
+            over = ((point[:, :n] + step[:, :n] - bound) * (point[:, :n] - bound) <= 0) & (step[:, :n] != 0)
+            shares[:, :n] = torch.where(over, _INSIDE * room / step[:, :n].abs(), 1).minimum(shares[:, :n])
+        share = shares.amin(1, keepdim=True)
+        ahead, near = point + share * step, (shares == share) & (share < 1)
+        self.fixed, self.z, self.anew = self.fixed | near, torch.where(near, ahead, self.z), near.any(1)
+        self.held = self.held | self.anew
+        return ahead
 
     def corrected(self, point: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Points where ``F`` is as small as it gets, the next step from there ``(batch, n)``, NaN where an equation has no
@@ -125,9 +133,9 @@ class _Curve:
             M = J * unit.unsqueeze(1) / torch.where(rows > 0, rows, 1).unsqueeze(2)
             usable = which & torch.isfinite(M).flatten(1).all(1) & torch.isfinite(F).all(1) & (rows > 0).all(1)
             U, S, V = svd_batched(torch.where(usable[:, None, None], M, 0))
-            if self.kept is None:
-                self.kept = eps**0.5 * S[:, :1] < S
-            usable = usable & ~self.kept.all(1)
+            self.kept = torch.where(self.anew.unsqueeze(1), eps**0.5 * S[:, :1] < S, self.kept)
+            self.anew = torch.zeros_like(self.anew)
+            usable = usable & (self.held | ~self.kept.all(1))
             parts = (U.mT @ torch.where(usable.unsqueeze(1), -F / rows, 0).unsqueeze(2)).squeeze(2)
             d = (V.mT @ torch.where(self.kept & (S > 0), parts / S, 0).unsqueeze(2)).squeeze(2)
             small = (F.abs() <= NOISE * eps * rows * M.abs().sum(2)).all(1)
@@ -136,13 +144,12 @@ class _Curve:
                 break
             moved = point + (unit * d).to(point)
             point = torch.where((usable & ~small).unsqueeze(1), moved, point)
-        assert self.kept is not None
         way = self._inward(point, torch.where(self.kept.unsqueeze(2), 0, V), unit)
         return point, torch.where(usable.unsqueeze(1), way, torch.nan), small
 
     def _inward(self, point: Tensor, null: Tensor, unit: Tensor) -> Tensor:
         """The step ``-N N' z``, no longer than a share of each unknown; zero where there is no null space."""
-        basis, back = null * unit.unsqueeze(1), in_working_precision(point).clone()
+        basis, back = null * (~self.fixed * unit).unsqueeze(1), in_working_precision(point).clone()
         if self.f.kind.returns_program:
             back[:, self.f.problem.size :] = 0  # multipliers may be as large as they like
         _, sizes, N = svd_batched(basis)

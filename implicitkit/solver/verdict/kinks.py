@@ -57,7 +57,9 @@ class Kinks:
             kink = in_a_kink(f, z, asked, start_norm)
         if bool(kink.any()):
             exact = torch.where(kink.unsqueeze(1), met_exactly(f, z), z)
-            hit = kink & (f.beside("minimise")(exact) == 0).all(1)
+            flat = kink & (f.beside("minimise")(exact) == 0).all(1)
+            hit = flat & lowest_along_each(f, exact, flat)
+            kink = kink & (hit | ~flat)  # an edge that the objective falls from is none
             where, norm = samples[hit], torch.zeros_like(found.residual_norm)
             total.z = total.z.index_copy(0, where, exact[hit])
             total.residual_norm = total.residual_norm.index_copy(0, where, norm[hit])
@@ -150,4 +152,18 @@ def met_exactly(f: Evaluations, z: Tensor) -> Tensor:
         if bool(closed.all()):
             break
         low, high = torch.where(g > 0, low, middle), torch.where(g < 0, high, middle)
-    return middle
+    return torch.where((low <= 0) & (high >= 0), 0, middle)  # whose neighbours are too many to go through
+
+
+def lowest_along_each(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    """Is the objective no lower where one unknown has moved, ``(batch,)``?  Where autograd says zero, ``-|z_i|`` has an
+    edge, too.  Four evaluations an unknown, if asked of any of ``which``."""
+    if not bool(which.any()):
+        return which
+    probe = f.beside("minimise")
+    value = probe.value(z)
+    lowest, size = value, 1 + z.abs().amax(1, keepdim=True)
+    for unit in torch.eye(z.shape[1], dtype=z.dtype, device=z.device):
+        for share in (*_RADII, *(-share for share in _RADII)):
+            lowest = torch.minimum(lowest, probe.value(z + share * size * unit))
+    return lowest >= value - _ROUNDING * torch.finfo(z.dtype).eps * value.abs()
