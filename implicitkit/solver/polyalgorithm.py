@@ -203,8 +203,8 @@ class Polyalgorithm(Solver):
             falls.index_add_(0, samples, (found.status == int(Status.UNBOUNDED)).long())
             if _merge(total, found, samples, open_.index_select(0, samples)):
                 finishers.append(found.solver or solver.name)
-            if f.kind.minimisation and kinks.look(part, found, samples, open_, norms, total):
-                finishers.append(found.solver or solver.name)  # met exactly
+            if f.kind.minimisation:
+                kinks.look(part, found, samples, open_, norms, total)
             if not (part.of_gradient or part.solves == f.kind.name):
                 blind = torch.zeros_like(open_).index_copy(0, samples, found.status == int(Status.CONVERGED)) & open_
                 total.blind = blind if total.blind is None else total.blind | blind

@@ -28,12 +28,12 @@ _WIDER, _JUMPS = 10.0, 3.0  # times as far gradients differ by no more than so m
 _LARGE = 1e-4  # of the gradient at the start, such a jump
 _HULL, _SWEEPS = 0.05, 300  # of the largest gradient: the shortest mean; and steps to find it
 _ROUNDING = 10.0  # units of it, by which the objective may be lower nearby
-_HALVINGS = 70  # of the distance to a kink
 
 
 class Kinks:
     """Samples of a minimisation in several stages that have stalled in a kink, ``(batch,)``: what they are is looked for
-    once."""
+    once.  They are no solutions, not even where autograd says zero in the kink itself: how a minimum moves with it is not
+    what derivatives there say."""
 
     def __init__(self, like: Tensor) -> None:
         self.found, self._asked = torch.zeros_like(like), torch.zeros_like(like)
@@ -42,38 +42,25 @@ class Kinks:
 
     def look(
         self, f: Evaluations, found: Outcome, samples: Tensor, open_: Tensor, start_norm: Tensor, total: Outcome
-    ) -> bool:
-        """After a stage for some samples; is one of them at a kink of each unknown, where autograd says zero? That is
-        written into ``total``."""
+    ) -> None:
+        """After a stage for some samples.  What is found counts its evaluations in ``total``."""
         stalled = (found.status == int(Status.STALLED)) | (found.status == int(Status.DIVERGED))
         asked = stalled & (open_ & ~self._asked).index_select(0, samples)
         asked = asked & ~(found.residual_norm < _LARGE * start_norm)  # of a gradient that vanishes nothing jumps
         if not bool(asked.any()):
-            return False
+            return
         self._asked = self._asked.index_put((samples,), asked | self._asked[samples])
         z = found.z if found.left is None else found.left
-        kink = hit = torch.zeros_like(asked)
+        kink = torch.zeros_like(asked)
         with suppress(Exception):  # beside a point whose domain ends there
             kink = in_a_kink(f, z, asked, start_norm)
         if bool(kink.any()):
-            exact = torch.where(kink.unsqueeze(1), met_exactly(f, z), z)
-            flat = kink & (f.beside("minimise")(exact) == 0).all(1)
-            hit = flat & lowest_along_each(f, exact, flat)
-            kink = kink & (hit | ~flat)  # an edge that the objective falls from is none
-            where, norm = samples[hit], torch.zeros_like(found.residual_norm)
-            total.z = total.z.index_copy(0, where, exact[hit])
-            total.residual_norm = total.residual_norm.index_copy(0, where, norm[hit])
-            total.status = total.status.index_fill(0, where, int(Status.CONVERGED))
-            z = torch.where(hit.unsqueeze(1), exact, z)
-            self._point = total.z if self._point is None else self._point
-            self._point = self._point.index_copy(0, samples[kink], z[kink])
-            norm = torch.linalg.vector_norm(f.beside("minimise")(z), dim=1).to(norm)
-            self._norm = (total.residual_norm if self._norm is None else self._norm).index_copy(
-                0, samples[kink], norm[kink]
-            )
-            self.found = self.found.index_fill(0, samples[kink], True)
+            where, norm = samples[kink], torch.linalg.vector_norm(f.beside("minimise")(z), dim=1)
+            self._point = (total.z if self._point is None else self._point).index_copy(0, where, z[kink])
+            old = total.residual_norm if self._norm is None else self._norm
+            self._norm = old.index_copy(0, where, norm.to(old)[kink])
+            self.found = self.found.index_fill(0, where, True)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
-        return bool(hit.any())
 
     def close(self, total: Outcome) -> None:
         """What no other stage has solved has stalled there."""
@@ -139,31 +126,3 @@ def _shortest(G: Tensor) -> Tensor:
         new, after = (v - cut).clamp_min(0), 0.5 * (1 + (1 + 4 * theta * theta) ** 0.5)
         ahead, shares, theta = new + (theta - 1) / after * (new - shares), new, after
     return torch.linalg.vector_norm((shares.unsqueeze(1) @ G).squeeze(1), dim=1)
-
-
-def met_exactly(f: Evaluations, z: Tensor) -> Tensor:
-    """Where each unknown is at its own kink, if they have some: its slope, of a sign to either side, is followed to
-    neighbouring numbers, at one of which autograd may say zero; ``(batch, n)``."""
-    probe, radius = f.beside("minimise"), _RADII[0] * (1 + z.abs().amax(1, keepdim=True))
-    low, high = z - radius, z + radius
-    for _ in range(_HALVINGS):
-        middle = low + 0.5 * (high - low)
-        g, closed = probe(middle), (middle == low) | (middle == high)
-        if bool(closed.all()):
-            break
-        low, high = torch.where(g > 0, low, middle), torch.where(g < 0, high, middle)
-    return torch.where((low <= 0) & (high >= 0), 0, middle)  # whose neighbours are too many to go through
-
-
-def lowest_along_each(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
-    """Is the objective no lower where one unknown has moved, ``(batch,)``?  Where autograd says zero, ``-|z_i|`` has an
-    edge, too.  Four evaluations an unknown, if asked of any of ``which``."""
-    if not bool(which.any()):
-        return which
-    probe = f.beside("minimise")
-    value = probe.value(z)
-    lowest, size = value, 1 + z.abs().amax(1, keepdim=True)
-    for unit in torch.eye(z.shape[1], dtype=z.dtype, device=z.device):
-        for share in (*_RADII, *(-share for share in _RADII)):
-            lowest = torch.minimum(lowest, probe.value(z + share * size * unit))
-    return lowest >= value - _ROUNDING * torch.finfo(z.dtype).eps * value.abs()
