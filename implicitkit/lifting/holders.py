@@ -8,6 +8,7 @@ Tuples, partials, methods and the like are never bound anew: they are looked thr
 
 from __future__ import annotations
 
+import abc
 import collections
 import functools
 import operator
@@ -63,7 +64,7 @@ def put(x: Any, made: Mapping[int, Any]) -> Any:
 
 def _parts(x: Any) -> Sequence[Any]:
     if isinstance(x, tuple):
-        return x[:_LONGEST]
+        return (*x[:_LONGEST], x.__dict__) if hasattr(x, "__dict__") else x[:_LONGEST]
     if isinstance(x, functools.partial):
         return (x.func, *x.args, *x.keywords.values())
     if isinstance(x, types.MethodType):
@@ -73,10 +74,16 @@ def _parts(x: Any) -> Sequence[Any]:
 
 def _rebuilt(x: Any, parts: Any) -> Any:
     if isinstance(x, tuple):
-        return tuple.__new__(type(x), (*parts, *x[_LONGEST:]))
+        if not hasattr(x, "__dict__"):
+            return tuple.__new__(type(x), (*parts, *x[_LONGEST:]))
+        copy: Any = tuple.__new__(type(x), (*parts[:-1], *x[_LONGEST:]))
+        copy.__dict__ = parts[-1]
+        return copy
     if isinstance(x, functools.partial):
         given = 1 + len(x.args)
-        return functools.partial(*parts[:given], **dict(zip(x.keywords, parts[given:], strict=True)))
+        copy = functools.partial(*parts[:given], **dict(zip(x.keywords, parts[given:], strict=True)))
+        copy.__dict__.update(x.__dict__)
+        return copy
     if isinstance(x, property):
         return property(parts[0], x.fset, x.fdel, x.__doc__)
     return type(x)(*parts)
@@ -311,7 +318,7 @@ class Classes(Kind):
                 type.__setattr__(copy, name, value)
 
 
-class _Derived(type):
+class _Derived(abc.ABCMeta):
     """A copy of a class, which takes the objects of that class for its own."""
 
     def __instancecheck__(cls, x: Any) -> bool:
@@ -363,7 +370,7 @@ def kind_of(kind: Any) -> type[Kind] | None:
     copied (where one ends, files may be closed)."""
     if kind is types.FunctionType:
         return Functions
-    if kind is type:
+    if kind in (type, abc.ABCMeta):
         return Classes
     if kind in (tuple, functools.partial, types.MethodType, property, classmethod, staticmethod):
         return Parts

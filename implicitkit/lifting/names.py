@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import builtins
 import contextlib
 import dis
@@ -61,13 +62,15 @@ def shared(kind: Any) -> Sequence[tuple[str, Mapping[str, Any]]]:
     """What a class has for all its objects and may be bound anew, and functions that read what may be: a name, and the names
     of the class that has it."""
     found = spaces(kind)
-    return _names(kind, tuple(map(len, found))) if found else ()
+    return _names(kind, tuple(map(tuple, found))) if found else ()
 
 
 @remembered
 def spaces(kind: Any) -> Sequence[Mapping[str, Any]]:
     """The names of a class of the user's and of those of his that it is derived from, the nearest last."""
-    if type(kind) is not type or any("__init_subclass__" in vars(c) for c in kind.__mro__[:-1] if not _is_known(c)):
+    if type(kind) not in (type, abc.ABCMeta) or any(
+        "__init_subclass__" in vars(c) for c in kind.__mro__[:-1] if not _is_known(c)
+    ):
         return ()
     return tuple([vars(c) for c in reversed(kind.__mro__) if not _is_known(c)])
 
@@ -84,8 +87,8 @@ def in_library(module: str) -> bool:
 
 
 @remembered
-def _names(kind: Any, _: tuple[int, ...]) -> Sequence[tuple[str, Mapping[str, Any]]]:
-    """:func:`shared`, of classes with so many names."""
+def _names(kind: Any, _: tuple[tuple[str, ...], ...]) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    """:func:`shared`, of classes with these names."""
     found: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for space in spaces(kind):
         for name, value in space.items():
