@@ -19,11 +19,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from implicitkit.foundation import tracers
+from implicitkit.foundation.by_class import by_class
 from implicitkit.lifting.names import (
     HEAP,
     attributes,
     in_library,
-    remembered,
     set_attributes,
     shared,
     slots,
@@ -74,16 +74,13 @@ def _parts(x: Any) -> Sequence[Any]:
 
 def _rebuilt(x: Any, parts: Any) -> Any:
     if isinstance(x, tuple):
-        if not hasattr(x, "__dict__"):
-            return tuple.__new__(type(x), (*parts, *x[_LONGEST:]))
-        copy: Any = tuple.__new__(type(x), (*parts[:-1], *x[_LONGEST:]))
-        copy.__dict__ = parts[-1]
+        copy: Any = tuple.__new__(type(x), (*parts[: min(len(x), _LONGEST)], *x[_LONGEST:]))
+        if hasattr(x, "__dict__"):
+            copy.__dict__ = parts[-1]
         return copy
     if isinstance(x, functools.partial):
         given = 1 + len(x.args)
-        copy = functools.partial(*parts[:given], **dict(zip(x.keywords, parts[given:], strict=True)))
-        copy.__dict__.update(x.__dict__)
-        return copy
+        return functools.partial(*parts[:given], **dict(zip(x.keywords, parts[given:], strict=True)))
     if isinstance(x, property):
         return property(parts[0], x.fset, x.fdel, x.__doc__)
     return type(x)(*parts)
@@ -364,7 +361,7 @@ _BASES: dict[Any, type[Kind]] = {
 }
 
 
-@remembered
+@by_class
 def kind_of(kind: Any) -> type[Kind] | None:
     """Of the objects of a class.  Those with attributes are of a class in the language, of the user's or of ours, and may be
     copied (where one ends, files may be closed)."""
@@ -392,7 +389,7 @@ def kind_of(kind: Any) -> type[Kind] | None:
     return Named if hasattr(kind, "reaches") else _BASES[base]
 
 
-@remembered
+@by_class
 def _base(kind: Any) -> Any:
     """The first class that it is derived from, and that is not made by a ``class`` statement."""
     return next(c for c in kind.__mro__ if c in _BASES or not c.__flags__ & HEAP)

@@ -468,7 +468,7 @@ class _Path(tuple):
     pass
 
 
-class _Abstract(abc.ABC):
+class _Abstract(abc.ABC):  # noqa: B024
     step = 0.0
 
 
@@ -625,6 +625,28 @@ def test_what_a_march_by_a_function_of_its_own_leaves_is_freed() -> None:
     us.clear()
     gc.collect()
     assert [u() for u in left] == [None, None]
+
+
+@pytest.mark.parametrize("base", [object, nn.Module, abc.ABC])
+def test_a_class_of_a_function_is_freed(base: Any) -> None:
+    """A class leads, by its methods and attributes, to what these hold."""
+
+    def solve() -> list[Any]:
+        large, x = torch.ones(3, dtype=D), X.clone().requires_grad_()
+
+        class Sized(base):  # type: ignore[misc]
+            __slots__ = ("by_slot",)
+            held = large.clone()
+
+            def __call__(self, v: Tensor) -> Tensor:
+                return v + v**3 - large[0] * self.held[0] * x
+
+        ik.root(Sized(), X).value.sum().backward()
+        return [weakref.ref(kept) for kept in (large, Sized.held, Sized)]
+
+    left = solve()
+    gc.collect()
+    assert [of() for of in left] == [None] * 3
 
 
 @pytest.mark.parametrize("how", ["backward", "retained and backward"])
