@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _python_dispatch
 
 from implicitkit.foundation import recording
+from implicitkit.foundation.by_class import by_class
 from implicitkit.foundation.errors import CapabilityError
 
 __all__ = [
@@ -156,14 +157,14 @@ def is_compiled(x: Any) -> bool:
     for a in vars(x).values():
         if isinstance(a, types.FunctionType) and _is_compiled_function(a):
             return True
-    return x._compiled_call_impl is not None or "_orig_mod" in x._modules or _has_compiled_methods(type(x))  # type: ignore[arg-type]
+    return x._compiled_call_impl is not None or "_orig_mod" in x._modules or _has_compiled_methods(type(x))
 
 
 def _is_compiled_function(x: types.FunctionType) -> bool:
     return hasattr(x, "_torchdynamo_orig_callable") and not getattr(x, "_torchdynamo_disable", False)
 
 
-@functools.lru_cache(maxsize=1024)
+@by_class
 def _has_compiled_methods(cls: type) -> bool:
     return any(
         isinstance(a, types.FunctionType) and _is_compiled_function(a)

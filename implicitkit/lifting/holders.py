@@ -8,6 +8,7 @@ Tuples, partials, methods and the like are never bound anew: they are looked thr
 
 from __future__ import annotations
 
+import abc
 import collections
 import functools
 import operator
@@ -18,11 +19,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from implicitkit.foundation import tracers
+from implicitkit.foundation.by_class import by_class
 from implicitkit.lifting.names import (
     HEAP,
     attributes,
     in_library,
-    remembered,
     set_attributes,
     shared,
     slots,
@@ -63,7 +64,7 @@ def put(x: Any, made: Mapping[int, Any]) -> Any:
 
 def _parts(x: Any) -> Sequence[Any]:
     if isinstance(x, tuple):
-        return x[:_LONGEST]
+        return (*x[:_LONGEST], x.__dict__) if hasattr(x, "__dict__") else x[:_LONGEST]
     if isinstance(x, functools.partial):
         return (x.func, *x.args, *x.keywords.values())
     if isinstance(x, types.MethodType):
@@ -73,7 +74,10 @@ def _parts(x: Any) -> Sequence[Any]:
 
 def _rebuilt(x: Any, parts: Any) -> Any:
     if isinstance(x, tuple):
-        return tuple.__new__(type(x), (*parts, *x[_LONGEST:]))
+        copy: Any = tuple.__new__(type(x), (*parts[: min(len(x), _LONGEST)], *x[_LONGEST:]))
+        if hasattr(x, "__dict__"):
+            copy.__dict__ = parts[-1]
+        return copy
     if isinstance(x, functools.partial):
         given = 1 + len(x.args)
         return functools.partial(*parts[:given], **dict(zip(x.keywords, parts[given:], strict=True)))
@@ -311,7 +315,7 @@ class Classes(Kind):
                 type.__setattr__(copy, name, value)
 
 
-class _Derived(type):
+class _Derived(abc.ABCMeta):
     """A copy of a class, which takes the objects of that class for its own."""
 
     def __instancecheck__(cls, x: Any) -> bool:
@@ -357,13 +361,13 @@ _BASES: dict[Any, type[Kind]] = {
 }
 
 
-@remembered
+@by_class
 def kind_of(kind: Any) -> type[Kind] | None:
     """Of the objects of a class.  Those with attributes are of a class in the language, of the user's or of ours, and may be
     copied (where one ends, files may be closed)."""
     if kind is types.FunctionType:
         return Functions
-    if kind is type:
+    if kind in (type, abc.ABCMeta):
         return Classes
     if kind in (tuple, functools.partial, types.MethodType, property, classmethod, staticmethod):
         return Parts
@@ -385,7 +389,7 @@ def kind_of(kind: Any) -> type[Kind] | None:
     return Named if hasattr(kind, "reaches") else _BASES[base]
 
 
-@remembered
+@by_class
 def _base(kind: Any) -> Any:
     """The first class that it is derived from, and that is not made by a ``class`` statement."""
     return next(c for c in kind.__mro__ if c in _BASES or not c.__flags__ & HEAP)

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
+import abc
 import builtins
 import contextlib
 import dis
 import functools
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from implicitkit.foundation.by_class import by_class
 
 _OTHERS = ("torch", "numpy", "scipy")  # whose objects hold nothing of the user's
 HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by the statement of that name
 _MAKES = ("__init__", "__new__", "__post_init__", "__repr__", "__str__")  # no evaluation is there
 _OF_USERS = ("__main__", "collections", "types", "argparse")  # of the standard library, with what users put there
 _ABSENT = object()
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-def remembered(function: F) -> F:
-    """What it returns, for the last few thousands of what it is given."""
-    return functools.lru_cache(maxsize=4096)(function)  # type: ignore[return-value]
-
-
-@remembered
 def slots(kind: Any) -> dict[str, Any]:
     """Attributes for which a class keeps places, and how these are reached."""
-    members = (item for c in reversed(kind.__mro__) for item in vars(c).items())
-    return {
-        name: member
-        for name, member in members
-        if isinstance(member, types.MemberDescriptorType) and member.__objclass__.__flags__ & HEAP
+    return {name: vars(kind.__mro__[i])[name] for name, i in _slots(kind)}
+
+
+@by_class
+def _slots(kind: Any) -> Sequence[tuple[str, int]]:
+    """These, and which of the classes that it is derived from has each."""
+    members = {
+        name: (i, member) for i, c in reversed(list(enumerate(kind.__mro__))) for name, member in vars(c).items()
     }
+    return [
+        (name, i)
+        for name, (i, member) in members.items()
+        if isinstance(member, types.MemberDescriptorType) and member.__objclass__.__flags__ & HEAP
+    ]
 
 
 def attributes(x: Any) -> dict[str, Any]:
@@ -61,15 +65,32 @@ def shared(kind: Any) -> Sequence[tuple[str, Mapping[str, Any]]]:
     """What a class has for all its objects and may be bound anew, and functions that read what may be: a name, and the names
     of the class that has it."""
     found = spaces(kind)
-    return _names(kind, tuple(map(len, found))) if found else ()
+    if not found:
+        return ()
+    names, noted = tuple(map(tuple, found)), _noted(kind)
+    if noted[:1] != [names]:
+        noted[:] = names, _names(found)
+    return [(name, found[i]) for name, i in noted[1]]
 
 
-@remembered
 def spaces(kind: Any) -> Sequence[Mapping[str, Any]]:
     """The names of a class of the user's and of those of his that it is derived from, the nearest last."""
-    if type(kind) is not type or any("__init_subclass__" in vars(c) for c in kind.__mro__[:-1] if not _is_known(c)):
+    return [vars(kind.__mro__[i]) for i in _places(kind)]
+
+
+@by_class
+def _places(kind: Any) -> Sequence[int]:
+    """Where these classes are among all that it is derived from."""
+    if type(kind) not in (type, abc.ABCMeta):
         return ()
-    return tuple([vars(c) for c in reversed(kind.__mro__) if not _is_known(c)])
+    places = [i for i, c in enumerate(kind.__mro__) if not _is_known(c)]
+    return () if any("__init_subclass__" in vars(kind.__mro__[i]) for i in places) else places[::-1]
+
+
+@by_class
+def _noted(kind: Any) -> list[Any]:
+    """The names that its classes had when they were looked at last, and which of them may be bound anew."""
+    return []
 
 
 def _is_known(kind: Any) -> bool:
@@ -83,20 +104,19 @@ def in_library(module: str) -> bool:
     return name in _OTHERS or (name in sys.stdlib_module_names and name not in _OF_USERS)
 
 
-@remembered
-def _names(kind: Any, _: tuple[int, ...]) -> Sequence[tuple[str, Mapping[str, Any]]]:
-    """:func:`shared`, of classes with so many names."""
-    found: dict[str, tuple[str, Mapping[str, Any]]] = {}
-    for space in spaces(kind):
+def _names(found: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, int]]:
+    """:func:`shared`, with the number of the class."""
+    names: dict[str, int] = {}
+    for i, space in enumerate(found):
         for name, value in space.items():
-            found.pop(name, None)
+            names.pop(name, None)
             inner = _function(value)
             if isinstance(inner, types.FunctionType):
                 if name not in _MAKES and _reads(inner):
-                    found[name] = name, space
+                    names[name] = i
             elif not (name[:2] == "__" == name[-2:] or hasattr(type(value), "__get__")):
-                found[name] = name, space
-    return tuple(found.values())
+                names[name] = i
+    return list(names.items())
 
 
 def _function(value: Any) -> Any:
@@ -147,6 +167,6 @@ class _Used:
         self.reads_free = [(i, name) for i, name in enumerate(code.co_freevars) if name not in bound]
 
 
-@remembered
+@functools.lru_cache(maxsize=4096)
 def used(code: types.CodeType) -> _Used:
     return _Used(code)

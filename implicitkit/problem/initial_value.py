@@ -128,7 +128,7 @@ class InitialValue(Problem):
             ) from error
         batch = tuple(layout.batch_shape)
         problem = Collocation(
-            self.rhs, mesh, layout, self.stages, self.event, lost, self._coupling(layout, slope, t, y0)
+            self.rhs, mesh, layout, self.stages, self.event, lost, self._coupling(layout, slope, t, y0, args)
         )
 
         def split(state: Any, packed: Tensor) -> tuple[Any, None]:
@@ -194,12 +194,23 @@ class InitialValue(Problem):
             return t, states, f"The integrator {self.integrator!r} found no trajectory: {error}."
         return edges, states, _end_of(edges, states)
 
-    def _coupling(self, layout: Layout, slope: Slope, t: Tensor, y0: Tensor) -> Any:
+    def _coupling(self, layout: Layout, slope: Slope, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> Any:
         """The pattern ``(n, n)`` of ``df/dy``, in compressed rows; ``None`` where it has none."""
         if layout.size < FEWEST or not len(y0):
             return None
         at, z = compat.plain_sample(t)[0], compat.plain_sample(y0)
-        return JacobianMatrix(self.rhs, smallest=FEWEST).pattern(lambda y: slope(at, y), z)
+        matrix = JacobianMatrix(self.rhs, smallest=FEWEST)
+        try:
+            return matrix.pattern(lambda y: slope(at, y), z)
+        except NotImplementedError:  # inside torch.func.grad and jvp all is wrapped, and shows no memory
+            plain = self._slope(
+                layout, tree_map(lambda x: compat.plain_sample(x) if isinstance(x, Tensor) else x, args)
+            )
+        try:
+            with compat.at_level_of(z):
+                return matrix.pattern(lambda y: plain(at, y), z)
+        except RuntimeError:  # rhs captures what belongs to them
+            return None
 
     def _slopes(self, layout: Layout, slope: Slope, edges: Tensor, states: Tensor) -> Tensor:
         """``rhs`` at the edges, ``(N + 1, batch, n)``."""

@@ -30,7 +30,7 @@ Source: Dennis & Schnabel, *Numerical Methods for Unconstrained Optimization and
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from types import CodeType
 from typing import NamedTuple
@@ -220,15 +220,14 @@ def _is_new(identity: Hashable, z: Tensor) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=_KEPT)
 def _parts(identity: Hashable) -> tuple[Hashable, ...]:
-    """The code and the objects (as pairs of type and ``id``) of an identity."""
+    """The code and the objects (as pairs of type, which is not kept alive, and ``id``) of an identity."""
     if isinstance(identity, CodeType):
         return (identity,)
     if not isinstance(identity, tuple):
         return ()
     if len(identity) == 2 and isinstance(identity[0], type) and isinstance(identity[1], int):
-        return (identity,)
+        return ((weakref.ref(identity[0]), identity[1]),)
     return tuple(part for item in identity for part in _parts(item))
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import functools
 import gc
@@ -463,6 +464,14 @@ class _History(list):
     pass
 
 
+class _Path(tuple):
+    pass
+
+
+class _Abstract(abc.ABC):  # noqa: B024
+    step = 0.0
+
+
 _step: Any = None
 _Steps = collections.namedtuple("_Steps", "of")
 
@@ -474,6 +483,13 @@ def _set_global(h: Any) -> None:
 
 def _none_at_first(h: float) -> None:
     _set_global(None if h == 0.1 else h)
+
+
+def _rename(kind: Any, h: float) -> None:
+    """Another name in place of one: as many as before."""
+    delattr(kind, next(name for name in vars(kind) if name.startswith("of_")))
+    setattr(kind, f"of_{h}", h)
+    kind.step = h
 
 
 def _residual(of: Callable[[], float]) -> Callable[[Tensor], Any]:
@@ -491,8 +507,10 @@ def _holders() -> dict[str, tuple[Callable[[float], Any], Callable[[Tensor], Any
     some, default, entries = set(), collections.defaultdict(float), _Settings()
     named, space, shared, kept = _Steps([]), types.SimpleNamespace(), _Shared(), _Kept()
     many, shadowed = [_Shared() for _ in range(100)], _Shared()
-    plain, all_ = nn.Module(), _AllAttributes()
+    plain, all_, path = nn.Module(), _AllAttributes(), _Path([[]])
+    renamed: Any = type("Renamed", (), {"of_": 0.0, "step": 0.0})
     derived, rates, log = _OfOther(), collections.deque([_Rate()]), {"calls": 0}
+    path.one = 1.0
     Bindings(lambda: _Late)  # what it has is known from now on
 
     def logged(v: Tensor) -> Tensor:
@@ -514,6 +532,10 @@ def _holders() -> dict[str, tuple[Callable[[float], Any], Callable[[Tensor], Any
         "an attribute that is an entry": (lambda h: setattr(all_, "h", h), _residual(lambda: all_.h * all_["h"] / all_.h)),
         "a set": (some.add, _residual(lambda: max(some))),
         "a named tuple": (named.of.append, _residual(lambda: named.of[-1])),
+        "a tuple with attributes": (path[0].append, _residual(lambda: path[0][-1] * path.one)),
+        "an attribute of a tuple": (lambda h: setattr(path, "h", h), _residual(lambda: path.h)),
+        "an abstract class": (lambda h: setattr(_Abstract, "step", h), _residual(lambda: _Abstract.step)),
+        "a class with another name": (functools.partial(_rename, renamed), _residual(lambda: renamed.step)),
         "a namespace": (lambda h: setattr(space, "h", h), _residual(lambda: space.h)),
         "a class": (lambda h: setattr(_Shared, "step", h), _residual(lambda: _Shared.step)),
         "a class, by its object": (lambda h: setattr(_Shared, "step", h), _residual(lambda: shared.step)),
@@ -603,6 +625,28 @@ def test_what_a_march_by_a_function_of_its_own_leaves_is_freed() -> None:
     us.clear()
     gc.collect()
     assert [u() for u in left] == [None, None]
+
+
+@pytest.mark.parametrize("base", [object, nn.Module, abc.ABC])
+def test_a_class_of_a_function_is_freed(base: Any) -> None:
+    """A class leads, by its methods and attributes, to what these hold."""
+
+    def solve() -> list[Any]:
+        large, x = torch.ones(3, dtype=D), X.clone().requires_grad_()
+
+        class Sized(base):  # type: ignore[misc]
+            __slots__ = ("by_slot",)
+            held = large.clone()
+
+            def __call__(self, v: Tensor) -> Tensor:
+                return v + v**3 - large[0] * self.held[0] * x
+
+        ik.root(Sized(), X).value.sum().backward()
+        return [weakref.ref(kept) for kept in (large, Sized.held, Sized)]
+
+    left = solve()
+    gc.collect()
+    assert [of() for of in left] == [None] * 3
 
 
 @pytest.mark.parametrize("how", ["backward", "retained and backward"])

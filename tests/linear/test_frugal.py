@@ -128,6 +128,19 @@ def test_what_takes_many_is_left_after_a_few(price: float, most: int, symmetric:
     assert count[0] <= most
 
 
+def test_what_is_left_of_a_scaled_residual_is_not_left_of_the_true_one() -> None:
+    """The one may have what is asked where the other has hardly changed: cycles as short as that were given up after six
+    products."""
+    n, random = 500, torch.Generator().manual_seed(1)
+    i = torch.randint(0, n, (3 * n,), generator=random)
+    j = (torch.rand(3 * n, generator=random) ** 4 * n).long()
+    A = network(torch.stack((i, j))[:, i != j], n)
+    assert A.sparse() is not None  # its entries are known
+    b = [torch.randn(1, n, dtype=D, generator=random) for _ in range(3)][-1]
+    found = Frugal(1000.0).solve(A, b, rtol=0.05, atol=0.0, max_steps=None)
+    assert bool(found.converged.all()) and int(found.steps) <= 30
+
+
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_a_price_that_is_the_least_may_be_overspent(symmetric: bool) -> None:
     """Condition 30 takes some 45 products: more than a price of 25, less than twice that.  Condition 1e6 is left as early as

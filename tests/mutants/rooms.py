@@ -206,9 +206,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/lifting/names.py",
         LATE,
-        ("            found.pop(name, None)\n", ""),
+        ("            names.pop(name, None)\n", ""),
         ('| {"__class__"}  # of super()', ""),
-        ("tuple(map(len, found))", "()"),
+        ("tuple(map(tuple, found))", "tuple(map(len, found))"),
     ),
     *mutants(
         "implicitkit/lifting/lifted.py",

@@ -767,3 +767,22 @@ def test_many_steps_of_a_state_whose_numbers_all_depend_on_each_other(steps: int
     y0, T = torch.ones(32, dtype=torch.float64), 40.0
     solution = ik.solve(ik.InitialValue(lambda t, y: y @ Q, (0.0, T), steps=steps, stages=6), y0)
     torch.testing.assert_close(solution.value[-1], y0 @ torch.linalg.matrix_exp(Q * T), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd, torch.func.grad, torch.vmap])
+def test_wide_states_under_transforms(transform: Any, captured: bool) -> None:
+    """From some unknowns on a pattern is looked for, also where all tensors are wrapped."""
+    rates = torch.linspace(0.5, 1.5, 32, dtype=torch.float64)
+
+    def final(k: Tensor) -> Tensor:
+        given = (lambda t, y: -k * y, ()) if captured else (lambda t, y, k: -k * y, (k,))
+        return ik.solve(ik.InitialValue(given[0], (0.0, 1.0), steps=4), torch.ones_like(rates), given[1]).value[-1]
+
+    end = torch.exp(-rates)
+    if transform is torch.vmap:
+        torch.testing.assert_close(torch.vmap(final)(torch.stack((rates, rates)))[1], end, rtol=1e-5, atol=0)
+    elif transform is torch.func.grad:
+        torch.testing.assert_close(torch.func.grad(lambda k: final(k).sum())(rates), -end, rtol=1e-5, atol=0)
+    else:
+        torch.testing.assert_close(transform(final)(rates), torch.diag(-end), rtol=1e-5, atol=1e-9)

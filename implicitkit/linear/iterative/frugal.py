@@ -34,6 +34,7 @@ from implicitkit.linear.iterative.inner_cg import conjugate, seems_definite
 _FIRST, _LAST = 4, 16  # products after which it is asked how many more it takes, at least and at most ...
 _PART = 0.25  # ... and of those that may be spent; by what was gained since so many of these
 _CHEAP = 32.0  # a price at which a quarter is too much to pay for an answer: it is asked as early as can be
+_TIGHTER = 0.1  # times what is to be left of S r, each time that less was left of it, but not of r
 _NEAR = 100.0  # products, at most, where the problem knows something near the inverse: it is that, or it is not
 _DEAR = "GMRES would take more products than sparse factors cost"
 
@@ -82,7 +83,7 @@ class _Trial:
     Attributes:
         definite: is the matrix symmetric and definite, as far as is known? refuted: conjugate gradients have shown that it
             is not. asked: has it been asked how many more products it takes? slow: the samples that take too many.
-        turned: a method has ended for another to go on from what it left.
+        turned: a method has ended for another to go on from what it left. part: of what is asked of r, what is of S r.
     """
 
     def __init__(self, of: Frugal, A: Operator, batch: int) -> None:
@@ -91,7 +92,7 @@ class _Trial:
         self.slow, self.asked = torch.zeros(batch, dtype=torch.bool, device=A.like.device), False
         self.M = A.near
         self.definite, self.refuted = self.M is None and (A.symmetric or A.definite), self.M is not None
-        self.turned = False
+        self.turned, self.part = False, 1.0
 
     def cycle(self, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
         """Methods one after another, for as long as they turn: a few vectors of one are not judged alone."""
@@ -105,7 +106,8 @@ class _Trial:
                 found = self._krylov(r, norm, target, live, budget)
             else:  # S A S y = S r, x = S y: less is left of S r, in the same proportion
                 size = norms(S * r)
-                found = self._krylov(S * r, size, torch.where(live, target * size / norm, target), live, budget)
+                part, self.part = self.part, _TIGHTER * self.part
+                found = self._krylov(S * r, size, torch.where(live, part * target * size / norm, target), live, budget)
                 found = found._replace(dx=S * found.dx)
             dx, used, budget = dx + found.dx, used + found.steps, budget - found.steps
             if not self._turns():

@@ -85,7 +85,7 @@ class _Curve:
             self.fixed = (z <= self.limits[0]) | (z >= self.limits[1])
         self.kept = torch.zeros_like(self.fixed)  # of the singular directions, ``(batch, n)``
         self.anew = torch.ones_like(self.fixed[:, 0])  # where these are to be chosen
-        self.held = torch.zeros_like(self.fixed[:, 0])  # where an unknown has come near a bound
+        self.by_bounds = torch.zeros_like(self.fixed[:, 0])  # where an unknown has come near a bound
 
     def residual(self, point: Tensor) -> Tensor:
         """``F``, ``(batch, n)``."""
@@ -119,7 +119,7 @@ class _Curve:
         share = shares.amin(1, keepdim=True)
         ahead, near = point + share * step, (shares == share) & (share < 1)
         self.fixed, self.z, self.anew = self.fixed | near, torch.where(near, ahead, self.z), near.any(1)
-        self.held = self.held | self.anew
+        self.by_bounds = self.by_bounds | self.anew
         return ahead
 
     def corrected(self, point: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,7 +135,7 @@ class _Curve:
             U, S, V = svd_batched(torch.where(usable[:, None, None], M, 0))
             self.kept = torch.where(self.anew.unsqueeze(1), eps**0.5 * S[:, :1] < S, self.kept)
             self.anew = torch.zeros_like(self.anew)
-            usable = usable & (self.held | ~self.kept.all(1))
+            usable = usable & (self.by_bounds | ~self.kept.all(1))
             parts = (U.mT @ torch.where(usable.unsqueeze(1), -F / rows, 0).unsqueeze(2)).squeeze(2)
             d = (V.mT @ torch.where(self.kept & (S > 0), parts / S, 0).unsqueeze(2)).squeeze(2)
             small = (F.abs() <= NOISE * eps * rows * M.abs().sum(2)).all(1)
