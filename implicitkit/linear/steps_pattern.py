@@ -10,6 +10,7 @@ Source: Curtis, Powell & Reid (1974), IMA J. Appl. Math. 13, for what colours ar
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ import scipy.sparse as sp
 
 from implicitkit.sparsity.colouring import Colouring, groups_of_columns
 from implicitkit.sparsity.compression import Coloured
+
+_KEPT = 1 << 20  # entries of a pattern that is kept for the next solve, at most
 
 
 def coloured_steps(coupling: sp.csr_matrix, steps: int, stages: int, event: bool) -> Coloured | None:
@@ -26,6 +29,23 @@ def coloured_steps(coupling: sp.csr_matrix, steps: int, stages: int, event: bool
         coupling: the pattern ``(n, n)`` of ``df/dy``. event: its time is the last unknown, which all equations depend on,
             and its equation the last, of the state at the end.
     """
+    coupling = _sorted(coupling)
+    if steps * stages**2 * coupling.nnz > _KEPT:
+        return _coloured(coupling, steps, stages, event)
+    said = (coupling.shape[0], coupling.indptr.tobytes(), coupling.indices.tobytes(), coupling.indices.dtype)
+    return _known(said, steps, stages, event)
+
+
+@functools.lru_cache(maxsize=8)
+def _known(said: tuple[int, bytes, bytes, np.dtype[Any]], steps: int, stages: int, event: bool) -> Coloured | None:
+    """The same of a pattern by its numbers: what has been found out of it is known to the next solve."""
+    n, pointer, indices, kind = said
+    found = np.frombuffer(indices, dtype=kind), np.frombuffer(pointer, dtype=kind)
+    coupling = sp.csr_matrix((np.ones(len(found[0]), dtype=bool), *found), shape=(n, n))
+    return _coloured(coupling, steps, stages, event)
+
+
+def _coloured(coupling: sp.csr_matrix, steps: int, stages: int, event: bool) -> Coloured | None:
     n, s = coupling.shape[0], stages
     inner = sp.csr_matrix(coupling + sp.identity(n, dtype=bool, format="csr")).astype(bool)
     found = groups_of_columns(inner)
