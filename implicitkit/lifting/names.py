@@ -169,4 +169,5 @@ class _Used:
 
 @functools.lru_cache(maxsize=4096)
 def used(code: types.CodeType) -> _Used:
+    """What a function of this code, and those inside it, read by name; found once."""
     return _Used(code)

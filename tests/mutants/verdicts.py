@@ -808,6 +808,18 @@ MUTANTS = [
         ("Stage(Impatient(DFSANE(), window=50, horizon=500), max_steps=500)", '_stage("df_sane", max_steps=500)'),
     ),
     *mutants(
+        "implicitkit/solver/verdict/families.py",
+        "tests/solver/test_families_of_minima.py",
+        ("found, open_, before = found | (open_ & ends)", "found, open_, before = found"),
+        ("parts / S, 0)", "parts, 0)"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/kinks.py",
+        "tests/solver/test_minima_in_kinks.py -k 'kink or edge or bowl'",
+        ("int(Status.STALLED), total.status), KINK", "int(Status.CONVERGED), total.status), KINK"),
+        ("jumps = (largest >= _LARGE * start_norm) &", "jumps = (largest < 0) &"),
+    ),
+    *mutants(
         "implicitkit/solver/polyalgorithm.py",
         STRANGERS + " -k believed",
         ("forever = (falls >= _ENOUGH) &", "forever = (falls > 100) &"),

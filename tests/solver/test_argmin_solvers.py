@@ -152,7 +152,8 @@ def test_an_objective_with_cancellation(solver: str) -> None:
     """Its values round a thousand to a million times as coarsely as ``eps |f|``: what goes on is the gradient."""
     z0 = torch.ones(70, dtype=F64) / 70
     solution = ik.least_squares(_trigonometric, z0, solver=solver)
-    assert int(solution.evaluations) <= 240, f"{solution.evaluations} evaluations, {solution.steps} steps"
+    most = 240 if solver == "nonlinear_cg" else 205  # its line searches among rounding: 221 on another processor
+    assert int(solution.evaluations) <= most, f"{solution.evaluations} evaluations, {solution.steps} steps"
     half = lambda z: 0.5 * _trigonometric(z).square().sum()  # noqa: E731
     z, H = solution.value, torch.func.hessian(half)(solution.value)
     assert float(torch.linalg.eigvalsh(H).min()) > 0, "not a minimum"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.solver.evaluations import Evaluations
+from tests.tables.ends import Ends
 
 F64 = torch.float64
 X = torch.tensor([0, 0.3, 0.6, 0.8, 1, 1.2, 1.4, 1.57], dtype=F64)
@@ -67,23 +67,6 @@ def test_what_all_of_them_share_has_its_derivative() -> None:
     torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-9)
 
 
-class Ends(ik.Method):
-    """Gives up at a point."""
-
-    solves, name, default_max_steps = "minimise", "ends", 3
-
-    def __init__(self, z: Tensor) -> None:
-        self.z = z
-
-    def init(self, f: Evaluations, z: Tensor) -> None:
-        return None
-
-    def step(self, f: Evaluations, z: Tensor, state: None) -> tuple[Tensor, None]:
-        there = bool((z == self.z).all())
-        f.stuck = torch.full((len(z),), there)
-        return (z if there else self.z.expand_as(z).clone()), None
-
-
 @pytest.mark.parametrize("far", (1e2, 1e4, 1e6, 1e8))
 @pytest.mark.parametrize("name", ("hyperbola", "hyperbola on a level"))
 def test_a_valley_that_falls_is_no_curve_of_minima(name: str, far: float) -> None:
@@ -93,7 +76,7 @@ def test_a_valley_that_falls_is_no_curve_of_minima(name: str, far: float) -> Non
         "hyperbola on a level": (lambda z: (z[0] * z[1] - 1) ** 2 + z[0] ** 2 + 1, [far / (far**2 + 1), far]),
     }[name]
     at = torch.tensor(end, dtype=F64)
-    found = ik.argmin(objective, torch.ones(2, dtype=F64), solver=Ends(at), on_failure="ignore")
+    found = ik.argmin(objective, torch.ones(2, dtype=F64), solver=Ends("minimise", at), on_failure="ignore")
     assert not bool(found.converged), found
 
 

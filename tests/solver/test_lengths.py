@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.solver.evaluations import Evaluations
+from tests.tables.ends import Ends
 
 F64 = torch.float64
 Function = Callable[[Tensor], Tensor]
@@ -39,24 +39,6 @@ def where_it_falls_least(n: int) -> Tensor:
         points.append(z)
         z = z - 0.1 * slopes(z)
     return min(points, key=lambda z: float(slopes(z).norm()))
-
-
-class Ends(ik.Method):
-    """Gives up at a point."""
-
-    name = "ends"
-    default_max_steps = 3
-
-    def __init__(self, solves: str, z: Tensor) -> None:
-        self.solves, self.z = solves, z
-
-    def init(self, f: Evaluations, z: Tensor) -> None:
-        return None
-
-    def step(self, f: Evaluations, z: Tensor, state: None) -> tuple[Tensor, None]:
-        there = bool((z == self.z).all())
-        f.stuck = torch.full((len(z),), there)
-        return (z if there else self.z.expand_as(z).clone()), None
 
 
 VERBS: dict[str, tuple[Callable[..., Any], str, Function]] = {
