@@ -6,6 +6,7 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PAGES := README.md CHANGELOG.md CONTRIBUTING.md
 SOURCES := implicitkit $(wildcard plugins) tests examples $(wildcard benchmarks) docs
 
 .PHONY: demo test lint format slow fuzz mutants floors bench docs clean
@@ -17,12 +18,14 @@ demo: $(VENV)/.demo
 # mypy, which uses one core, runs beside the tests and says what it found after them.
 test: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/codespell $(PAGES) $(SOURCES)
 	@$(BIN)/mypy > $(VENV)/types.txt & types=$$!; \
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"; tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types.txt; exit $$((tests + types))
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/codespell $(PAGES) $(SOURCES)
 	$(BIN)/mypy
 
 format: $(VENV)/.test
@@ -52,7 +55,6 @@ bench: $(VENV)/.bench
 	set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 docs: $(VENV)/.docs
-	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs implicitkit plugins examples benchmarks tests
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "the site: docs/_build/html/index.html"
 

@@ -96,6 +96,7 @@ class Operator:
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
         selects: makes the operator of some of the samples (:meth:`select`); ``None`` where they cannot be told apart.
         step: products with ``J`` and its transposed, of ``A = J - I``, where those with ``A`` are made of them.
+        told_singular: whoever asks for a solution wants to be told at once that sparse factors found the matrix singular.
         price: says what :meth:`sparse` and factors of it cost (:class:`~implicitkit.linear.price.Price`), ``None`` where
             there is no pattern; told how many samples have one matrix (``alike``), if that is known.
     """
@@ -104,7 +105,7 @@ class Operator:
     __slots__ = (
         "_alike", "_dense", "_matrix", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "fixed_point", "graph",
         "known", "like", "near", "own", "preconditioner", "price", "read", "selects", "size", "step", "structure",
-        "symmetric", "weight",
+        "symmetric", "told_singular", "weight",
     )
     # fmt: on
 
@@ -139,6 +140,7 @@ class Operator:
         self._matrix: Tensor | None = None
         self._alike: bool | None = None
         self.asked = structure is not None
+        self.told_singular = False
 
     def mv(self, v: Tensor) -> Tensor:
         """``A v``, block by block, ``(batch, n)``, differentiable with respect to ``v``."""

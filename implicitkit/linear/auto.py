@@ -12,6 +12,7 @@ from implicitkit.foundation.operators import Operator, preconditioned, repeated
 from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
+from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.direct import MANY, DirectSolver
 from implicitkit.linear.factors.lu import LU
 from implicitkit.linear.factors.sparse import is_near, solve_with
@@ -94,6 +95,8 @@ class Auto(DirectSolver):
             state.add(trial.solve_many(A, state.open_part(), max_steps=max_steps, **limits))
         if not state.done and (not A.fixed_point or alone) and A.sparse() is not None:
             state.add(solve_with(A.sparse(), A, state.open_part(), **limits))
+            if A.told_singular and state.singular:
+                return state.answer()
         dear = worth >= _WORTH and self._is_affordable(A)  # and no Krylov method costs less
         if not state.done and (cheap or dear):
             state.add(LU(self.dense_size).solve_many(A, state.open_part(), max_steps=None, **limits))
@@ -108,6 +111,8 @@ class Auto(DirectSolver):
             state.add(self._krylov(A, state.open_part(), max_steps=max_steps or fewer, **limits))
         if not state.done and A.fixed_point and not alone and A.sparse() is not None:
             state.add(solve_with(A.sparse(), A, state.open_part(), **limits))
+            if A.told_singular and state.singular:
+                return state.answer()
         if not state.done and affordable:
             state.add(LU(self.dense_size).solve_many(A, state.open_part(), max_steps=None, **limits))
         elif not state.done and fewer is not None and max_steps is None:
@@ -213,6 +218,11 @@ class _Progress:
         )
         self.done = bool(self.total.converged.all())
         return self
+
+    @property
+    def singular(self) -> bool:
+        """Were the last factors those of a singular matrix?"""
+        return not self.done and self.total is not None and self.total.reason == SINGULAR
 
     def answer(self) -> LinearSolution:
         """The whole."""

@@ -124,6 +124,7 @@ def _scaled(A: Operator, left: Tensor, right: Tensor) -> Operator:
     )
     scaled.weight, scaled.price = A.weight, A.price
     scaled.graph, scaled.read, scaled.own = A.graph, A.read, A.own
+    scaled.told_singular = A.told_singular
     scaled.known = _Factors.of(A.known, left, right)
     scaled.preconditioner = _Factors.of(A.preconditioner, left, right)
     scaled.near = _Factors.of(A.near, left, right)

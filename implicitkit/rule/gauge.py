@@ -20,7 +20,9 @@ holds.  So a step is taken along the null space, and from there, with ``A`` as i
     y_0 = z + h n,   y_{k+1} = y_k - A^+ F(y_k),   A n = 0,   h = eps^{1/8} |z|,
 
 which keeps what was moved along ``n``.  Where ``F`` does not vanish on this way there is no family, and the system is
-refused (roots of the order seven, in single precision five, are told from one no more).
+refused (roots of the order seven, in single precision five, are told from one no more).  Of sparse matrices ``A^+`` and
+``n`` come from sparse factors (:mod:`implicitkit.linear.conditions.least_norm`), of others from singular values, up to
+:data:`_LARGEST` unknowns.
 
 In forward mode nothing shows what will be asked of ``dz``, and the system is refused.
 
@@ -29,14 +31,23 @@ Source: Golub & Pereyra (1973), SIAM J. Numer. Anal. 10(2), for the pseudoinvers
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import scipy.sparse as sp
+import scipy.sparse.linalg as sla
 import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
 from implicitkit.foundation.linear_map import Map
+from implicitkit.foundation.numbers import array
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
+from implicitkit.linear.conditions.least_norm import LeastNorm
 from implicitkit.linear.factors.dense import SINGULAR, lstsq_batched
+from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 
 _LARGEST = 1024  # unknowns of which singular values are taken
 _NUMBERS = 1 << 25  # in all matrices, at most
@@ -51,47 +62,130 @@ _SAID = (
 
 
 def without_gauge(
-    A: Operator, b: Tensor, found: LinearSolution, rtol: float, residual: Map, z: Tensor
+    A: Operator, b: Tensor, found: LinearSolution, *, rtol: float, near: float, residual: Map, z: Tensor
 ) -> LinearSolution:
-    """``found``, and where it failed at a singular block the ``x`` of least norm, if ``|A x - b| <= rtol |b|``.
+    """``found``, and where it failed at a singular block the ``x`` of least norm, if ``|A x - b| <= near |b|``.
 
     Args:
         A: the transposed Jacobian of every sample. b: right-hand sides, the blocks running fastest, ``(k batch, n)``.
-        rtol: singular values below this share of the largest are zero; of the residual, too.
+        rtol: singular values below this share of the largest are zero. near: how well the null space is known, as the
+            solution is; no less than ``sqrt(eps)`` counts.
         residual: ``F``. z: the solution ``(samples, n)``; the blocks of ``A`` are those of its samples, again and again.
     """
     open_ = ~found.converged & torch.isfinite(b).all(1)
-    few = A.size <= _LARGEST and A.batch * A.size**2 <= _NUMBERS
-    if found.reason != SINGULAR or not few or not bool(open_.any()):
+    if found.reason != SINGULAR or not bool(open_.any()):
         return found
-    matrix, columns = A.dense(), b.view(-1, A.batch, A.size).permute(1, 2, 0)
-    x, ok, _ = lstsq_batched(matrix, columns, rcond=rtol)
-    left = torch.linalg.vector_norm(matrix @ x - columns, dim=1).T.reshape(-1)
-    taken = open_ & ok.repeat(len(b) // A.batch) & (left <= rtol * torch.linalg.vector_norm(b, dim=1))
+    inverse = _pseudoinverse(A, len(z), rtol)
+    if inverse is None:
+        return found
+    x = inverse.of_transposed(b)
+    left = torch.linalg.vector_norm(torch.cat([A.mv(v) for v in x.nan_to_num().split(A.batch)]) - b, dim=1)
+    near = max(near, torch.finfo(b.dtype).eps ** 0.5)
+    taken = open_ & x.isfinite().all(1) & (left <= near * torch.linalg.vector_norm(b, dim=1))
     if bool(taken.any()):
-        taken = taken & _in_families(matrix[: len(z)], residual, z, rtol).repeat(len(b) // len(z))
+        taken = taken & _in_families(inverse, residual, z).repeat(len(b) // len(z))
     if not bool(taken.any()):
         return found
-    x = torch.where(taken.unsqueeze(1), x.permute(2, 0, 1).reshape(b.shape), found.x)
+    x = torch.where(taken.unsqueeze(1), x, found.x)
     norm = torch.where(taken, left, found.residual_norm)
     return found._replace(x=x, residual_norm=norm, converged=found.converged | taken, doubt=found.doubt or _SAID)
 
 
-def _in_families(matrix: Tensor, residual: Map, z: Tensor, rtol: float) -> Tensor:
-    """Which samples have another solution beside ``z`` along their null space, ``(samples,)``; ``matrix``: ``A^T``."""
-    eps, matrix = torch.finfo(z.dtype).eps, torch.nan_to_num(matrix)
-    left, values, right = torch.linalg.svd(matrix)
-    null = values <= rtol * values[:, :1]
-    along = (left @ (null * seeded.normal(z.shape[1], seed=0x47).to(z)).unsqueeze(2)).squeeze(2)
+def _in_families(inverse: _Pseudoinverse, residual: Map, z: Tensor) -> Tensor:
+    """Which samples have another solution beside ``z`` along their null space, ``(samples,)``."""
+    eps = torch.finfo(z.dtype).eps
+    along = inverse.null(seeded.normal(z.shape[1], seed=0x47).to(z).expand(len(z), -1))
     along = torch.nan_to_num(along / torch.linalg.vector_norm(along, dim=1, keepdim=True)).to(z)
     size = z.abs().amax(1, keepdim=True)
     h = eps**0.125 * torch.where(size > 0, size, 1)
-    inverse = torch.where(null, 0, 1 / torch.where(null, 1, values))
-    y = z + h * along
+    y, rounding = z + h * along, _ROUNDED * eps * inverse.size.to(z) * (size + h).squeeze(1)
+    there = torch.zeros_like(rounding, dtype=torch.bool)
     with torch.no_grad():
-        for _ in range(_BACK):
-            back = left @ (inverse.unsqueeze(2) * (right @ residual(y).to(matrix).unsqueeze(2)))
-            y = y - back.squeeze(2).to(z)
-        there = torch.linalg.vector_norm(residual(y), dim=1)
-    # false for NaN: the way led out of the domain
-    return there <= _ROUNDED * eps * values[:, 0] * (size + h).squeeze(1)
+        for correction in range(_BACK + 1):
+            r = residual(y)
+            left = torch.linalg.vector_norm(r, dim=1)
+            there = there | (left <= rounding)  # not of NaN: the way led out of the domain
+            if bool(there.all()) or correction == _BACK:
+                break
+            y = y - inverse.of(r).to(z)
+    return there
+
+
+class _Pseudoinverse(Protocol):
+    """``J^+`` of the samples' Jacobians; ``A = J^T`` may have each several times over.  NaN where there is none.
+
+    ``size``: their norms, ``(samples,)``.
+    """
+
+    size: Tensor
+
+    def of_transposed(self, b: Tensor) -> Tensor:
+        """``A^+ b`` for right-hand sides of all blocks of ``A``, again and again, ``(k batch, n)``."""
+
+    def of(self, b: Tensor) -> Tensor:
+        """``J^+ b``, ``(samples, n)``."""
+
+    def null(self, v: Tensor) -> Tensor:
+        """The part of ``v`` in the null space of ``J``, ``(samples, n)``."""
+
+
+def _pseudoinverse(A: Operator, samples: int, rtol: float) -> _Pseudoinverse | None:
+    """``None`` of matrices that are not sparse, and too large."""
+    if A.size <= _LARGEST and A.batch * A.size**2 <= _NUMBERS:
+        return _BySingularValues(A.dense(), samples, rtol)
+    blocks = A.sparse()
+    return _ByFactors(blocks, samples) if isinstance(blocks, SparseBlocks) else None
+
+
+class _BySingularValues:
+    """Of dense matrices ``A`` ``(batch, n, n)``; singular values below ``rtol`` of the largest are zero."""
+
+    def __init__(self, A: Tensor, samples: int, rtol: float) -> None:
+        self._A, self._rtol = A, rtol
+        self._left, values, self._right = torch.linalg.svd(torch.nan_to_num(A[:samples]))
+        self._null = values <= rtol * values[:, :1]
+        self._inverse = torch.where(self._null, 0, 1 / torch.where(self._null, 1, values))
+        self.size = values[:, 0]
+
+    def of_transposed(self, b: Tensor) -> Tensor:
+        columns = b.view(-1, *self._A.shape[:2]).permute(1, 2, 0)
+        x, ok, _ = lstsq_batched(self._A, columns, rcond=self._rtol)
+        return torch.where(ok[:, None, None], x, torch.nan).permute(2, 0, 1).reshape(b.shape)
+
+    def of(self, b: Tensor) -> Tensor:
+        inner = self._inverse.unsqueeze(2) * (self._right @ b.to(self._right).unsqueeze(2))
+        return (self._left @ inner).squeeze(2)
+
+    def null(self, v: Tensor) -> Tensor:
+        return (self._left @ (self._null * v.to(self._left)).unsqueeze(2)).squeeze(2)
+
+
+class _ByFactors:
+    """Of sparse matrices ``A``.  In ``b = x + A w``, ``J x = 0``, ``w`` is ``A^+ b`` where there is a solution."""
+
+    def __init__(self, blocks: SparseBlocks, samples: int) -> None:
+        J = blocks.T
+        matrices = [J.ready.matrix(values) for values in J.values]
+        matrices = [sp.csc_matrix(M.T if J.transposed else M) for M in matrices]
+        finite = [np.isfinite(M.data).all() for M in matrices]
+        self._each = [LeastNorm(M) if fine else None for M, fine in zip(matrices, finite, strict=True)]
+        norms = [(sla.norm(M, 1) * sla.norm(M, np.inf)) ** 0.5 for M in matrices[:samples]]  # or more
+        self._samples, self.size = samples, torch.tensor(norms)
+
+    def of_transposed(self, b: Tensor) -> Tensor:
+        return self._rows(b, lambda factors, v: factors.split(v)[1])
+
+    def of(self, b: Tensor) -> Tensor:
+        return self._rows(b, LeastNorm.solve)
+
+    def null(self, v: Tensor) -> Tensor:
+        return self._rows(v, lambda factors, v: factors.split(v)[0])
+
+    def _rows(self, b: Tensor, solve: Callable[[LeastNorm, np.ndarray], np.ndarray]) -> Tensor:
+        rows = array(b)
+        found = np.full(rows.shape, np.nan)
+        for i, row in enumerate(rows):
+            factors = self._each[i % len(self._each)]
+            if factors is not None and np.isfinite(row).all():
+                found[i] = solve(factors, row)
+        return torch.from_numpy(found).to(b)

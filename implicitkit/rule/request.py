@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -225,11 +226,11 @@ class Request:
         limited, lost = self._limited(), self._lost(rows)
         if lost is not None:
             b = torch.where(lost, 0, b)
+        gauges = transposed and isinstance(self.linear_solver, Auto)
+        A.told_singular = gauges
         answer, whole = self._answer(A, b, transposed, limited)
-        if transposed and not whole and isinstance(self.linear_solver, Auto):
-            residual = lambda z: self.record.system.residual(z, *self.record.theta)  # noqa: E731
-            answer = without_gauge(A, b, answer, limited["rtol"], residual, self.record.outcome.z)
-            whole = bool(answer.converged.all())
+        if gauges and not whole:
+            answer, whole = self._without_gauge(A, b, answer, limited)
         if answer.error is not None and not whole:
             raise answer.error(failed_samples(answer.converged, self.record))
         if A.formed is not None and A.formed.regular:
@@ -267,6 +268,22 @@ class Request:
                 name, answer.converged, answer.residual_norm, answer.reason, b, transposed, self.on_failure, self.record
             )
         return answer.x
+
+    def _without_gauge(
+        self, A: Operator, b: Tensor, found: LinearSolution, limited: dict[str, Any]
+    ) -> tuple[LinearSolution, bool]:
+        """:meth:`_answer` of a transposed matrix, where ``found`` has failed at one that is singular."""
+        residual = lambda z: self.record.system.residual(z, *self.record.theta)  # noqa: E731
+        limits: dict[str, Any] = {"rtol": limited["rtol"], "near": self.options.rtol}
+        without = functools.partial(without_gauge, **limits, residual=residual, z=self.record.outcome.z)
+        found = without(A, b, found)
+        A.told_singular = False
+        if bool(found.converged.all()):
+            return found, True
+        # no family: whatever else there is, of which the last are dense factors
+        other, whole = self._answer(A, b, True, limited)
+        other = other if whole else without(A, b, other)
+        return other, bool(other.converged.all())
 
     def _answer(self, A: Operator, b: Tensor, transposed: bool, limited: dict[str, Any]) -> tuple[LinearSolution, bool]:
         """What the linear solver finds, where unknowns or equations have units of their own in units of like size, and for

@@ -69,9 +69,20 @@ MUTANTS = [
         "implicitkit/rule/gauge.py",
         "tests/derivatives/test_gauges.py",
         ("taken = taken & _in_families", "taken = taken | _in_families"),
-        ("return there <= _ROUNDED", "return there >= _ROUNDED"),
-        ("            y = y - back.squeeze(2).to(z)\n", "            pass\n"),
+        ("(left <= rounding)", "(left >= rounding)"),
+        ("            y = y - inverse.of(r).to(z)\n", "            pass\n"),
         ("h = eps**0.125 *", "h = eps**0.75 *"),
+    ),
+    *mutants(
+        "implicitkit/rule/gauge.py",
+        "tests/derivatives/test_large_gauges.py",
+        ("lambda factors, v: factors.split(v)[1]", "lambda factors, v: factors.split(v)[0]"),
+        ("    near = max(near, ", "    near = max(0.0, "),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/factored.py",
+        "tests/derivatives/test_large_gauges.py",
+        ("return torch.where(nearer.unsqueeze(1), least, found.x)", "return found.x"),
     ),
     *mutants(
         "implicitkit/foundation/failing_matrices.py",

@@ -3,7 +3,8 @@ r"""The solution of least norm of a singular sparse system that has solutions, b
     minimise  |x|^2 / 2   subject to   A x = b:        [ I   A' ] [ x ]   [ 0 ]
                                                        [ A   0  ] [ w ] = [ b ]
 
-``x`` is unique although ``w`` is not where rows of ``A`` depend on each other.  The matrix is regularised,
+``x`` is unique although ``w`` is not where rows of ``A`` depend on each other.  With ``[c, 0]`` on the right it is the part
+of ``c`` in the null space, ``A x = 0``, and ``c = x + A' w``.  The matrix is regularised,
 ``diag(rho, -delta)``, factored as a quasi-definite one, and refinement takes out again what that has put in, since ``b`` is
 in the range of ``A`` (:mod:`implicitkit.linear.conditions.sparse_saddle`).  Where it is not, or singular values are so
 small that ``delta`` hides them, a residual is left: whoever asks judges it.
@@ -66,20 +67,44 @@ def _each(blocks: Any, b: Tensor, solve: Callable[[sp.csc_matrix, np.ndarray], n
     return torch.from_numpy(x).to(b)
 
 
+class LeastNorm:
+    """A matrix ``A (n, n)``, singular or not, by the factors of what stands above.
+
+    Args:
+        A: with finite entries.
+    """
+
+    def __init__(self, A: sp.csc_matrix) -> None:
+        self.n = n = A.shape[0]
+        K = sp.bmat([[sp.identity(n), A.T], [A, sp.identity(n)]], format="csc")
+        K.sort_indices()
+        layout = Layout(K)
+        K.data[layout.diagonal[n:]] = 0.0  # there, and zero
+        self.K, self._saddle = K, SparseSaddle(K, n, layout=layout)
+
+    def solve(self, b: np.ndarray) -> np.ndarray:
+        """``A^+ b``, ``(n,)``; NaN where there are no factors."""
+        return self._solve(np.concatenate([np.zeros(self.n), b]))[: self.n]
+
+    def split(self, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``x`` and ``w``, ``(n,)`` each, with ``c = x + A' w`` and ``A x = 0``; NaN where there are no factors."""
+        found = self._solve(np.concatenate([c, np.zeros(self.n)]))
+        return found[: self.n], found[self.n :]
+
+    def _solve(self, right: np.ndarray) -> np.ndarray:
+        found = np.zeros(len(right))
+        for _ in range(_ROUNDS):
+            more, left = self._saddle.solve(right - self.K @ found)
+            if not np.isfinite(left):
+                return np.full(len(right), np.nan)
+            found = found + more
+            if not np.abs(more).max(initial=0.0) > _ENOUGH * np.abs(found).max(initial=0.0):
+                break
+        return found
+
+
 def _one(A: sp.csc_matrix, b: np.ndarray) -> np.ndarray:
-    n = A.shape[0]
-    K = sp.bmat([[sp.identity(n), A.T], [A, sp.identity(n)]], format="csc")
-    K.sort_indices()
-    layout = Layout(K)
-    K.data[layout.diagonal[n:]] = 0.0  # there, and zero
-    saddle = SparseSaddle(K, n, layout=layout)
-    right, found = np.concatenate([np.zeros(n), b]), np.zeros(2 * n)
-    for _ in range(_ROUNDS):
-        more, left = saddle.solve(right - K @ found)
-        if not np.isfinite(left):
-            return np.full(n, np.nan)
-        found = found + more
-    return found[:n]
+    return LeastNorm(A).solve(b)
 
 
 def _by_shifts(A: sp.csc_matrix, b: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
+from implicitkit.linear.conditions.least_norm import least_norm
 from implicitkit.linear.factors.dense import lstsq_batched, mv
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.linear.factors.direct import Verdict
@@ -125,8 +126,9 @@ class _Products:
 def factored_direction(f: Evaluations, A: Operator, blocks: Any, residual: Tensor) -> Tensor:
     """``d`` with ``A d = -F``.
 
-    Where a block is singular it is the least-squares solution of least norm, if the block is dense, or else what GMRES finds
-    to lower ``|F + A d|``; zero where nothing is finite.
+    Where a block is singular it is the least-squares solution of least norm, if the block is dense; of a sparse one what
+    GMRES finds, to a thousandth of ``|F|``, or where it does not get there that of least norm, if that is nearer; zero where
+    nothing is finite.
     """
     d: Tensor = -blocks.solve(residual)
     regular = blocks.factor.ok.to(d.device)
@@ -138,9 +140,20 @@ def factored_direction(f: Evaluations, A: Operator, blocks: Any, residual: Tenso
         d = d.clone()
         d[bad] = lstsq_batched(blocks.matrix[bad], -residual[bad])[0]
     elif bool(bad.any()):
-        rhs = torch.where(bad.unsqueeze(1), -residual, 0)
-        d = torch.where(bad.unsqueeze(1), GMRES().solve(A, rhs, rtol=1e-3, atol=0.0, max_steps=200).x, d)
+        d = torch.where(bad.unsqueeze(1), _of_singular(A, blocks, torch.where(bad.unsqueeze(1), -residual, 0)), d)
     return torch.where(torch.isfinite(d), d, 0)
+
+
+def _of_singular(A: Operator, blocks: Any, b: Tensor) -> Tensor:
+    """``A x = b`` as far as it goes, of blocks that sparse factors found singular; ``b`` is zero for the others."""
+    found = GMRES().solve(A, b, rtol=_FORCING, atol=0.0, max_steps=200)
+    left = torch.where(found.converged.unsqueeze(1), 0, b)
+    least = least_norm(blocks, left) if bool(left.any()) else None
+    if least is None:
+        return found.x
+    nearer = torch.linalg.vector_norm(b - A.mv(least.nan_to_num()), dim=1) < found.residual_norm
+    nearer = nearer & ~found.converged & least.isfinite().all(1)
+    return torch.where(nearer.unsqueeze(1), least, found.x)
 
 
 def is_noise(blocks: Any, z: Tensor, norm: Tensor, F: Tensor) -> Tensor:
