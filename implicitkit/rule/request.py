@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -274,15 +273,14 @@ class Request:
     ) -> tuple[LinearSolution, bool]:
         """:meth:`_answer` of a transposed matrix, where ``found`` has failed at one that is singular."""
         residual = lambda z: self.record.system.residual(z, *self.record.theta)  # noqa: E731
-        limits: dict[str, Any] = {"rtol": limited["rtol"], "near": self.options.rtol}
-        without = functools.partial(without_gauge, **limits, residual=residual, z=self.record.outcome.z)
-        found = without(A, b, found)
+        known: dict[str, Any] = {"near": self.options.rtol, "residual": residual, "z": self.record.outcome.z}
+        found = without_gauge(A, b, found, rtol=limited["rtol"], **known)
         A.told_singular = False
         if bool(found.converged.all()):
             return found, True
         # no family: whatever else there is, of which the last are dense factors
         other, whole = self._answer(A, b, True, limited)
-        other = other if whole else without(A, b, other)
+        other = other if whole else without_gauge(A, b, other, rtol=limited["rtol"], **known)
         return other, bool(other.converged.all())
 
     def _answer(self, A: Operator, b: Tensor, transposed: bool, limited: dict[str, Any]) -> tuple[LinearSolution, bool]:
