@@ -151,11 +151,11 @@ class Evaluations(Counted):
         found = self.system.sparsity("hessian").find_bordered(stationarity, w[:, :n])
         return found is not None and not len(found.alone)
 
-    def price(self, z: Tensor, A: Operator) -> float:
+    def price(self, z: Tensor, A: Operator, alike: int | None = None) -> float:
         """How many products with the Jacobian ``A`` of the problem's residual factors of it cost
-        (:mod:`implicitkit.linear.price`)."""
-        price = A.price()
-        return self.price_of_dense(z, A=A) if price is None else float(price.factors)
+        (:mod:`implicitkit.linear.price`), where so many samples have one matrix (``None``: as is known)."""
+        price = A.price(alike)
+        return self.price_of_dense(z, alike or 1, A) if price is None else float(price.factors)
 
     def price_of_dense(self, z: Tensor, alike: int = 1, A: Operator | None = None) -> float:
         """The same of dense factors, where so many samples have one matrix; ``A``: what is known of its products."""
