@@ -204,21 +204,21 @@ class Evaluations(Counted):
 
     def smooth(self, w: Tensor) -> Tensor:
         """:meth:`saddle` without its derivative, ``(batch, n + m)``."""
-        self._count()
-        found: Tensor = self.problem.flat_saddle(self.uncounted, w)
+        found: Tensor = self.problem.flat_saddle(self.kernel, w)
         return found.detach()
 
     def saddle(self, w: Tensor) -> tuple[Tensor, Operator]:
         """``(dL/dz, constraints)`` of a program, ``(batch, n + m)``, and its symmetric derivative, from the graph of that
         point if it is there."""
         self._keeps = True
-        if self._point.get("z") is w and "saddle" in self._point:
-            found: tuple[Tensor, Operator] = self._point["saddle"]
-            return found
-        return self._linearised_saddle(w)
+        return self._linearised_saddle(self._point if self._point.get("z") is w else {"z": w})
 
-    def _linearised_saddle(self, w: Tensor) -> tuple[Tensor, Operator]:
-        out, A = autodiff.linearise(lambda y: self.problem.flat_saddle(self.kernel, y), w, symmetric=True)
+    def _linearised_saddle(self, point: dict[str, Any]) -> tuple[Tensor, Operator]:
+        """Kept at the point."""
+        if "saddle" not in point:
+            saddle = lambda y: self.problem.flat_saddle(self.kernel, y)  # noqa: E731
+            point["saddle"] = autodiff.linearise(saddle, point["z"], symmetric=True)
+        out, A = point["saddle"]
         return out.detach(), A
 
     def residuals_graph(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -340,7 +340,7 @@ class Evaluations(Counted):
         if self.fits is not None:  # bounds are no function of the user's: their natural map is not counted
             saddle = self.fits.at(z).slope
         elif self._keeps:
-            saddle = point.setdefault("saddle", self._linearised_saddle(z))[0]
+            saddle = self._linearised_saddle(point)[0]
         else:
             saddle = self.problem.flat_saddle(self.kernel, z)
         point["residual"] = self.problem.conditions(self.uncounted, z, saddle, limits).detach()
