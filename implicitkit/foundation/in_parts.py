@@ -25,8 +25,8 @@ def absolute_product(A: Tensor, x: Tensor) -> Tensor:
     """``|A| |x|``, block by block: ``(batch, m, n), (batch, n, k) -> (batch, m, k)``."""
     size = x.abs()
     if A.stride(1) >= A.stride(2):
-        parts = [torch.bmm(part.abs(), size) for part in rows(A)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        products = [torch.bmm(part.abs(), size) for part in rows(A)]
+        return products[0] if len(products) == 1 else torch.cat(products, 1)
     parts = rows(A.mT)  # the transposed of what lies in rows
     pieces = size.split(parts[0].shape[1], 1)
     total = torch.bmm(parts[0].abs().mT, pieces[0])

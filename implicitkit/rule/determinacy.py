@@ -33,7 +33,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, graph, in_parts, seeded
+from implicitkit.foundation import autodiff, compat, graph, in_parts, seeded
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
@@ -124,7 +124,8 @@ def _undetermined(
     with torch.no_grad():
         r = residual(z).repeat(A.batch // len(z), 1)  # below vmap A has a block for every direction
         d = solve(A.T if transposed else A, r).x[: len(z)]
-        push, pull = autodiff.rectangular(residual, z - d)
+        with compat.own_graphs():
+            push, pull = autodiff.products(*autodiff.recorded(residual, z - d, twice=True))
         product, back = (pull, push) if transposed else (push, pull)
         if A.batch == len(z) and times > _MOST:
             share, x = _changing(A, x.view(times, *z.shape), back, solve)
