@@ -94,6 +94,7 @@ class Operator:
         near: the same, as the problem knows it: worth a trial.
         definite: Krylov vectors have said that ``A`` (or one like it) is symmetric and definite; not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
+        exact: the dense matrices of ``A`` itself with their factors, once a direct method has made them.
         selects: makes the operator of some of the samples (:meth:`select`); ``None`` where they cannot be told apart.
         step: products with ``J`` and its transposed, of ``A = J - I``, where those with ``A`` are made of them.
         told_singular: whoever asks for a solution wants to be told at once that sparse factors found the matrix singular.
@@ -103,9 +104,9 @@ class Operator:
 
     # fmt: off
     __slots__ = (
-        "_alike", "_dense", "_matrix", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "fixed_point", "graph",
-        "known", "like", "near", "own", "preconditioner", "price", "read", "selects", "size", "step", "structure",
-        "symmetric", "told_singular", "weight",
+        "_alike", "_dense", "_matrix", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "exact", "fixed_point",
+        "graph", "known", "like", "near", "own", "preconditioner", "price", "read", "selects", "size", "step",
+        "structure", "symmetric", "told_singular", "weight",
     )
     # fmt: on
 
@@ -125,6 +126,7 @@ class Operator:
     ) -> None:
         self._mv, self._rmv, self._dense, self._sparse = mv, rmv, dense, sparse
         self.known: Any = None
+        self.exact: Any = None
         self.definite = False
         self.preconditioner: Any = None
         self.near: Any = None
@@ -246,6 +248,7 @@ class Operator:
         other.read, other.own = self.read, self.own
         other.step = None if self.step is None else self.step[::-1]
         other.known = None if self.known is None else self.known.T
+        other.exact = None if self.exact is None else self.exact.T
         other.preconditioner = None if self.preconditioner is None else self.preconditioner.T
         other.near = None if self.near is None else self.near.T
         return other.selected_by(lambda _, small: small.T, self)

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat, graph, seeded
+from implicitkit.foundation import compat, graph, in_parts, seeded
 from implicitkit.foundation.graph import Edge
 from implicitkit.foundation.structured_rules import Diagonal, Unusual, through, through_full
 
@@ -78,14 +78,18 @@ def _confirmed(J: Tensor, out: Tensor, point: Tensor, added: Tensor) -> bool:
     """Has a random vector the product with ``J`` that the graph gives it, to what rounding leaves of ``|v| |J|``?  It gives
     each row the size one, so that a large row does not hide a small one; that of what cancels in it, if this is more:
     ``added``, ``(batch, m)``."""
-    sizes = J.abs()
-    largest = torch.maximum(sizes.amax(2), added)
-    v = seeded.normal(*largest.shape, seed=0xD1A6).to(out) / torch.where(largest > 0, largest, 1)
-    (shown,) = graph.pulled(out, (point,), v)
-    shown = torch.zeros_like(point) if shown is None else shown
-    size = torch.bmm(v.abs().unsqueeze(1), sizes).squeeze(1)
-    wrong = (shown - torch.bmm(v.unsqueeze(1), J).squeeze(1)).abs()
-    return bool((wrong <= _UNITS * torch.finfo(J.dtype).eps * size).all())
+    w, before, parts = seeded.normal(*added.shape, seed=0xD1A6).to(out), 0, []
+    product = size = J.new_zeros(len(J), 1, J.shape[2])
+    for rows in in_parts.rows(J):
+        some = slice(before, before := before + rows.shape[1])
+        sizes = rows.abs()
+        largest = torch.maximum(sizes.amax(2), added[:, some])
+        v = w[:, some] / torch.where(largest > 0, largest, 1)
+        product, size = product + torch.bmm(v.unsqueeze(1), rows), size + torch.bmm(v.abs().unsqueeze(1), sizes)
+        parts.append(v)
+    (shown,) = graph.pulled(out, (point,), torch.cat(parts, 1))
+    wrong = ((torch.zeros_like(point) if shown is None else shown) - product.squeeze(1)).abs()
+    return bool((wrong <= _UNITS * torch.finfo(J.dtype).eps * size.squeeze(1)).all())
 
 
 class _Backwards:

@@ -73,14 +73,16 @@ class Auto(DirectSolver):
 
     def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         limits: dict[str, Any] = {"rtol": rtol, "atol": atol}
+        state = _Progress(b)
+        if A.exact is not None and state.add(LU(A.size).solve_many(A, b, max_steps=None, **limits)).done:
+            return state.answer()
         cheap = self._is_cheap(A, len(b))
         asked = A.preconditioner is not None
         few = cheap and A.size <= _FEWEST and A.batch <= _SAMPLES  # then no graph need be looked at
         worth = 0.0 if few or A.fixed_point or asked or A.known is not None else self._worth(A) / len(b)
         cheap = cheap or (0 < worth < _WORTH and A.price() is None)
         if A.known is None and not asked and cheap and A.size <= _FEW and worth < _WORTH:
-            return LU().solve_many(A, b, max_steps=None, **limits)
-        state = _Progress(b)
+            return LU().solve_many(A, state.open_part(), max_steps=None, **limits)
         alone = len(b) >= _ALONE and len(b) * _ALONE >= A.size
         spared = getattr(A.known, "rough", False) and self._has_few_colours(A)
         if spared:  # before there are others

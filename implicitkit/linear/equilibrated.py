@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
+from implicitkit.foundation.in_parts import rows
 from implicitkit.foundation.operators import MatVec, Operator
 from implicitkit.linear.base import LinearSolution
 
@@ -88,12 +89,17 @@ def equilibrated(A: Operator, b: Tensor, z: Tensor, transposed: bool) -> Equilib
 
 def _spans(t: Tensor) -> bool:
     """Has a sample entries that are too small beside its largest, and too many, to be so by chance?"""
-    size = t.abs()
-    least, largest = size.aminmax()
-    if bool(least >= _APART * largest):  # of the whole batch, which takes two passes in place of six
+    parts = rows(t.unsqueeze(0))
+    ends = [part.abs().aminmax() for part in parts]
+    least, largest = ends[0] if len(ends) == 1 else (torch.stack(end) for end in zip(*ends, strict=True))
+    if bool(least.amin() >= _APART * largest.amax()):  # of the whole batch, which takes two passes in place of six
         return False
-    small = (size < _APART * size.amax(1, keepdim=True)) & (size > 0)
-    return int(small.count_nonzero()) > _CHANCE * t.numel()
+    found = 0
+    for part in parts:
+        size = part.abs()
+        small = (size < _APART * size.amax(2, keepdim=True)) & (size > 0)
+        found += int(small.count_nonzero())
+    return found > _CHANCE * t.numel()
 
 
 def _rows(product: Any, columns: Tensor) -> Tensor:

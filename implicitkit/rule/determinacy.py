@@ -15,7 +15,9 @@ where unknowns are of like size, is more than a regular solution is off by: ``ma
 largest entries, since the double root may be one unknown of many; or where ``|x| >= |b| / sqrt(eps)``, since the solution
 may be known better, and an unknown be small.  Then it costs two linear solves and a product.  Of many right-hand sides of
 one matrix few are asked about, those in which ``e`` is largest beside ``x``: random weights ``w`` tell, ``w'e = (w - A(z -
-d)^T A^{-T} w)' x``, by as many transposed solves and products as weights.
+d)^T A^{-T} w)' x``, by as many transposed solves and products as weights.  Where their mean square is below a thousandth of
+that of a derivative that is not determined for each of them, none is: four weights show so little of one by chance twice in
+a million times.
 
 Where solutions are not isolated (an eigenvector's phase) ``A`` is singular at each of them, and regular by rounding alone:
 nothing need change on the way.  Rounding makes an error ``e_i = eps s_i``, ``s_i^2 = \sum_j (A_ij x_j)^2``, in ``A x``; with
@@ -26,13 +28,12 @@ random weights ``u, w`` that is ``eps u_i (A (w x))_i`` in the mean square (of f
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, graph, seeded
+from implicitkit.foundation import autodiff, compat, graph, in_parts, seeded
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
@@ -43,6 +44,7 @@ _STEEP, _SUSPECT = 1e8, 0.01  # |x| / |b| and |e| / |b| from which on rounding i
 _ROUNDED, _DRAWS = 0.05, 4  # the part of x that rounding may make, in the mean square of so many draws
 _MOST = 8  # right-hand sides of a sample that are asked about: those whose e is largest beside x
 _FEW = 65_536  # numbers that are copied rather than looked at in three calls
+_CLEAR = 1e-3  # of that square, what weights may show of every right-hand side that none is asked about
 _OWN_CHANGE = 0.4  # of a derivative on the way to the solution: from here on it is not determined
 
 
@@ -71,7 +73,7 @@ def warn_if_singular(
     if times == 1 and x.numel() < _FEW:  # one call, where calls are what it costs
         gained, of, at = torch.linalg.vector_norm(torch.stack((x, b, z.to(x.dtype))), torch.inf, dim=2)
     else:
-        gained, of, at = (torch.linalg.vector_norm(t, torch.inf, dim=1) for t in (x, b, z.to(x.dtype)))
+        gained, of, at = (in_parts.largest(t) for t in (x, b, z.to(x.dtype)))
         residual, at = residual.repeat(times), at.repeat(times)
     asked, steep = gained * residual > (size * of) * at, gained > _STEEP * of
     if bool(asked.any()):  # the norm of F may be that of many entries
@@ -122,15 +124,14 @@ def _undetermined(
     with torch.no_grad():
         r = residual(z).repeat(A.batch // len(z), 1)  # below vmap A has a block for every direction
         d = solve(A.T if transposed else A, r).x[: len(z)]
-        there = (z - d).detach()
-        pullback = functools.cache(lambda: autodiff.vjp(residual, there)[1])
-        pull = lambda v: pullback()(v)[0]  # noqa: E731
-        push = lambda v: autodiff.jvp(residual, (there,), (v,))  # noqa: E731
+        with compat.own_graphs():
+            push, pull = autodiff.products(*autodiff.recorded(residual, z - d, twice=True))
         product, back = (pull, push) if transposed else (push, pull)
-        if transposed:
-            pullback()  # before vmap, inside which torch.func.vjp would take it, and import a compiler for seconds
         if A.batch == len(z) and times > _MOST:
-            x = _changing(A, x.view(times, *z.shape), back, solve).flatten(0, 1)
+            share, x = _changing(A, x.view(times, *z.shape), back, solve)
+            if bool((share < _CLEAR * _OWN_CHANGE**2).all()):
+                return torch.zeros_like(share, dtype=torch.bool)
+            x = x.flatten(0, 1)
         image = graph.each(product, x.view(-1, *z.shape)).flatten(0, 1)
         changed = solve(A, image)
         large = torch.linalg.vector_norm(x - changed.x, dim=1) >= _OWN_CHANGE * torch.linalg.vector_norm(x, dim=1)
@@ -139,15 +140,18 @@ def _undetermined(
 
 def _changing(
     A: Operator, x: Tensor, back: Callable[[Tensor], Tensor], solve: Callable[[Operator, Tensor], LinearSolution]
-) -> Tensor:
-    """Of every sample's ``x``, ``(times, batch, n)``, those with the largest ``|e| / |x|``, as many for each; ``back``:
-    products with the transposed ``A(z - d)``."""
+) -> tuple[Tensor, Tensor]:
+    """The largest square of ``|e| / |x|`` of every sample's ``x``, ``(times, batch, n)``, as random weights tell it,
+    ``(batch,)``, infinite where they cannot; and those ``x`` where it is largest, as many for each.  ``back``: products with
+    the transposed ``A(z - d)``."""
     w = seeded.normal(_DRAWS, 1, A.size, seed=0x52).to(x).expand(-1, A.batch, -1).flatten(0, 1)
-    y = solve(A.T, w).x
-    q = (w - torch.cat([back(v) for v in y.split(A.batch)])).view(_DRAWS, A.batch, A.size)
-    share = torch.einsum("dbn,tbn->dtb", q, x).square().sum(0) / x.square().sum(2)
-    which = share.nan_to_num(0.0).topk(_MOST, 0).indices
-    return x.gather(0, which.unsqueeze(2).expand(-1, -1, A.size))
+    y = solve(A.T, w)
+    q = w.view(_DRAWS, A.batch, A.size) - graph.each(back, y.x.view(_DRAWS, A.batch, A.size))
+    share = torch.einsum("dbn,tbn->dtb", q, x).square().mean(0) / torch.linalg.vector_norm(x, dim=2).square()
+    told = y.converged.view(_DRAWS, A.batch).all(0) & torch.isfinite(q).all(2).all(0)
+    share = share.nan_to_num(0.0)  # of a right-hand side of zero
+    which = share.topk(_MOST, 0).indices
+    return torch.where(told, share.amax(0), torch.inf), x.gather(0, which.unsqueeze(2).expand(-1, -1, A.size))
 
 
 def _said(singular: Tensor, z: Tensor) -> str:

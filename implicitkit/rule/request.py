@@ -19,6 +19,7 @@ from implicitkit.linear.blocks import BlockSubstitution
 from implicitkit.linear.catalogue import get_linear_solver
 from implicitkit.linear.claims import answer
 from implicitkit.linear.equilibrated import equilibrated
+from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.iterative.preconditioners import preconditioner
 from implicitkit.reporting import failed_samples, linear_failure
@@ -234,6 +235,10 @@ class Request:
             raise answer.error(failed_samples(answer.converged, self.record))
         if A.formed is not None and A.formed.regular:
             self.system.factored = A.formed.T if transposed else A.formed
+        elif A.exact is not None and isinstance(
+            self.system.factored, DenseBlocks
+        ):  # those of a point nearby are done with
+            self.system.factored = A.exact.T if transposed else A.exact
         # an exact solver that finds -b where it asked for A: J = 0, is it?
         as_if = A.asked and A.fixed_point and self.linear_solver.exact and torch.equal(answer.x, -b) and bool(b.any())
         if as_if and (len(b) != A.batch or torch.equal(A.mv(answer.x), b)):

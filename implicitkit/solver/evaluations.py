@@ -151,11 +151,11 @@ class Evaluations(Counted):
         found = self.system.sparsity("hessian").find_bordered(stationarity, w[:, :n])
         return found is not None and not len(found.alone)
 
-    def price(self, z: Tensor, A: Operator) -> float:
+    def price(self, z: Tensor, A: Operator, alike: int | None = None) -> float:
         """How many products with the Jacobian ``A`` of the problem's residual factors of it cost
-        (:mod:`implicitkit.linear.price`)."""
-        price = A.price()
-        return self.price_of_dense(z, A=A) if price is None else float(price.factors)
+        (:mod:`implicitkit.linear.price`), where so many samples have one matrix (``None``: as is known)."""
+        price = A.price(alike)
+        return self.price_of_dense(z, alike or 1, A) if price is None else float(price.factors)
 
     def price_of_dense(self, z: Tensor, alike: int = 1, A: Operator | None = None) -> float:
         """The same of dense factors, where so many samples have one matrix; ``A``: what is known of its products."""
@@ -204,21 +204,21 @@ class Evaluations(Counted):
 
     def smooth(self, w: Tensor) -> Tensor:
         """:meth:`saddle` without its derivative, ``(batch, n + m)``."""
-        self._count()
-        found: Tensor = self.problem.flat_saddle(self.uncounted, w)
+        found: Tensor = self.problem.flat_saddle(self.kernel, w)
         return found.detach()
 
     def saddle(self, w: Tensor) -> tuple[Tensor, Operator]:
         """``(dL/dz, constraints)`` of a program, ``(batch, n + m)``, and its symmetric derivative, from the graph of that
         point if it is there."""
         self._keeps = True
-        if self._point.get("z") is w and "saddle" in self._point:
-            found: tuple[Tensor, Operator] = self._point["saddle"]
-            return found
-        return self._linearised_saddle(w)
+        return self._linearised_saddle(self._point if self._point.get("z") is w else {"z": w})
 
-    def _linearised_saddle(self, w: Tensor) -> tuple[Tensor, Operator]:
-        out, A = autodiff.linearise(lambda y: self.problem.flat_saddle(self.kernel, y), w, symmetric=True)
+    def _linearised_saddle(self, point: dict[str, Any]) -> tuple[Tensor, Operator]:
+        """Kept at the point."""
+        if "saddle" not in point:
+            saddle = lambda y: self.problem.flat_saddle(self.kernel, y)  # noqa: E731
+            point["saddle"] = autodiff.linearise(saddle, point["z"], symmetric=True)
+        out, A = point["saddle"]
         return out.detach(), A
 
     def residuals_graph(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -340,7 +340,7 @@ class Evaluations(Counted):
         if self.fits is not None:  # bounds are no function of the user's: their natural map is not counted
             saddle = self.fits.at(z).slope
         elif self._keeps:
-            saddle = point.setdefault("saddle", self._linearised_saddle(z))[0]
+            saddle = self._linearised_saddle(point)[0]
         else:
             saddle = self.problem.flat_saddle(self.kernel, z)
         point["residual"] = self.problem.conditions(self.uncounted, z, saddle, limits).detach()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import implicitkit as ik
 from implicitkit import ConvergenceWarning
@@ -178,3 +179,34 @@ def test_one_double_root_among_many_unknowns_is_said(derivative: Callable[..., A
     solve = lambda c: ik.root(lambda z, c: (z - 1) ** power - c, z0, (c,)).value  # noqa: E731
     with pytest.warns(ConvergenceWarning, match="singular"):
         derivative(solve)(torch.zeros(40, dtype=torch.float64))
+
+
+def test_many_derivatives_of_an_ill_conditioned_system_are_cleared_by_a_few_weights() -> None:
+    """Of 160 right-hand sides with ``|x| / |b|`` of 1e8 none is suspected by four random weights: nothing is solved again
+    for single ones, and no matrix is factored for the check."""
+    n, generator = 160, torch.Generator().manual_seed(0)
+    Q, P = (torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator))[0] for _ in range(2))
+    A, one = Q @ torch.diag(torch.logspace(0, -8, n, dtype=torch.float64)) @ P, torch.ones(n, dtype=torch.float64)
+    solve = lambda x: ik.root(lambda z, x: A @ (z - x) + 1e-9 * z**3, 0 * one, (x,)).value  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        solve(one)
+        with Solves(n) as forward:
+            solve(one)
+        with Solves(n) as whole:
+            torch.func.jacrev(solve)(one)
+    assert (whole.factored - forward.factored, whole.columns - forward.columns) == (1, n + 2 * (1 + 4))
+
+
+class Solves(TorchDispatchMode):
+    """Factorisations of matrices of ``n`` rows, and right-hand sides that are solved with their factors."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n, self.factored, self.columns = n, 0, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        self.factored += name == "linalg_lu_factor_ex" and args[0].shape[-1] == self.n
+        self.columns += args[2].shape[-1] if name == "linalg_lu_solve" and args[0].shape[-1] == self.n else 0
+        return function(*args, **(kwargs or {}))

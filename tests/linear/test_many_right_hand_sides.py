@@ -10,7 +10,8 @@ import pytest
 import scipy.sparse as sp
 import torch
 from torch import Tensor
-from torch.func import jacfwd, jacrev, vjp, vmap
+from torch.func import hessian, jacfwd, jacrev, vjp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import implicitkit as ik
 from implicitkit.foundation import compat
@@ -263,3 +264,61 @@ def test_right_hand_sides_are_taken_in_parts_that_fit_into_memory(monkeypatch: p
     assert sizes == [20, 6, 6, 6, 2]
     torch.testing.assert_close(parts.x, whole.x)
     assert parts.converged.shape == (20,) and parts.residual_norm.shape == (20,) and parts.steps.shape == (20,)
+
+
+class Work(TorchDispatchMode):
+    """What is done with matrices of ``n`` rows and more: factorisations, and vectors that they are multiplied by."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n, self.factored, self.columns = n, 0, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        self.factored += name == "linalg_lu_factor_ex" and args[0].shape[-1] >= self.n
+        if name in ("mm", "bmm") and min(args[0].shape[-1], args[1].shape[-2]) >= self.n:
+            shape = args[0].shape[-2], args[1].shape[-1]
+            self.columns += min(shape) if max(shape) >= self.n else 0
+        return function(*args, **(kwargs or {}))
+
+
+SIZE = 140
+MIX = torch.eye(SIZE, dtype=D) + 0.5 * randn(SIZE, SIZE) / SIZE**0.5
+HALF = torch.full((SIZE,), 0.5, dtype=D)
+
+
+def bent(power: int, x: Tensor) -> Tensor:
+    return ik.root(lambda z, x: MIX @ z + 0.01 * z**power - x, 0 * HALF, (x,)).value
+
+
+def in_chunks(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return jacrev(f, chunk_size=SIZE // 2)
+
+
+@pytest.mark.parametrize(
+    ("derivative", "power", "factored", "columns"),
+    [(jacrev, 3, 2, 60), (jacfwd, 3, 2, 60), (in_chunks, 3, 2, 90), (jacrev, 1, 1, 60), (jacfwd, 1, 1, 60)],
+)
+def test_a_whole_jacobian_is_one_matrix_factored_once(
+    derivative: Callable[..., Any], power: int, factored: int, columns: int
+) -> None:
+    """Newton's method takes one, and the derivative one at the solution, unless they are the same; what serves one chunk
+    serves the next, and no column is multiplied by the matrix to be judged."""
+    derivative(lambda x: bent(power, x))(HALF)
+    with Work(SIZE) as work:
+        found = derivative(lambda x: bent(power, x))(HALF)
+    z = bent(power, HALF)
+    torch.testing.assert_close(found, torch.linalg.inv(MIX + torch.diag(0.01 * power * z ** (power - 1))))
+    assert (work.factored, work.columns <= columns) == (factored, True), work.columns
+
+
+def test_a_hessian_takes_the_factors_of_its_gradient() -> None:
+    def loss(s: Tensor) -> Tensor:
+        return bent(3, HALF * s.sum()).square().sum()
+
+    with Work(SIZE) as gradient:
+        jacfwd(lambda s: bent(3, HALF * s.sum()))(torch.full((9,), 0.1, dtype=D))
+    with Work(SIZE) as work:
+        found = hessian(loss)(torch.full((9,), 0.1, dtype=D))
+    assert work.factored == gradient.factored
+    torch.testing.assert_close(found, found[0, 0].expand(9, 9))

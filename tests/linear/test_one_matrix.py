@@ -312,6 +312,33 @@ def test_newton_steps_take_one_matrix_for_all(
     assert bool(s.converged.all()) and len(made) == formed and (int(s.steps.max()) == 1) == (cubic == 0)
 
 
+@pytest.mark.parametrize("start", [0.0, 1.0])
+@pytest.mark.parametrize("cubic", [0.0, 0.3])
+def test_newton_steps_of_a_sparse_equation_take_one_matrix_for_all(
+    cubic: float, start: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its factors cost less than Krylov vectors, whose memory they need not; where samples have one matrix at their common
+    start alone Krylov vectors go on from step to step."""
+    made: list[int] = []
+
+    class Counted(SparseFactor):
+        def __init__(self, analysis, values, *more) -> None:
+            made.append(len(values))
+            super().__init__(analysis, values, *more)
+
+    monkeypatch.setattr(sparse_blocks, "SparseFactor", Counted)
+    z0, x = torch.randn(2, 64, 1600, generator=torch.Generator().manual_seed(0), dtype=D)
+
+    def residual(z: Tensor, x: Tensor) -> Tensor:
+        Z = z.unflatten(-1, (40, 40))
+        near = sum(Z.roll(k, dim) for k in (1, -1) for dim in (-1, -2))
+        return (6 * Z + cubic * Z**3 - near).flatten(-2) - x
+
+    s = ik.root(residual, start * z0, (x,), batch_dims=1)
+    assert bool(s.converged.all()) and made == ([1] if cubic == 0 else [])
+    assert (int(s.steps.max()) == 1) == (cubic == 0)
+
+
 @pytest.mark.parametrize("cubic", [0.0, 0.3])
 def test_a_dense_equation_for_more_samples_than_matrices_fit(cubic: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Condition 1e5: a Krylov method fails; one factorisation does, and is taken only where there is one matrix."""

@@ -87,11 +87,7 @@ MUTANTS = [
         ('point, how = {"z": z}, "visible"', "pass"),
         ("                refuse(self, z)\n", ""),
         ('if here and "vector" in point:', "if False:", ROTATIONS),
-        (
-            'and "saddle" in self._point:',
-            'and "no saddle" in self._point:',
-            "tests/solver/test_sparse_programs.py -k made_of",
-        ),
+        ('if "saddle" not in point:', "if True:", "tests/solver/test_sparse_programs.py -k made_of"),
     ),
     *mutants(
         "implicitkit/solver/black_box.py", PARTS, ("if not (isinstance(z, Tensor) and compat.tracked(z)):", "if True:")
@@ -800,9 +796,21 @@ MUTANTS = [
         ("torch.stack((leaf.real, leaf.imag), -1)", "torch.stack((leaf.real, leaf.real), -1)"),
     ),
     *mutants(
-        "implicitkit/rule/determinacy.py",
-        "tests/contract/test_compat.py -k load_the_compiler",
-        ("            pullback()  # before", "            pass  # before"),
+        "implicitkit/foundation/in_parts.py",
+        "tests/core/test_in_parts.py",
+        ("(size / parts[-1]).amax", "size.amax"),
+        ("for part, piece in zip(parts[1:], pieces[1:]", "for part, piece in zip(parts[2:], pieces[2:]"),
+        ("part.abs().amax(2) for part", "part.amax(2) for part"),
+    ),
+    *mutants(
+        "implicitkit/linear/auto.py",
+        "tests/linear/test_many_right_hand_sides.py -k factored_once",
+        ("is not None and state.add(LU(A.size)", "is None and state.add(LU(A.size)"),
+    ),
+    *mutants(
+        "implicitkit/rule/request.py",
+        "tests/linear/test_many_right_hand_sides.py -k factors_of_its",
+        ("A.exact.T if transposed else A.exact", "None"),
     ),
     *mutants(
         "implicitkit/problem/bounded_least_squares.py",

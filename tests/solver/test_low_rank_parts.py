@@ -526,3 +526,15 @@ def test_more_numbers_are_shared_where_that_takes_little_memory(monkeypatch: pyt
     assert found is not None and found.rank == 40
     monkeypatch.setattr(patterns, "_NUMBERS", 39 * 39 * UNKNOWNS)
     assert patterns._detected_bordered(root, z) is None
+
+
+def test_a_program_is_evaluated_once_at_each_point() -> None:
+    """A portfolio with a factor model: conditions at the start, a step there, two trials, and the verdict."""
+    rng, n = np.random.default_rng(0), 1000
+    F, D = torch.from_numpy(rng.standard_normal((n, 30)) / 30**0.5), torch.from_numpy(rng.uniform(0.1, 1.1, n))
+    r = torch.from_numpy(0.1 * rng.standard_normal(n))
+    risk = lambda z, r: 0.5 * (D * z * z).sum() + 0.5 * (z @ F).square().sum() - r @ z  # noqa: E731
+    limits: dict[str, Any] = {"constraints": [ik.Equality(lambda z, r: z.sum() - 1)], "bounds": (0.0, None)}
+    for _ in range(2):  # the first finds the pattern
+        found = ik.argmin(risk, torch.full((n,), 1 / n, dtype=torch.float64), (r,), **limits)
+    assert bool(found.converged) and found.evaluations <= 6, found

@@ -17,12 +17,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.in_parts import sizes
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, one_of
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.conditions.saddle import StructuredOperator
-from implicitkit.linear.factors.dense import factor_batched, lstsq_batched, sizes
+from implicitkit.linear.factors.dense import factor_batched, lstsq_batched
 from implicitkit.linear.factors.sparse import solve_with
 from implicitkit.linear.iterative.cycles import norms, tolerance
 from implicitkit.linear.iterative.gmres import GMRES

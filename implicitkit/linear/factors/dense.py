@@ -22,7 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.in_parts import sizes
+
 LOOP_SIZE = 100
+_LARGE = 2048  # entries of a matrix from which on the order of its products matters
 _UNEVEN = 1e-3  # of the largest, a pivot, row or column from which on units may be what makes it small
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 SINGULAR = 'the matrix is singular; linear_solver="lsmr" gives the minimum-norm solution'
@@ -33,6 +36,12 @@ RHS_NOT_FINITE = "the right-hand side or the solution is not finite"
 def mv(A: Tensor, x: Tensor) -> Tensor:
     """``A x`` block by block: ``(batch, m, n), (batch, n) -> (batch, m)``."""
     return torch.bmm(A, x.unsqueeze(2)).squeeze(2)
+
+
+def mm(A: Tensor, x: Tensor) -> Tensor:
+    """``A x`` block by block: ``(batch, m, n), (batch, n, k) -> (batch, m, k)``; of a large matrix as ``(x^T A^T)^T``, which
+    takes a half to a fifth of the time on a CPU where ``k`` is small."""
+    return torch.bmm(A, x) if A.shape[1] * A.shape[2] < _LARGE else torch.bmm(x.mT, A.mT).mT
 
 
 def _must_loop(A: Tensor) -> bool:
@@ -65,15 +74,6 @@ def _regular(lu: Tensor) -> tuple[Tensor, Tensor]:
     return (smallest >= threshold * largest) & usable, (smallest >= _UNEVEN * largest) & usable
 
 
-def sizes(A: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest entry of each row, ``(batch, n, 1)``, and then of each column, ``(batch, 1, n)``; 1 for zero."""
-    size = A.abs()
-    rows = size.amax(dim=2, keepdim=True)
-    rows = torch.where(rows > 0, rows, 1)
-    columns = (size / rows).amax(dim=1, keepdim=True)
-    return rows, torch.where(columns > 0, columns, 1)
-
-
 def _are_uneven(size: Tensor) -> Tensor:
     """Which blocks have rows, or columns, that differ by a thousand and more, ``(batch,)``."""
     smallest, largest = size.flatten(1).aminmax(dim=1)
@@ -83,8 +83,13 @@ def _are_uneven(size: Tensor) -> Tensor:
 def _finite(x: Tensor) -> Tensor:
     """Which samples are finite: ``(batch, ...) -> (batch,)``; by their sums, which are where every entry is, unless one
     overflows (to look at each entry takes a third of the time of the factors)."""
-    found = x.flatten(1).sum(1).isfinite()
+    found = x.sum(tuple(range(1, x.ndim))).isfinite()
     return found if bool(found.all()) else x.isfinite().flatten(1).all(dim=1)
+
+
+def _some(A: Tensor, which: Tensor) -> Tensor:
+    """Some blocks, ``which`` ``(k,)``; all of them without a copy."""
+    return A if len(which) == len(A) else A[which]
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ class Factor:
         """
         rhs = b.to(self.lu.dtype)
         rhs = rhs.unsqueeze(2) if b.ndim == 2 else rhs
-        before, after = self._scales(transpose)
+        before, after = self.scales(transpose)
         if before is not None:
             rhs = rhs / before
         if _is_one(self.lu):
@@ -135,8 +140,8 @@ class Factor:
             x = torch.where(self.ok[:, None, None], x, x.new_full((), torch.nan))
         return (x.squeeze(2) if b.ndim == 2 else x).to(b.dtype)
 
-    def _scales(self, transpose: bool) -> tuple[Tensor | None, Tensor | None]:
-        """What right-hand sides, and then solutions, are divided by, ``(batch, n, 1)`` each."""
+    def scales(self, transpose: bool) -> tuple[Tensor | None, Tensor | None]:
+        """What right-hand sides, and then solutions, are divided by, ``(batch, n, 1)`` each; ``None``: by nothing."""
         if self.row_scale is None or self.column_scale is None:
             return None, None
         rows, columns = self.row_scale, self.column_scale.mT
@@ -172,12 +177,12 @@ def factor_batched(A: Tensor, columns_too: bool = True) -> Factor:
     row_scale = column_scale = None
     if not bool(even.all()):
         doubtful = (~even).nonzero().squeeze(1)
-        rows, columns = sizes(matrix[doubtful])
+        rows, columns = sizes(_some(matrix, doubtful))
         columns = columns if columns_too else torch.ones_like(columns)
         scaled = _are_uneven(rows) | _are_uneven(columns)
         doubtful, rows, columns = doubtful[scaled], rows[scaled], columns[scaled]
         if len(doubtful):
-            scaled_lu, scaled_pivots = _factor(matrix[doubtful] / rows / columns)
+            scaled_lu, scaled_pivots = _factor(_some(matrix, doubtful) / rows / columns)
             ones = torch.ones(A.shape[0], A.shape[1], 1, dtype=matrix.dtype, device=A.device)
             row_scale = ones.index_copy(0, doubtful, rows)
             column_scale = ones.mT.index_copy(0, doubtful, columns)

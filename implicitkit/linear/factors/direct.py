@@ -23,7 +23,7 @@ from torch import Tensor
 from implicitkit.foundation import seeded
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
-from implicitkit.linear.factors.dense import RHS_NOT_FINITE
+from implicitkit.linear.factors.dense import RHS_NOT_FINITE, mm
 from implicitkit.linear.iterative.cycles import in_working_precision
 
 MANY = 8  # right-hand sides above which products with a matrix itself pay
@@ -77,7 +77,7 @@ def refined(
     Returns:
         A solution with rows ``(k * batch)``, the blocks running fastest.
     """
-    asked, x = (b != 0).any(1), inverse(b)
+    asked, x = _asked(b), inverse(b)
     if not bool(asked.all()):
         x = torch.where(asked.unsqueeze(1) | ~ok[:, None, None], x, 0)
     steps = asked.long()
@@ -115,10 +115,16 @@ def refined(
     return _solution(x, norm, steps, converged, "" if bool(converged.all()) else reason)
 
 
+def _asked(b: Tensor) -> Tensor:
+    """Which columns are not zero, ``(batch, k)``: by their norms, unless one underflows."""
+    found = torch.linalg.vector_norm(b, dim=1) > 0
+    return found if bool(found.all()) else (b != 0).any(1)
+
+
 def _largest_share(product: Callable[[Tensor], Tensor], b: Tensor, x: Tensor, limit: Tensor) -> Tensor:
     """At most so much of its ``limit`` is each residual of a block, as random combinations tell it, ``(batch,)``."""
     w = seeded.normal(b.shape[2], _COMBINATIONS, seed=0x3D).to(b) / limit.unsqueeze(2)
-    return torch.linalg.vector_norm(b @ w - product(x @ w), dim=(1, 2)) / _COMBINATIONS**0.5
+    return torch.linalg.vector_norm(mm(b, w) - product(mm(x, w)), dim=(1, 2)) / _COMBINATIONS**0.5
 
 
 def _solution(x: Tensor, norm: Tensor, steps: Tensor, converged: Tensor, reason: str) -> LinearSolution:

@@ -11,16 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
-from implicitkit.linear.factors.dense import factor_batched
-from implicitkit.linear.factors.direct import MANY, DirectSolver, refined
-from implicitkit.linear.iterative.cycles import tolerance
+from implicitkit.linear.factors.dense_blocks import DenseBlocks
+from implicitkit.linear.factors.direct import DirectSolver
 
 
 @register_linear_solver("lu")
@@ -52,25 +50,7 @@ class LU(DirectSolver):
                 f'linear_solver="lu" forms a {A.size} x {A.size} matrix per sample, above max_size={self.max_size}: '
                 f'use linear_solver="gmres", which only needs products, or LU(max_size={A.size})'
             )
-        matrix = A.dense()
-        factor = factor_batched(matrix)
-        rows = factor.row_scale  # of equations in different units each is judged in its own
-        matrix = matrix if rows is None else matrix / rows
-        columns = b.permute(1, 2, 0) if rows is None else b.permute(1, 2, 0) / rows
-        target = tolerance(columns.permute(2, 0, 1).flatten(0, 1), rtol, atol).unflatten(0, b.shape[:2]).T
-
-        def rounding(x: Tensor) -> Tensor:
-            units = factor.column_scale
-            size = torch.linalg.matrix_norm(matrix if units is None else matrix / units).unsqueeze(1)
-            length = torch.linalg.vector_norm(x if units is None else x * units.mT, dim=1)
-            return 4 * A.size * torch.finfo(matrix.dtype).eps * size * length
-
-        inverse = factor.solve if rows is None else lambda r: factor.solve(r * rows)
-        product = lambda x: torch.bmm(matrix, x)  # noqa: E731
-        common = columns, target, rounding, factor.ok, factor.reason
-        many = len(b) > MANY
-        found = refined(inverse, product, *common, sweeps=1, at_rounding=many, by_combinations=many)
-        if rows is None:
-            return found
-        left = torch.bmm(matrix, found.x.unflatten(0, b.shape[:2]).permute(1, 2, 0)) - columns
-        return found._replace(residual_norm=torch.linalg.vector_norm(left * rows, dim=1).T.reshape(-1))
+        blocks = DenseBlocks(A.dense()) if A.exact is None else A.exact
+        if A.exact is None and bool(blocks.factor.ok.all()):
+            A.exact = blocks
+        return blocks.solve_many(b, rtol=rtol, atol=atol)

@@ -125,13 +125,14 @@ class SQP(Method):
         t = torch.ones_like(base)
         for trial_number in range(self.halvings + 1):
             trial = _moved(w, d, new, bounds, t)
-            value, constraints = model.values(trial[:, : model.size])
-            merit = value + (weight * model.violation(constraints)).sum(1)
-            good = merit <= base + 1e-4 * t * slope.clamp(max=0) + noise
-            if trial_number == 0:
-                good = good | _fallen(f, trial)
-            best = torch.where((~done & (good | (trial_number == self.halvings))).unsqueeze(1), trial, best)
-            done = done | good
+            good = done | _fallen(f, trial) if trial_number == 0 else done
+            if not bool(good.all()):
+                value, constraints = model.values(trial[:, : model.size])
+                merit = value + (weight * model.violation(constraints)).sum(1)
+                good = good | (merit <= base + 1e-4 * t * slope.clamp(max=0) + noise)
+            taken = ~done & (good | (trial_number == self.halvings))
+            best = trial if bool(taken.all()) else torch.where(taken.unsqueeze(1), trial, best)
+            done = good
             if bool(done.all()):
                 break
             t = torch.where(done, t, 0.5 * t)

@@ -65,9 +65,9 @@ class FrugalNewton(Newton):
     dominates a system, or it is nearly explicit, a few products are enough, whatever its factors would fill; where
     diffusion does, the first step shows that for a few hundredths of a factorisation.  While all samples have one
     matrix, as they do in a linear equation for many right-hand sides, or where all begin at one point, ``P`` is the
-    price of that (dense ones).  Where the first step of a solve was in vain, that of the next one of the same function
-    and shapes, with parameters of about that size, is not tried, after three in a row of the next seven (where the
-    matrix is sparse: its pattern remembers it).
+    price of that (sparse ones: where they have it at other points too).  Where the first step of a solve was in vain,
+    that of the next one of the same function and shapes, with parameters of about that size, is not tried, after three
+    in a row of the next seven (where the matrix is sparse: its pattern remembers it).
 
     Source: Dembo, Eisenstat & Steihaug (1982), SIAM J. Numer. Anal. 19 (inexact Newton methods); the rule is that of ski
     rental (Karlin, Manasse, Rudolph & Sleator 1988, Algorithmica 3): no more is spent on trying than it may save.
@@ -83,9 +83,9 @@ class FrugalNewton(Newton):
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         A = f.linearize(z)
         price = f.price(z, A) if state["krylov"] else 0.0
-        alike = state["alike"] and price >= _WORTH and f.price_of_sparse(z) is None and A.alike()
+        alike = state["alike"] and price >= _WORTH and _have_one_matrix(f, A, z)
         if alike:
-            price = f.price_of_dense(z, len(z), A)
+            price = f.price(z, A, len(z))
         trials = f.remembered(z, "krylov", _Trials) if state["begins"] and price >= _WORTH and not alike else None
         if price >= _WORTH and (trials is None or trials.is_due()):
             eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(torch.finfo(z.dtype).eps, _FORCING)
@@ -104,6 +104,17 @@ class FrugalNewton(Newton):
         # at the next point they may differ
         after = {"krylov": alike, "alike": alike, "begins": False}
         return z_next, after | {"eta": None, "norm": None, "saved": 0.0, "definite": False, "newton": newton}
+
+
+def _have_one_matrix(f: Evaluations, A: Operator, z: Tensor) -> bool:
+    """Do all samples have one matrix?  Sparse ones, whose factors fill by what they were last, are asked for at other points
+    too, where all samples are at one: if they differ there, this was the only step of one matrix."""
+    if not A.alike():
+        return False
+    if A.price() is None or bool((z != z[:1]).any()):
+        return True
+    apart = torch.arange(len(z), dtype=z.dtype, device=z.device).unsqueeze(1) * (1 + z.abs()) / len(z)
+    return f.linearize(z + apart).alike()
 
 
 def _direction(
