@@ -314,7 +314,7 @@ def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
 def _by_structure(out: Tensor, point: Tensor) -> Tensor | None:
     """What :func:`matrix` gives, with fewer products; ``None`` where that does not go, or they are cheap."""
     rows = out.shape[1]
-    worth = point.numel() * rows**2 >= WORTH or rows * read_by_products(out) >= 2 * WORTH
+    worth = point.numel() * rows**2 >= WORTH or rows * read_by_products(out).read >= 2 * WORTH
     return rows_by_structure(out, point, _HELD) if worth else None
 
 

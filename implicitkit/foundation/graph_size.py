@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.graph import nodes_behind
+from implicitkit.foundation.graph import age, nodes_behind
 
 _PASSES = ("LinalgVectorNorm", "LinalgNorm", "LinalgCross")
 _OWN, _MORE = torch.autograd.function.BackwardCFunction, ("Linalg", "Conv", "Cdist")
@@ -17,6 +18,22 @@ _MATRICES, _BATCHED = ("Mm", "Addmm", "Mv", "Addmv"), ("Bmm", "Baddbmm")
 _SAVED = ("_saved_self", "_saved_mat1", "_saved_mat2", "_saved_batch1", "_saved_batch2")
 _READ, _ROWS, _EACH_OWN = 3, 3, 7  # what a matrix counts, to be read; so many rows as it again; each of a batch of them
 _SHORT, _SLOWER = 8, 4  # numbers in a row below which an operation takes as many times longer for each
+
+
+class Matrices(NamedTuple):
+    """Those that a product through a graph multiplies by, in numbers of them.
+
+    Attributes:
+        read: each three times, since to read one takes as long as nine rows that are multiplied by it, and once more for
+            every three of these; those of a batch, each with a vector of its own, as seven times as many.
+        rows: the part of it that products side by side do not share, once for every three rows.
+        behind: that of matrices that are met behind another one.  A Jacobian has to be multiplied by these; those that are
+            met first are written down in it as they are (:mod:`implicitkit.foundation.structured`).
+    """
+
+    read: int = 0
+    rows: int = 0
+    behind: int = 0
 
 
 def size_of_graph(out: Tensor, unknown: int = 1) -> tuple[int, int, int]:
@@ -32,21 +49,35 @@ def size_of_graph(out: Tensor, unknown: int = 1) -> tuple[int, int, int]:
     return nodes, numbers, placed
 
 
-def read_by_products(out: Tensor) -> int:
-    """Numbers of the matrices that a product through the graph of ``out`` multiplies by: each three times, since to read one
-    takes as long as nine rows that are multiplied by it, and once more for every three of these; those of a batch, each with
-    a vector of its own, as seven times as many."""
-    found = 0
-    for node in nodes_behind([out.grad_fn]):
-        multiplies, own = _multiplies(type(node).__name__)
-        if multiplies:
-            given = sum(math.prod(m.shape) for m in node._input_metadata)
-            for name, matrix in ((name, getattr(node, name, None)) for name in _SAVED):
-                if matrix is not None and matrix.numel():
-                    rows = given / matrix.shape[-1 if name.endswith("2") else -2]
-                    several = own and len(matrix) > 1
-                    found += int(matrix.numel() * (_EACH_OWN if several else _READ + rows / _ROWS))
-    return found
+def read_by_products(out: Tensor) -> Matrices:
+    """Of the graph of ``out``."""
+    nodes = list(nodes_behind([out.grad_fn]))
+    found = {node: _matrices_at(node) for node in nodes if _multiplies(type(node).__name__)[0]}
+    later = _behind(nodes, found) if len(found) > 1 else set()
+    read, rows = (sum(sizes[k] for sizes in found.values()) for k in (0, 1))
+    return Matrices(int(read), int(rows), int(sum(found[node][1] for node in later)))
+
+
+def _matrices_at(node: Any) -> tuple[float, float]:
+    """What a node reads of matrices, and what of that is for the rows."""
+    own, read, each = _multiplies(type(node).__name__)[1], 0.0, 0.0
+    given = sum(math.prod(m.shape) for m in node._input_metadata)
+    for name, matrix in ((name, getattr(node, name, None)) for name in _SAVED):
+        if matrix is not None and matrix.numel():
+            several = len(matrix) if own else 1
+            rows = matrix.numel() / several * given / matrix.shape[-1 if name.endswith("2") else -2] / _ROWS
+            read += _EACH_OWN * matrix.numel() if several > 1 else _READ * matrix.numel() + rows
+            each += rows
+    return read, each
+
+
+def _behind(nodes: list[Any], chosen: Collection[Any]) -> set[Any]:
+    """Which of the chosen nodes another one leads to."""
+    behind = set[Any]()
+    for node in sorted(nodes, key=age, reverse=True):
+        if node in behind or node in chosen:
+            behind.update(after for after, _ in node.next_functions)
+    return behind.intersection(chosen)
 
 
 def has_own_matrices(out: Tensor, z: Tensor) -> bool:

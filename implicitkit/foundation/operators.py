@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import graph, linear_map, seeded
+from implicitkit.foundation.graph_size import Matrices
 
 MatVec = Callable[[Tensor], Tensor]
 _SAMPLES, _ROWS = 4, 128  # from which it is asked whether all samples have one matrix
@@ -86,8 +87,8 @@ class Operator:
         weight: numbers that one product touches beside the state (parameters), for judging what a matrix costs.
         graph: says what one product goes through, nodes and numbers, as
             :func:`~implicitkit.foundation.graph_size.size_of_graph` counts them; ``None`` where that is not known.
-        read: says how many numbers of matrices one product multiplies by, as
-            :func:`~implicitkit.foundation.graph_size.read_by_products` counts them; 0 where that is not known.
+        read: says what matrices one product multiplies by (:class:`~implicitkit.foundation.graph_size.Matrices`), none where
+            that is not known.
         own: says whether each sample is known to be multiplied by a matrix of its own.
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.iterative.preconditioners`); not part of what ``A`` is.
@@ -134,7 +135,7 @@ class Operator:
         self.step: tuple[MatVec, MatVec] | None = None
         self.weight = 0
         self.graph: Callable[[], tuple[int, int, int] | None] = _unknown
-        self.read: Callable[[], int] = int
+        self.read: Callable[[], Matrices] = Matrices
         self.own: Callable[[], bool] = bool
         self.price: Callable[..., Any] = getattr(sparse, "price", _unknown)
         self.batch, self.size, self.like = batch, size, like

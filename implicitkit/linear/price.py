@@ -126,6 +126,7 @@ def price_of_dense(
     nodes: float = _PLAIN,
     own: bool = False,
     conjugate: bool = False,
+    rows: int = 0,
 ) -> Price:
     """Of ``batch`` dense matrices, in steps of GMRES: to orthogonalise costs these as much as the product, and where
     there are few numbers more; or in those of conjugate gradients, which orthogonalise nothing.
@@ -138,11 +139,14 @@ def price_of_dense(
             own: each sample is multiplied by a matrix of its own there, which need not be found by products
             (:mod:`implicitkit.foundation.structured`).
         conjugate: in steps of conjugate gradients.
+        rows: what products multiply matrices by, of all samples, and do not share side by side: to show a row of the
+            Jacobian takes as much again (:class:`~implicitkit.foundation.graph_size.Matrices`).
     """
     numbers, touched, longer = batch * size, batch * weight, max(1.0, nodes / _PLAIN)
     each = _SIDE * longer * numbers + _SIDE_WEIGHT * touched + _TOUCHED * wide
     shown = math.ceil(size / alike) * each
     found = 2 * CALL + (min(shown, _WRITTEN * longer * numbers * size) if own else shown)
+    found += math.ceil(size / alike) * _WEIGHT * rows
     factored = batch / alike * (_SMALL + _DENSE * size**3 / (1 + size / _BLOCKED))
     product = longer * (CALL + numbers) + _WEIGHT * touched + _TOUCHED * wide
     beside = _CONJUGATE + _VECTORS * numbers if conjugate else _KRYLOV + _BASIS * numbers
@@ -154,8 +158,10 @@ def price_of_dense_like(A: Operator, alike: int = 1, weight: int = 0, conjugate:
     sample; ``conjugate``: in steps of conjugate gradients."""
     nodes, numbers, placed = A.graph() or (0, 0, 0)
     wide = max(0.0, float(numbers - nodes * A.batch * A.size)) + _PLACED / _TOUCHED * placed
-    weight = max(weight, A.weight, A.read() // max(1, A.batch))
-    return price_of_dense(A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate)
+    matrices = A.read()
+    weight = max(weight, A.weight, matrices.read // max(1, A.batch))
+    rows = matrices.behind if alike == 1 else matrices.rows  # of one for all samples every row is shown by a product
+    return price_of_dense(A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate, rows)
 
 
 def cost_of_product(numbers: int, nodes: int, through: int, parameters: int) -> float:

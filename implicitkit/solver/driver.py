@@ -21,6 +21,7 @@ from implicitkit.solver.costs import dropping_pays
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.return_checks import kept, stepped
 from implicitkit.solver.starts import has_a_value
+from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.subset import WholeBatch
 from implicitkit.solver.verdict.judging import Judge
 from implicitkit.solver.verdict.minima import Progress
@@ -268,7 +269,7 @@ class _Loop:
             look = self.progress
             spent = look.spent(f, self.z) if f.falling is None else look.fallen(f, z, f.falling)
             self.stuck = spent if self.stuck is None else self.stuck | spent
-        self.z = z if self.at_work == self.alive else torch.where(self.active.unsqueeze(1), z, self.best)
+        self.z = z if self.at_work == self.alive else taken_where(self.active, z, self.best)
         self.step += f.taken
         self.norm = self.judge.norm(f.residual(self.z))
 
@@ -359,14 +360,17 @@ class _Loop:
         self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor, tolerance: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Samples that were stopped short of what they need not meet have converged; others have run away.  And what was
-        asked of them at these points."""
-        if self.method.hands_over and bool((status == int(Status.STALLED)).all()):
+        asked of them at these points.  Of samples that another method goes on with that one has the last word."""
+        handed = status == int(Status.STALLED) if self.method.hands_over else None
+        if handed is not None and bool(handed.all()):
             return status, tolerance
         judge, f = self.whole, self.whole.f
         before = f.evaluations, f.sample_evaluations
-        found, status = status, judge.review(z, norm, status, steep, self.all_converged)
-        if judge.relative_to_state and status is not found:
+        asked = status if handed is None else status.masked_fill(handed, int(Status.STOPPED))
+        found = judge.review(z, norm, asked, steep, self.all_converged)
+        if judge.relative_to_state and found is not asked:
             tolerance = judge.tolerance(z, norm)
+        status = found if handed is None else found.masked_fill(handed, int(Status.STALLED))
         if f is not self.f:
             self.f.evaluations += f.evaluations - before[0]
             self.f.sample_evaluations += f.sample_evaluations - before[1]

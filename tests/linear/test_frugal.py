@@ -188,6 +188,20 @@ def test_what_stops_falling_is_left_then(symmetric: bool) -> None:
         assert 62 <= count[0] <= 90
 
 
+def test_what_stops_falling_late_is_left_soon_after() -> None:
+    """It is asked again whenever twice as many products have been made, and not only while they are few: of two thousand
+    that factors would cost a tenth is spent, of a Hessian too."""
+    values = torch.cat([torch.linspace(1 / 30, 1, 300, dtype=D), torch.logspace(-8, -3, 300, dtype=D)]).unsqueeze(0)
+    b = torch.cat([torch.ones(1, 300, dtype=D), torch.full((1, 300), 1e-6, dtype=D)], 1) @ _basis(600).T
+    A, count = counted(values, True)
+    found = Frugal(2000.0).solve(A, b, rtol=1e-9, atol=0.0, max_steps=None)
+    assert not bool(found.converged) and 64 < count[0] <= 135
+    A, count = counted(values, True)
+    far, target = torch.full((1,), 1e9, dtype=D), torch.full((1,), 1e-8, dtype=D)
+    assert steihaug(A, b, far, target, torch.zeros(1, dtype=torch.bool), 5000, 2000.0) is None
+    assert 64 < count[0] <= 130
+
+
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("together", [True, False])
 def test_one_slow_sample(together: bool, symmetric: bool) -> None:

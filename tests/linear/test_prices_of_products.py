@@ -12,6 +12,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation import autodiff, graph, structured
+from implicitkit.foundation.graph_size import Matrices
 from implicitkit.foundation.operators import Operator, repeated
 from implicitkit.foundation.structured import side_by_side
 from implicitkit.linear import auto
@@ -53,7 +54,74 @@ _READ: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 def test_matrices_that_a_product_reads(name: str) -> None:
     function, read = _READ[name]
     A = autodiff.linearise(function, X)[1]
-    assert A.read() == pytest.approx(read, rel=0.01)
+    assert A.read().read == pytest.approx(read, rel=0.01)
+
+
+#: maps, and how many matrices of ``W``'s size are multiplied by the rows of others: those behind the one that is met first
+_BEHIND: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "one": (lambda z: z @ W - z, 0),
+    "side by side": (lambda z: (z @ W).sin() + z.cos() @ W, 0),
+    "two": (lambda z: (z @ W).tanh() @ W, 1),
+    "three, and one beside": (lambda z: (((z @ W).tanh() @ W).tanh() + z @ W) @ W + z @ W, 3),
+    "two, of each sample": (
+        lambda z: torch.einsum("bij,bj->bi", EACH, torch.einsum("bij,bj->bi", EACH, z).sin()),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(_BEHIND))
+def test_matrices_that_are_met_behind_others(name: str) -> None:
+    """Each a third of its numbers for each row; of matrices of their own each sample is one."""
+    function, behind = _BEHIND[name]
+    found = autodiff.linearise(function, X)[1].read()
+    assert found.behind == pytest.approx(behind * N * N * BATCH / 3, rel=0.01)
+    assert found.rows >= found.behind and found.read > found.rows
+
+
+def _layers(n: int, batch: int, alike: bool) -> Operator:
+    """The Jacobian of two layers with four times as many unknowns between; ``alike``: of all samples at one point."""
+    U, V = (torch.randn(*shape, generator=_random, dtype=D) / n for shape in ((n, 4 * n), (4 * n, n)))
+    z = torch.randn(1 if alike else batch, n, generator=_random, dtype=D).expand(batch, n).contiguous()
+    return autodiff.linearise(lambda z: 2 * z - (z @ U).tanh() @ V, z)[1]
+
+
+@pytest.mark.parametrize(
+    ("n", "batch", "measured", "alike"),
+    [
+        (130, 1, 7, False),
+        (300, 1, 19, False),
+        (65, 64, 26, False),
+        (130, 64, 75, False),
+        (130, 8, 18, False),
+        (300, 64, 5.6, True),
+        (600, 64, 11.5, True),
+    ],
+)
+def test_what_rows_of_layers_cost(n: int, batch: int, measured: float, alike: bool) -> None:
+    """A row of the Jacobian takes a product with the inner matrix, and of one for all samples a whole product, whatever
+    else is multiplied beside it: measured, beside the steps of GMRES."""
+    price = price_of_dense_like(_layers(n, batch, alike), batch if alike else 1).factors
+    assert measured / 1.6 < price < 1.6 * measured
+
+
+def test_a_batch_of_layers_is_differentiated_without_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dozen products, where factors cost twice as many as a Krylov method is tried for."""
+    n, batch = 65, 64
+    U, V = (torch.randn(*shape, generator=_random, dtype=D) / n**0.5 for shape in ((n, 4 * n), (4 * n, n)))
+    x = torch.randn(batch, n, generator=_random, dtype=D).requires_grad_()
+    s = ik.root(
+        lambda z, x: 2 * z - (z @ U).tanh() @ V / 8 - x, torch.zeros(batch, n, dtype=D), (x,), batch_dims=1,
+        solver="newton_krylov",
+    )  # fmt: skip
+    (want,) = torch.autograd.grad(s.value.square().sum(), x, retain_graph=True)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a dense matrix is formed")
+
+    monkeypatch.setattr("implicitkit.linear.auto.LU.solve_many", refuse)
+    (found,) = torch.autograd.grad(s.value.square().sum(), x)
+    torch.testing.assert_close(found, want)
 
 
 def test_what_is_made_of_an_operator_reads_as_much() -> None:
@@ -63,7 +131,7 @@ def test_what_is_made_of_an_operator_reads_as_much() -> None:
     scaled = equilibrated(B, X, X / uneven, False)
     assert scaled is not None and scaled.A.read() == B.read() and scaled.A.graph() == B.graph()
     found = [A.T, repeated(A, 3)]
-    assert A.read() > 0 and [other.read() for other in found] == [A.read()] * 2
+    assert A.read().read > 0 and [other.read() for other in found] == [A.read()] * 2
     assert [other.graph() for other in found] == [A.graph()] * 2
 
 
@@ -130,7 +198,7 @@ def test_factors_beside_products_of_many_nodes() -> None:
 def _operator(batch: int, n: int, read: int = 0, graph: tuple[int, int, int] = (0, 0, 0)) -> Operator:
     like = torch.zeros(batch, n, dtype=D)
     A = Operator(lambda v: v, lambda w: w, lambda: like, batch=batch, size=n, like=like)
-    A.read, A.graph = lambda: read, lambda: graph
+    A.read, A.graph = lambda: Matrices(read), lambda: graph
     return A
 
 

@@ -324,7 +324,7 @@ MUTANTS = [
             "way_to_boundary(-cauchy, leg, radius)",
             STEPS,
         ),
-        ("trial = z + p / scale", "trial = z + p"),
+        ("z + p / scale, z_next)", "z + p, z_next)"),
         (
             "self.cauchy_length = (length / steepest.square()).nan_to_num(torch.inf)",
             "self.cauchy_length = (length * steepest.square()).nan_to_num(torch.inf)",
@@ -836,8 +836,16 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/steps/region.py",
-        "tests/solver/test_stops_and_limits.py",
-        ("trial if bool(accept.all()) else torch", "torch"),
+        "tests/solver/test_samples_at_rest.py",
+        ("return trial if torch.equal(taken, trial) else taken", "return taken"),
+        ("if f.at_work == len(d) else torch.where(f.active.unsqueeze(1), d, 0)", ""),
+        ("return taken_where(~self.found, trial, self.z)", "return trial"),
+    ),
+    *mutants(
+        "implicitkit/solver/driver.py",
+        "tests/solver/test_samples_at_rest.py",
+        ("taken_where(self.active, z, self.best)", "torch.where(self.active.unsqueeze(1), z, self.best)"),
+        ("status.masked_fill(handed, int(Status.STOPPED))", "status"),
     ),
     *mutants(
         "implicitkit/sparsity/compression.py",

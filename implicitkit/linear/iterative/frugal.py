@@ -2,8 +2,8 @@ r"""GMRES, or conjugate gradients, for as long as that costs less than factors w
 
 After a few products, ``j`` of them, a quarter of those that factors cost (:mod:`implicitkit.linear.price`) and 8 to 16, or
 4 where they cost less than 32, the
-residuals of GMRES tell how fast it goes here: ``\log(r_{j/4} / r_j) / (3 j / 4)`` a product; after twice and four times as
-many they are asked again, by what was gained in the second half.  Are more of them needed, at that rate, than factors cost,
+residuals of GMRES tell how fast it goes here: ``\log(r_{j/4} / r_j) / (3 j / 4)`` a product; after twice as many, and so
+on, they are asked again, by what was gained in the second half.  Are more of them needed, at that rate, than factors cost,
 or have that many been spent, the rest is left to the factors.  A matrix on which reaction dominates, or one nearly the
 identity, is solved in a dozen products, whatever its factors would fill; one on which diffusion dominates is given up early.
 Symmetric matrices have conjugate gradients, which orthogonalise nothing, until one shows that it is not definite; so have
@@ -32,6 +32,7 @@ from implicitkit.linear.iterative.gmres import arnoldi, vectors
 from implicitkit.linear.iterative.inner_cg import conjugate, seems_definite
 
 _FIRST, _LAST = 4, 16  # products after which it is asked how many more it takes, at least and at most ...
+_LOOKS = 3  # times that it is asked, at least: by entries more are made than the price
 _PART = 0.25  # ... and of those that may be spent; by what was gained since so many of these
 _CHEAP = 32.0  # a price at which a quarter is too much to pay for an answer: it is asked as early as can be
 _TIGHTER = 0.1  # times what is to be left of S r, each time that less was left of it, but not of r
@@ -175,11 +176,12 @@ class _Trial:
 
 
 def looks(price: float, unasked: int = 0) -> tuple[int, ...]:
-    """Numbers of products after which it is asked how many more it takes, ``unasked`` at least; none for a price that is
-    infinite."""
+    """Numbers of products after which it is asked how many more it takes, ``unasked`` at least, each twice the one before;
+    none for a price that is infinite."""
     first = _FIRST if price < _CHEAP else min(int(_PART * min(price, 4.0 * _LAST)), _LAST)
     first = max(first, unasked)
-    return (first, 2 * first, 4 * first) if price < math.inf else ()
+    times = max(_LOOKS, math.ceil(math.log2(max(1.0, price / first)))) if price < math.inf else 0
+    return tuple(first << k for k in range(times))
 
 
 def is_slow(left: Tensor, target: Tensor, price: float, unasked: int = 0) -> Tensor:

@@ -75,6 +75,7 @@ class ProjectedNewton(Method):
         t, z_next, found = torch.ones_like(value), z, torch.zeros_like(f.active)
         for _ in range(_HALVINGS + 1):
             trial = torch.addcmul(z, t.unsqueeze(1), p).maximum(lower).minimum(upper)
+            trial = taken_where(f.active & ~found, trial, z_next)
             promised = -(g * (trial - z)).sum(1)
             fallen = convex & (promised > 0) & (model.decrease(z, value, g, trial) >= _ARMIJO * promised)
             z_next = taken_where(fallen & ~found, trial, z_next)
@@ -165,7 +166,7 @@ class ProjectedLevenbergMarquardt(Method):
         while True:
             p = normal.solve(mu, slope)
             p = torch.where(free & torch.isfinite(p), p, -g / ((1 + mu.unsqueeze(1)) * scale.square())).to(z.dtype)
-            trial = (z + p).maximum(lower).minimum(upper)
+            trial = taken_where(~found, (z + p).maximum(lower).minimum(upper), z_next)
             s = trial - z
             promised = -(g * s).sum(1) - 0.5 * normal.times(s).square().sum(1)
             rho = model.decrease(z, value, g, trial) / promised

@@ -73,7 +73,7 @@ class Dogleg(Method):
         while True:
             p = _path(cauchy, newton, region.radius)
             promised = -(slope * p).sum(1) - 0.5 * R.times(p / scale).square().sum(1)
-            trial = z + p / scale
+            trial = region.tried(z + p / scale)
             region.judge(trial, _length(p), decrease(f, z, value, g, trial), promised)
             hopeless = region.hopeless(smallest)
             if bool((region.found | hopeless).all()):

@@ -108,7 +108,7 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
         if tried is None:
             return None
         p, promised = tried
-        trial, length = z + p, torch.linalg.vector_norm(p, dim=1)
+        trial, length = region.tried(z + p), torch.linalg.vector_norm(p, dim=1)
         at_boundary = region.reaches(length)
         accept, rho = region.judge(trial, length, decrease(f, z, value, g, trial), promised)
         at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)

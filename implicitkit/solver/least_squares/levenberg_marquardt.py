@@ -142,7 +142,7 @@ class LevenbergMarquardt(Method):
         while True:
             p, promised = model.step(mu, g, ~found)
             p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
-            trial = z + bend.of(p, mu, promised, ~found)
+            trial = taken_where(~found, z + bend.of(p, mu, promised, ~found), z_next)
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
             accept = ~found & (rho > torch.where(bold, _FAITHFUL, 0.0)) & (promised > 0)
             at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
@@ -195,7 +195,7 @@ def _shorter(
     for part in _PARTS:
         if not bool(open_.any()):
             break
-        trial = z + part * p
+        trial = taken_where(open_, z + part * p, z_next)
         fallen = decrease(f, z, value, g, trial)
         good = open_ & (fallen > _KEPT * (part * slope - part**2 * bent))
         z_next = taken_where(good, trial, z_next)

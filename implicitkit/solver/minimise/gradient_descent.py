@@ -13,6 +13,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import EXPECTED, backtrack, decrease, rounding, unresolved
+from implicitkit.solver.steps.region import at_work_only
 
 
 @register_solver("gradient_descent", solves="minimise")
@@ -141,10 +142,10 @@ class GradientDescent(Method):
 def _nonmonotone(f: Evaluations, z: Tensor, g: Tensor, reference: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """``t``, halved until ``f(z - t g) <= reference - 1e-4 t |g|^2``, or, where values cannot tell, until the gradient is no
     larger; and the point."""
-    here, square = f.value(z), g.square().sum(1)
+    here, square, d = f.value(z), g.square().sum(1), at_work_only(f, -g)
     _, doubt = rounding(reference)
     for _ in range(60):
-        trial = torch.addcmul(z, t.unsqueeze(1), g, value=-1)
+        trial = torch.addcmul(z, t.unsqueeze(1), d)
         value, promised = f.value(trial), t * square
         enough = (value <= reference - 1e-4 * promised) | ~f.active
         if not bool(enough.all()):

@@ -95,7 +95,7 @@ class NewtonCG(Method):
                     or steihaug(H, g, region.radius, target, region.found, inner_steps, path=path)
                 )
             tried = None
-            trial = z + p
+            trial = region.tried(z + p)
             region.judge(trial, torch.linalg.vector_norm(p, dim=1), decrease(f, z, value, g, trial), promised)
             hopeless = region.hopeless(smallest)
             if bool((region.found | hopeless).all()):

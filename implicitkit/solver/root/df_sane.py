@@ -70,7 +70,7 @@ class DFSANE(Method):
         for _ in range(self.cuts):
             for i, sign in enumerate((1, -1)):
                 alpha = lengths[i]
-                trial = torch.addcmul(z, sign * alpha.unsqueeze(1), d)
+                trial = taken_where(f.active & ~found, torch.addcmul(z, sign * alpha.unsqueeze(1), d), z_next)
                 trial_phi = f(trial).square().sum(1)
                 accept = f.active & ~found & (trial_phi <= bound - _GAMMA * alpha**2 * phi)
                 z_next = taken_where(accept, trial, z_next)

@@ -81,7 +81,7 @@ class TrustRegion(Method):
         z_next, found = z, ~f.active | settled
         while True:
             p, linear = model.step(radius)
-            trial = z + p / scale
+            trial = taken_where(~found, z + p / scale, z_next)
             trial_norm = torch.linalg.vector_norm(f(trial), dim=1)
             predicted = 1 - (torch.linalg.vector_norm(linear, dim=1) / norm) ** 2
             actual = 1 - (trial_norm / norm) ** 2

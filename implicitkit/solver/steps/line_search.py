@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.steps.region import at_work_only, taken_where
 
 _ARMIJO = 1e-4
 _NOISE = 10  # differences of values below so many units of rounding say nothing ...
@@ -82,7 +83,7 @@ def unresolved(f: Evaluations, z: Tensor, value: Tensor, g: Tensor, moved: Tenso
 
 def backtrack(f: Evaluations, z: Tensor, d: Tensor, halvings: int, share: float = _ARMIJO) -> Searched:
     """The first of ``t = 1, 1/2, 1/4, ...`` with ``f(z + t d) <= f(z) + share t g'd`` (Armijo 1966), sample by sample."""
-    g, value = f(z), f.value(z)
+    g, value, d = f(z), f.value(z), at_work_only(f, d)
     slope = (g * d).sum(1)
     t = torch.ones_like(slope)
     for _ in range(halvings + 1):
@@ -117,7 +118,7 @@ def wolfe(
         z, d: point and descent direction ``(batch, n)``. slope: ``g'd < 0``. t: first lengths. trials: evaluations at most.
         curvature, strong: how flat the line must be at the end.
     """
-    here = _End(z, f.value(z), f(z), slope)
+    here, d = _End(z, f.value(z), f(z), slope), at_work_only(f, d)
     low, high = torch.zeros_like(t), torch.full_like(t, torch.inf)
     low_slope, high_slope = slope, torch.zeros_like(slope)
     for _ in range(trials):
@@ -183,4 +184,4 @@ def _settled(z: Tensor, trial: Tensor, t: Tensor, found: Tensor) -> Searched:
     found = found & (trial != z).any(1)  # the next search from the same point would be the same
     if bool(found.all()):
         return Searched(trial, t, found)
-    return Searched(torch.where(found.unsqueeze(1), trial, z), torch.where(found, t, 0), found)
+    return Searched(taken_where(found, trial, z), torch.where(found, t, 0), found)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.steps.region import at_work_only
 
 _DECREASE = 1e-4  # of |F|, relative, that a full step must bring
 _WEAK = 0.99  # a step that leaves more than this of |F| is weak
@@ -85,6 +86,7 @@ def halve(f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, halvings: int) -> 
     Returns:
         ``z + t d``, where ``f`` has been evaluated last; ``t``; and ``|F|`` there.
     """
+    d = at_work_only(f, d)
     trial = z + d
     trial_norm = torch.linalg.vector_norm(f(trial), dim=1)
     t = torch.ones_like(norm)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicitkit.solver.evaluations import Evaluations
+
 _TAKEN, _POOR, _GOOD = 1e-4, 0.25, 0.75  # of the decrease that was promised
 _BOUNDARY = 0.99  # of the radius
 
@@ -28,6 +30,11 @@ class Region:
     radius: Tensor
     z: Tensor
     found: Tensor
+
+    def tried(self, trial: Tensor) -> Tensor:
+        """The ``trial`` of the samples that search, and of the others the points that they have: where each has its own in
+        the end, all of them have been evaluated together."""
+        return taken_where(~self.found, trial, self.z)
 
     def judge(self, trial: Tensor, length: Tensor, decrease: Tensor, promised: Tensor) -> tuple[Tensor, Tensor]:
         """Take the ``trial`` ``(batch, n)`` of the samples that it serves, and follow with the radius; ``length``: of the
@@ -53,5 +60,15 @@ class Region:
 
 def taken_where(accept: Tensor, trial: Tensor, z: Tensor) -> Tensor:
     """``trial`` of the samples that ``accept`` it, ``(batch,)`` bool, and ``z`` of the others, ``(batch, n)``; where all do,
-    the same tensor, of which :class:`~implicitkit.solver.evaluations.Evaluations` remembers what is known."""
-    return trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z)
+    or the trial left the others where they are, the same tensor, of which
+    :class:`~implicitkit.solver.evaluations.Evaluations` remembers what is known."""
+    if bool(accept.all()):
+        return trial
+    taken = torch.where(accept.unsqueeze(1), trial, z)
+    return trial if torch.equal(taken, trial) else taken
+
+
+def at_work_only(f: Evaluations, d: Tensor) -> Tensor:
+    """A direction ``d`` ``(batch, n)`` for the samples at work; the others stay where they are, so that the last trial is
+    the point where a step ends, and need not be evaluated again."""
+    return d if f.at_work == len(d) else torch.where(f.active.unsqueeze(1), d, 0)
