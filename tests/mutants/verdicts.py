@@ -453,9 +453,16 @@ MUTANTS = [
         ("left = torch.where(still, _least_change", "left = torch.where(still & False, _least_change"),
     ),
     *mutants(
+        "implicitkit/solver/waiting.py",
+        "tests/solver/test_claims_that_wait.py",
+        ("here, last = self._points(columns, at), ", "here, last = self.points[-1], "),
+        ("again = (norms <= tolerance) & (late > at)", "again = (norms <= tolerance) & (late > at + 1)"),
+        ("self.in_vain += count", "self.in_vain += 0"),
+    ),
+    *mutants(
         "implicitkit/solver/driver.py",
         "tests/solver/test_units.py -k still_falls",
-        ("2 * self.norm if self.method.encloses else self.last[1]", "self.last[1]"),
+        ("2 * self.norm if self.method.encloses else self.last.norm", "self.last.norm"),
     ),
     *mutants(
         "implicitkit/solver/verdict/vanishing.py",
@@ -623,7 +630,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/judging.py",
         "tests/solver/test_large_least_squares.py -k 'questions_of_the_judge'",
-        ("self._away = z, asked | open_, away", "pass"),
+        ("self.asked.note(z, asked | open_, away)", "pass"),
         ("noise=not fast", "noise=True"),
     ),
     *mutants(
