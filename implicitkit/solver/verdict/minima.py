@@ -229,6 +229,12 @@ def difference_step(z: Tensor, relative: float) -> Tensor:
     return torch.maximum(step, _UNITS * torch.finfo(z.dtype).eps * size)
 
 
+def random_unit(z: Tensor) -> Tensor:
+    """One vector of length one for all samples, ``(batch, n)``, always the same."""
+    q = seeded.normal(z.shape[1], seed=0).to(z).expand_as(z)
+    return q / torch.linalg.vector_norm(q, dim=1, keepdim=True)
+
+
 def _is_like(product: Callable[[Tensor], Tensor], N: Any, z: Tensor, steps: int) -> Tensor:
     """Where a Hessian ``H`` is like the positive definite ``N`` of which there are factors, ``(batch,)``: no Ritz value of
     ``N^{-1} H`` is far from one.
@@ -265,13 +271,18 @@ def _is_like(product: Callable[[Tensor], Tensor], N: Any, z: Tensor, steps: int)
     return finite & ((values - 1).abs() <= _LIKE).all(1)
 
 
-def lanczos(product: Callable[[Tensor], Tensor], z: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+def lanczos(
+    product: Callable[[Tensor], Tensor], z: Tensor, steps: int, start: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The least Ritz value of each of a batch of symmetric matrices ``(batch,)``, its vector ``(batch, n)``, and the
-    largest in size ``(batch,)``; ``product`` is that with unit vectors, ``(batch, n)`` like ``z``."""
-    batch, n = z.shape
+    largest in size ``(batch,)``; ``product`` is that with unit vectors, ``(batch, n)`` like ``z``.
+
+    ``start``: a unit vector of each sample, ``(batch, n)``, else a random one.  No step leaves the range of the matrix where
+    that is in it, so that a zero of its null space is no Ritz value.
+    """
+    batch = len(z)
     tiny = torch.finfo(z.dtype).tiny
-    q = seeded.normal(n, seed=0).to(z).expand(batch, n)
-    q = q / torch.linalg.vector_norm(q, dim=1, keepdim=True)
+    q = random_unit(z) if start is None else start
     basis: list[Tensor] = []
     T = in_working_precision(z).new_zeros(batch, steps, steps)
     for k in range(steps):
