@@ -414,9 +414,13 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
+        "implicitkit/solver/verdict/crossings.py",
         FAR,
         ("unit = torch.where(columns > 0, rows / columns, unit)", "unit = unit"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/probing.py",
+        FAR,
         ("torch.where(ray, _SHORT, 0)", "torch.where(ray, 0, 0)"),
         ("if not f.kind.of_residuals or z.shape[1] > DENSE:", "if True:"),
         (
@@ -651,8 +655,8 @@ MUTANTS = [
         ("w = w - share * Nq", "w = w - 0 * share * Nq"),
         ("alive = alive & ~(square.abs() <= torch.finfo(z.dtype).eps)", "pass"),
         (
-            "unsqueeze(1).expand_as(spent)[spent]",
-            "unsqueeze(1).expand_as(spent)[spent] * 0",
+            "torch.where((Q == 0).all(2), size, torch.cat(diagonal, 1))",
+            "torch.cat(diagonal, 1)",
             "tests/solver/test_minima_in_kinks.py -k lanczos",
         ),
         (
@@ -705,7 +709,7 @@ MUTANTS = [
         ("unknown = open_ & ~self._is_settled(z)", "unknown = open_ & False"),
         ("beginning = beginning & ~self._is_settled(z)", "pass"),
         (
-            "torch.where(rows <= NOISE * noise, torch.maximum(rows, least), rows)",
+            "torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)",
             "torch.maximum(rows, least)",
             SINGLE + " -k 'shows_no or hides'",
         ),
@@ -767,14 +771,14 @@ MUTANTS = [
             "tests/solver/test_differences_in_rows.py -k 'decay and float32 and 50'",
         ),
         (
-            "rounded = rounded + 2 * eps * point.abs() / rows if f.kind.iteration else rounded",
-            "pass",
+            "units = 2 * eps * point.abs() / rows if f.kind.iteration else None",
+            "units = None",
             "tests/solver/test_nothing_ran_away.py -k hands_on",
         ),
-        ("(matrix * (point / unit).unsqueeze(1)).abs().sum(2))", "matrix.abs().sum(2))", BESIDE),
+        ("(matrix * point.unsqueeze(1)).abs().sum(2))", "matrix.abs().sum(2))", BESIDE),
         ("~near | has_a_limit(f, *fit, z, open_ & near)", "~near", LIMITS),
         (
-            " + (matrix * (point / unit).unsqueeze(1)).abs().sum(2))",
+            " + (matrix * point.unsqueeze(1)).abs().sum(2))",
             ")",
             "tests/solver/test_convergence.py -k rounding_in_one",
         ),

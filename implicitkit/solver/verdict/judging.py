@@ -126,9 +126,11 @@ class Judge:
                 # what holds at the start, but for rounding, says nothing of its units but that they are no smaller than this
                 least = _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
                 first = rows if self._start_rows is None else in_working_precision(self._start_rows)
-                tiny = ((rows > 0) & (rows < least) & (first > 0) & (first < least)).any(1)
-                noise = ask(self.f, rounding, z, tiny, self._began) if bool(tiny.any()) else rows
-                self._rows = torch.where(rows <= NOISE * noise, torch.maximum(rows, least), rows)
+                self._rows, tiny = torch.maximum(rows, least), (rows < least) & (rows > 0)
+                tiny = (tiny & (first > 0) & (first < least)).any(1) if bool(tiny.any()) else tiny
+                if bool(tiny.any()):
+                    noise = ask(self.f, rounding, z, tiny, self._began)
+                    self._rows = torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)
         return self.bound
 
     def measured(self, z: Tensor, norm: Tensor) -> Tensor:
