@@ -26,6 +26,8 @@ _SLOWEST, _FADES = (
 )  # of a residual a step leaves so much at most, and gains so many times what it did at first
 _DROPPED = 100 * CALL  # to leave rows out costs so much, with a method that remembers steps ...
 _EVALUATIONS = 4  # ... and is worth it where they cost more in so many evaluations
+_LOOK = 300 * CALL  # a look at claims, however few ...
+_IN_VAIN = 0.1  # ... or such a share of what has been evaluated, where an evaluation costs nobody knows what
 
 
 def cost_of(f: Evaluations) -> float | None:
@@ -43,6 +45,14 @@ def dropping_pays(f: Evaluations, share: float) -> bool:
     not weigh that, it does."""
     cost = cost_of(f) if f.weighs else None
     return cost is None or _EVALUATIONS * (1 - share) * cost >= _DROPPED
+
+
+def waiting_pays(f: Evaluations, in_vain: int) -> bool:
+    """Has it cost less than a look at claims that so many samples, step by step, were evaluated for nothing?"""
+    cost = cost_of(f)
+    if cost is None:
+        return in_vain <= _IN_VAIN * f.sample_evaluations
+    return in_vain * cost <= _LOOK * f.system.batch
 
 
 def is_cheap(f: Evaluations, period: int = _PERIOD) -> bool:

@@ -3,12 +3,13 @@
 Per sample: convergence is judged by the norm of the problem's residual at the very point that is returned; a sample
 that has converged, or whose residual is no longer finite, is frozen, and once a fifth of the rows in work have nothing
 left to do they are dropped from all later evaluations (where the system allows it).  The best iterate is kept.
+Claims of samples whose steps enclose a zero may wait for each other (:mod:`~implicitkit.solver.waiting`).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.constrained.restoring import put_inside
 from implicitkit.solver.costs import dropping_pays
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.protocol import Steps
 from implicitkit.solver.return_checks import kept, stepped
 from implicitkit.solver.starts import has_a_value
 from implicitkit.solver.steps.region import taken_where
@@ -26,42 +28,11 @@ from implicitkit.solver.subset import WholeBatch
 from implicitkit.solver.verdict.judging import Judge
 from implicitkit.solver.verdict.minima import Progress
 from implicitkit.solver.verdict.strides import by_the_last_step
+from implicitkit.solver.waiting import Point, Waiting
 
 _DROP = 0.8  # rows are dropped when no more than this share of them is still at work
 _RESCUES = 30  # steps out of the domain that plain ones take the place of
 _AS_GOOD = 2.0  # times the least |F|: rounding errors of the same size
-
-
-class Steps(Protocol):
-    """What the loop asks of a method (see :class:`~implicitkit.solver.method.Method`)."""
-
-    @property
-    def default_max_steps(self) -> int:
-        """Steps allowed when nobody says how many."""
-
-    @property
-    def keeps_best(self) -> bool:
-        """Is the point with the smallest residual returned?"""
-
-    @property
-    def hands_over(self) -> bool:
-        """Is what it gives up for others to go on with, and to judge?"""
-
-    @property
-    def encloses(self) -> bool:
-        """Does every step get on, whatever ``|F|`` is after it?"""
-
-    def init(self, f: Evaluations, z: Tensor) -> Any:
-        """The state before the first step."""
-
-    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """One step."""
-
-    def keep(self, state: Any) -> dict[str, Tensor]:
-        """What is kept of the final state."""
-
-    def select(self, state: Any, index: Tensor) -> Any:
-        """The state of some samples."""
 
 
 def iterate(method: Steps, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
@@ -79,6 +50,7 @@ class _Loop:
         z, norm: the points ``(batch, n)`` and ``|F|`` there. best, best_norm: what is returned.
         active: samples still at work. alive: how many are in the evaluations. at_work: how many of them are active.
         last: the point before and its norm. steep: what the last step says of samples (:func:`by_the_last_step`).
+        cleared: samples that were asked where they converged whether they run away.
         everything: results in full length, once rows have been dropped. whole: the judge of all samples.
         all_converged: every sample has, at the present points (which saves counting).
         own: a method of this library. foreign: one of somebody else, of which no step has been looked at.
@@ -99,7 +71,8 @@ class _Loop:
         self.status = torch.full_like(self.steps, int(Status.MAX_STEPS))
         doubted = f.doubted if self.judge.relative_to_state else None  # another may have come to rest nowhere
         self.steep = torch.zeros_like(self.active) if doubted is None else doubted.clone()
-        self.last: tuple[Tensor, Tensor, Tensor] | None = None  # z, |F| and F, a step ago
+        self.cleared = torch.zeros_like(self.active)
+        self.last: Point | None = None  # a step ago
         self.all_converged = self.halted = f.weighs = False
         self.state = method.init(f, z0)
         self.stuck: Tensor | None = None
@@ -109,6 +82,9 @@ class _Loop:
         self.own = type(method).__module__.partition(".")[0] == "implicitkit"
         self.foreign = not self.own
         self.tolerance, self.remark, self.progress = self.norm, "", Progress()
+        alone = self.batch < 2 or self.watched or not method.encloses or self.judge.relative_to_state
+        self.waiting = None if alone or method.keep(self.state) else Waiting()
+        self.refused: Tensor | None = None  # whose claims of this very step were
 
     def look(self) -> bool:
         """Judge the present points; are there samples to go on with?"""
@@ -117,6 +93,8 @@ class _Loop:
         running = norm.gt(tolerance)  # false for NaN
         if self.at_work < self.alive:
             running.logical_and_(self.active)
+        if self.refused is not None:
+            running.logical_or_(self.refused)
         if self.stuck is not None:
             running.logical_and_(~self.stuck)
         # false for NaN, and for frozen samples, whose norm does not change
@@ -133,6 +111,13 @@ class _Loop:
                     return self.look()
                 running.logical_and_(finite)
                 left = _count(running)[0]
+        if self.waiting is not None and self.last is not None and (self.waiting.some or left < self.at_work):
+            waits = sound and self._wait(self.waiting, self.last, self.active.logical_xor(running))
+            if waits:
+                running, left = self.active, self.at_work
+            elif self.waiting.some:
+                self._settle(self.waiting, self.last)
+                return self.look()
         if left < self.at_work:
             running, left, better = self._end(running, improved, left, better, sound)
         if better == self.at_work:  # frozen samples stand at their best
@@ -153,7 +138,7 @@ class _Loop:
         lost = self.active.logical_and(~(self.norm < math.inf))
         if not _count(lost)[0]:
             return False
-        plain = self.last[0] + self.last[2]
+        plain = self.last.z + self.last.F
         lost.logical_and_((self.z != plain).any(1))
         if not _count(lost)[0]:
             return False
@@ -161,6 +146,30 @@ class _Loop:
         self.z = torch.where(lost.unsqueeze(1), plain, self.z)
         self.norm = self.judge.norm(self.f.residual(self.z))
         return True
+
+    def _wait(self, waiting: Waiting, last: Point, claims: Tensor) -> bool:
+        """May these claims wait, and those that do already, while the samples that have none take another step?"""
+        if not math.isfinite(self.judge.largest(self.z)):
+            return False
+        count = waiting.add(claims, last, Point(self.z, self.norm, self.f.residual(self.z)), self.step)
+        return count < self.at_work and self.step < self.max_steps and waiting.pays(self.f)
+
+    def _settle(self, waiting: Waiting, last: Point) -> None:
+        """Look at the claims that wait: samples whose claims hold have ended where they made them."""
+        held = waiting.look(self.judge, self.f)
+        self.judge.came_from = last.z, last.F
+        which, each = held.which, held.which.unsqueeze(1)
+        F = torch.where(each, held.point.F, self.f.residual(self.z))
+        self.z, self.norm = torch.where(each, held.point.z, self.z), torch.where(which, held.point.norm, self.norm)
+        self.f.know(self.z, F)
+        self.best = torch.where(each, self.z, self.best)
+        self.best_norm = torch.where(which, self.norm, self.best_norm)
+        self.steps = torch.where(which, held.steps, self.steps)
+        self.status.masked_fill_(which, int(Status.CONVERGED))
+        self.steep, self.cleared = torch.where(which, held.steep, self.steep), self.cleared | held.cleared
+        self.active = self.active & ~which
+        self.at_work = _count(self.active)[0]
+        self.refused = held.refused if waiting.numbers[-1] == self.step else None
 
     def _end(self, running: Tensor, improved: Tensor, left: int, better: int, sound: bool) -> tuple[Tensor, int, int]:
         """Some samples end here: judge their claims, and say how they end.  ``sound``: nothing is stuck, and all norms are
@@ -179,8 +188,10 @@ class _Loop:
         claims = done if sound or self.at_work == self.alive else done.logical_and(self.active)
         claimed = self.at_work - left if sound else _count(claims)[0]
         if claimed:
-            before = None if self.last is None else 2 * self.norm if self.method.encloses else self.last[1]
+            before = None if self.last is None else 2 * self.norm if self.method.encloses else self.last.norm
             holds = self.judge.examine(self.z, self.norm, claims, before, self.stuck)
+            asked = self.judge.asked.cleared(self.z)
+            self.cleared = self.cleared if asked is None else self.cleared | (asked & holds)
             if holds is not claims:
                 refused = claims.logical_xor(holds)
                 done, claims = done.logical_and(~refused), holds
@@ -194,9 +205,8 @@ class _Loop:
                 improved.logical_or_(self.judge.hiding(self.best, left_here))
             better = self.alive if claimed == self.alive else _count(improved)[0]
         if claimed and self.last is not None and self.judge.asks_for_strides(self.z):
-            point, _, before = self.last
-            F, iteration = self.f.residual(self.z), self.judge.relative_to_state
-            said = by_the_last_step(iteration, self.z, F, point, before, claims)
+            F, iteration, last = self.f.residual(self.z), self.judge.relative_to_state, self.last
+            said = by_the_last_step(iteration, self.z, F, last.z, last.F, claims)
             self.steep = torch.where(claims, said, self.steep)
         if claimed == self.alive:  # every one, here and now
             self.steps.fill_(self.step)
@@ -253,8 +263,8 @@ class _Loop:
             f.norm = torch.linalg.vector_norm(f.residual(self.z), dim=1).to(self.norm)
             units = torch.where(self.norm > 0, f.norm / self.norm, 1)
             f.tolerance, f.best_norm = self.tolerance * units, self.best_norm * units
-        self.last = self.z, self.norm, f.residual(self.z)
-        self.judge.came_from = self.z, self.last[2]
+        self.last = Point(self.z, self.norm, f.residual(self.z))
+        self.judge.came_from = self.z, self.last.F
         written, values = _writes(self.z), Values([self.z]) if self.foreign else None
         self.foreign = self.foreign and not values  # of a state that is zero nothing is seen
         z, self.state = stepped(self.method.step(f, self.z, self.state), self.z, type(self.method).__name__)
@@ -263,7 +273,7 @@ class _Loop:
                 f"{type(self.method).__name__}.step wrote into the z that it was given, of which f remembers the values: "
                 "return another tensor (z.clone() first, or operations without an underscore)"
             )
-        self.stuck, self.settled = f.stuck, f.at_rounding
+        self.stuck, self.settled, self.refused = f.stuck, f.at_rounding, None
         self.remark = f.remark or self.remark
         if f.falling is not None or Progress.due(f, self.step):
             look = self.progress
@@ -297,7 +307,7 @@ class _Loop:
         self.progress.select(samples)
         self.state = self._state_of(samples)
         self.z = self.f.selected()
-        for name in ("norm", "tolerance", "best", "best_norm", "active", "steps", "status", "steep"):
+        for name in ("norm", "tolerance", "best", "best_norm", "active", "steps", "status", "steep", "cleared"):
             setattr(self, name, getattr(self, name).index_select(0, samples))
         self.alive = len(samples)
 
@@ -318,7 +328,7 @@ class _Loop:
         assert self.everything is not None
         named = {f"kept {name}": value for name, value in kept.items()} | {"tolerance": self.tolerance}
         self.everything.store(z=self.best, norm=self.best_norm, steps=self.steps, status=self.status, **named)
-        self.everything.store(steep=self.steep)
+        self.everything.store(steep=self.steep, cleared=self.cleared)
 
     def outcome(self) -> Outcome:
         """What came of it, for all samples."""
@@ -332,7 +342,7 @@ class _Loop:
             values = self.everything.values
             keep = {name[5:]: value for name, value in values.items() if name.startswith("kept ")}
             best, norm, steps, status, steep = (values[k] for k in ("z", "norm", "steps", "status", "steep"))
-            tolerance = values["tolerance"]
+            tolerance, self.cleared = values["tolerance"], values["cleared"]
         if not self.all_converged and int(torch.count_nonzero(status)):
             norm = torch.where(torch.isinf(norm), torch.nan, norm)
         status, tolerance = self._last_word(best, norm, status, steep, tolerance)
@@ -366,6 +376,7 @@ class _Loop:
             return status, tolerance
         judge, f = self.whole, self.whole.f
         before = f.evaluations, f.sample_evaluations
+        judge.asked.note(z, self.cleared, torch.zeros_like(self.cleared))
         asked = status if handed is None else status.masked_fill(handed, int(Status.STOPPED))
         found = judge.review(z, norm, asked, steep, self.all_converged)
         if judge.relative_to_state and found is not asked:

@@ -394,8 +394,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/steps/bracketing.py",
         SCALAR + " -k 'bracket or brentq or jump'",
-        ("missing = missing & ~found.squeeze(1)", "missing = missing & found.squeeze(1)"),
-        ("outer = inner + side * step", "outer = inner + step"),
+        ("missing = missing & ~found\n", "missing = missing & found\n"),
+        ("outer = torch.add(inner, step, alpha=side)", "outer = torch.add(inner, step)"),
     ),
     *mutants(
         "implicitkit/solver/steps/line_search.py",

@@ -413,9 +413,13 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
+        "implicitkit/solver/verdict/crossings.py",
         FAR,
         ("unit = torch.where(columns > 0, rows / columns, unit)", "unit = unit"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/probing.py",
+        FAR,
         ("torch.where(ray, _SHORT, 0)", "torch.where(ray, 0, 0)"),
         ("if not f.kind.of_residuals or z.shape[1] > DENSE:", "if True:"),
         (
@@ -452,9 +456,16 @@ MUTANTS = [
         ("left = torch.where(still, _least_change", "left = torch.where(still & False, _least_change"),
     ),
     *mutants(
+        "implicitkit/solver/waiting.py",
+        "tests/solver/test_claims_that_wait.py",
+        ("here, last = self._points(columns, at), ", "here, last = self.points[-1], "),
+        ("again = (norms <= tolerance) & (late > at)", "again = (norms <= tolerance) & (late > at + 1)"),
+        ("self.in_vain += count", "self.in_vain += 0"),
+    ),
+    *mutants(
         "implicitkit/solver/driver.py",
         "tests/solver/test_units.py -k still_falls",
-        ("2 * self.norm if self.method.encloses else self.last[1]", "self.last[1]"),
+        ("2 * self.norm if self.method.encloses else self.last.norm", "self.last.norm"),
     ),
     *mutants(
         "implicitkit/solver/verdict/vanishing.py",
@@ -622,7 +633,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/judging.py",
         "tests/solver/test_large_least_squares.py -k 'questions_of_the_judge'",
-        ("self._away = z, asked | open_, away", "pass"),
+        ("self.asked.note(z, asked | open_, away)", "pass"),
         ("noise=not fast", "noise=True"),
     ),
     *mutants(
@@ -643,8 +654,8 @@ MUTANTS = [
         ("w = w - share * Nq", "w = w - 0 * share * Nq"),
         ("alive = alive & ~(square.abs() <= torch.finfo(z.dtype).eps)", "pass"),
         (
-            "unsqueeze(1).expand_as(spent)[spent]",
-            "unsqueeze(1).expand_as(spent)[spent] * 0",
+            "torch.where((Q == 0).all(2), size, torch.cat(diagonal, 1))",
+            "torch.cat(diagonal, 1)",
             "tests/solver/test_minima_in_kinks.py -k lanczos",
         ),
         (
@@ -697,7 +708,7 @@ MUTANTS = [
         ("unknown = open_ & ~self._is_settled(z)", "unknown = open_ & False"),
         ("beginning = beginning & ~self._is_settled(z)", "pass"),
         (
-            "torch.where(rows <= NOISE * noise, torch.maximum(rows, least), rows)",
+            "torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)",
             "torch.maximum(rows, least)",
             SINGLE + " -k 'shows_no or hides'",
         ),
@@ -759,14 +770,14 @@ MUTANTS = [
             "tests/solver/test_differences_in_rows.py -k 'decay and float32 and 50'",
         ),
         (
-            "rounded = rounded + 2 * eps * point.abs() / rows if f.kind.iteration else rounded",
-            "pass",
+            "units = 2 * eps * point.abs() / rows if f.kind.iteration else None",
+            "units = None",
             "tests/solver/test_nothing_ran_away.py -k hands_on",
         ),
-        ("(matrix * (point / unit).unsqueeze(1)).abs().sum(2))", "matrix.abs().sum(2))", BESIDE),
+        ("(matrix * point.unsqueeze(1)).abs().sum(2))", "matrix.abs().sum(2))", BESIDE),
         ("~near | has_a_limit(f, *fit, z, open_ & near)", "~near", LIMITS),
         (
-            " + (matrix * (point / unit).unsqueeze(1)).abs().sum(2))",
+            " + (matrix * point.unsqueeze(1)).abs().sum(2))",
             ")",
             "tests/solver/test_convergence.py -k rounding_in_one",
         ),

@@ -268,3 +268,11 @@ def test_two_points_are_remembered_by_what_they_are() -> None:
 def test_residuals_that_hide_z_are_refused() -> None:
     with pytest.raises(RuntimeError, match="autograd sees no z"):
         Fits(lambda z: z.detach() - 1).at(torch.zeros(1, 2, dtype=D)).slope  # noqa: B018
+
+
+def test_the_largest_eigenvalue_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says how the damping begins; that it does not vanish beside the matrix, a diagonal says as well."""
+    asked, largest = [], normal_equations._Dense.largest
+    monkeypatch.setattr(normal_equations._Dense, "largest", lambda self: asked.append(1) or largest(self))
+    found = fit("two active", "linear", DECAY)
+    assert int(found.steps) > 2 and len(asked) == 1

@@ -25,6 +25,7 @@ _FORGIVEN = 10  # such steps in a row
 _SWEEPS = 15  # changes of the active bounds; a cycle of sets never ends
 _HALVINGS = 10  # of a step
 _ARMIJO = 1e-4
+_LEAST = 1e-3  # of eps and of the largest entry on the diagonal of D^-1 R'R D^-1: the least damping
 _NEAR = 1e-3  # how near to a bound an unknown may be held by it, at most, relative to its size
 
 
@@ -156,8 +157,9 @@ class ProjectedLevenbergMarquardt(Method):
         D = column_scales(f, state["D"], normal.columns)
         scale = torch.where(D > 0, D, 1)
         normal.scale(scale)
-        largest = normal.largest().clamp_min(1e-30)
-        mu = torch.where(torch.isnan(state["mu"]), self.damping * largest, state["mu"])
+        mu = state["mu"]
+        if bool((unknown := torch.isnan(mu)).any()):
+            mu = torch.where(unknown, self.damping * normal.largest().clamp_min(1e-30), mu)
         nu = torch.full_like(mu, 2)
         slope = torch.where(free, g, 0)
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
@@ -183,7 +185,7 @@ class ProjectedLevenbergMarquardt(Method):
                 break
         f.stuck = hopeless
         share = next_share(state["share"], kept, at_once)
-        mu = torch.maximum(mu, 1e-3 * torch.finfo(mu.dtype).eps * largest)
+        mu = torch.maximum(mu, _LEAST * torch.finfo(mu.dtype).eps * (normal.columns / scale).square().amax(1))
         return z_next, state | {"D": D, "mu": mu, "share": share}
 
 

@@ -27,7 +27,7 @@ from implicitkit.problem.argmin import Bounded, Projected
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.inflection import inflected
-from implicitkit.solver.verdict.minima import LENGTHS, POWERS, ROUNDING, difference_step, lanczos, products
+from implicitkit.solver.verdict.minima import LENGTHS, POWERS, ROUNDING, difference_step, lanczos, products, random_unit
 
 _AFFORDABLE = 2e8  # numbers times rows of the constraints' Jacobian up to which its null space is looked for
 _LONG = 100.0  # times 1 / |H|: the step s, so that a kink that is just active counts as open
@@ -48,8 +48,14 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
     z, eps = look.z, torch.finfo(w.dtype).eps
     if look.unknown or not bool(which.any()):
         return w
+    start = random_unit(z)
+    if not look.curved:  # in a corner, where nothing is free, every way leads up
+        start = look.unit(start)
+        which = which & (start != 0).any(1)
+        if not bool(which.any()):
+            return w
     steps = min(z.shape[1], products(which, descended))
-    lowest, u, largest = lanczos(look.curvature, z, steps)
+    lowest, u, largest = lanczos(look.curvature, z, steps, start)
     suspect = which & (lowest < -(_CURVED if look.curved else eps**0.5) * largest)
     suspect = suspect & (lowest < -look.rounding()) if look.curved else suspect
     if not look.curved and bool((which & ~suspect).any()):

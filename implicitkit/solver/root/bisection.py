@@ -38,10 +38,10 @@ class Bisection(Bracketing):
     """
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        (a, fa, b, fb), missing = self.opened(f, z, state)
-        middle, F, bad = into_domain(f, a + 0.5 * (b - a), torch.where(fa.abs() < fb.abs(), a, b))
-        stop = ((middle == a) | (middle == b) | bad).squeeze(1)
-        f.stuck = stop if missing is None else stop | missing
+        bracket, missing = self.opened(f, z, state)
+        a, fa, b, fb = bracket
+        middle, F, bad = into_domain(f, torch.lerp(a, b, 0.5), lambda: torch.where(fa.abs() < fb.abs(), a, b))
+        self.give_up(f, bracket, middle, bad, missing)
         left = torch.sign(F) == torch.sign(fa)
         a, fa, b, fb = (
             torch.where(left, middle, a),
@@ -68,11 +68,11 @@ class Chandrupatla(Bracketing):
         return super().init(f, z) | {"t": None}
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        (a, fa, b, fb), missing = self.opened(f, z, state)
+        bracket, missing = self.opened(f, z, state)
+        a, fa, b, fb = bracket
         t = torch.full_like(z, 0.5) if state["t"] is None else state["t"]
-        new, F, bad = into_domain(f, a + t * (b - a), a)
-        stop = ((new == a) | (new == b) | bad).squeeze(1)
-        f.stuck = stop if missing is None else stop | missing
+        new, F, bad = into_domain(f, a + t * (b - a), lambda: bracket.a)
+        self.give_up(f, bracket, new, bad, missing)
         # the new point becomes a; b stays on the other side; what is left over is c
         same = torch.sign(F) == torch.sign(fa)
         c, fc = torch.where(same, a, b), torch.where(same, fa, fb)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -98,28 +99,32 @@ def expand(f: Evaluations, z: Tensor, width: float | None, growth: float, expans
     """
     F = f.residual(z)
     step = torch.full_like(z, width) if width is not None else z.abs().clamp_min(1).div(8)
-    bracket = Bracket(z, F, z, F)
-    missing = (torch.isfinite(F) & (F != 0)).squeeze(1)
+    bracket, side_of = Bracket(z, F, z, F), torch.sign(F)
+    missing = (F.abs() < math.inf) & (F != 0)
     ends = {side: (z, F, step, torch.full_like(z, growth)) for side in (1.0, -1.0)}
     for _ in range(expansions):
-        if not bool((missing & f.active).any()):
+        if not bool((missing.squeeze(1) & f.active).any()):
             break
         for side, (inner, f_inner, step, factor) in ends.items():
-            outer = inner + side * step
+            outer = torch.add(inner, step, alpha=side)
             f_outer = f.residual(outer)
-            finite = torch.isfinite(f_outer)
-            found = missing.unsqueeze(1) & finite & (torch.sign(f_outer) != torch.sign(f_inner))
-            bracket = Bracket(
-                torch.where(found, inner, bracket.a),
-                torch.where(found, f_inner, bracket.fa),
-                torch.where(found, outer, bracket.b),
-                torch.where(found, f_outer, bracket.fb),
-            )
-            missing = missing & ~found.squeeze(1)
+            finite = f_outer.abs() < math.inf
+            found = missing & finite & (f_outer * side_of <= 0)
+            if bool(found.any()):
+                bracket = Bracket(
+                    torch.where(found, inner, bracket.a),
+                    torch.where(found, f_inner, bracket.fa),
+                    torch.where(found, outer, bracket.b),
+                    torch.where(found, f_outer, bracket.fb),
+                )
+                missing = missing & ~found
+            if bool(finite.all()):
+                ends[side] = (outer, f_outer, step * factor, factor)
+                continue
             factor = torch.where(finite, factor, 0.5)
             step = torch.where(finite, step * factor, 0.5 * step)
             ends[side] = (torch.where(finite, outer, inner), torch.where(finite, f_outer, f_inner), step, factor)
-    return bracket, missing
+    return bracket, missing.squeeze(1)
 
 
 def first_bracket(
@@ -135,17 +140,20 @@ def first_bracket(
     return bracket, missing
 
 
-def into_domain(f: Evaluations, z: Tensor, towards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``z``, halved towards a point where the residual is finite until it is so there; the residual; where it still is not.
+def into_domain(f: Evaluations, z: Tensor, towards: Callable[[], Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """``z``, halved towards a point where the residual is finite until it is so there; the residual; where it still is not,
+    ``None`` where it is finite everywhere.
 
     One evaluation, and at most 50 more where the domain ends in between.
     """
     F = f.residual(z)
-    bad = ~torch.isfinite(F)
+    if math.isfinite(float(F.sum())):
+        return z, F, None
+    end, bad = towards(), ~torch.isfinite(F)
     for _ in range(50):
         if not bool((bad.squeeze(1) & f.active).any()):
             break
-        z = torch.where(bad, z + 0.5 * (towards - z), z)
+        z = torch.where(bad, z + 0.5 * (end - z), z)
         F = f.residual(z)
         bad = ~torch.isfinite(F)
     return z, F, bad
@@ -188,3 +196,11 @@ class Bracketing(Method):
             return Bracket(*(state[name] for name in Bracket._fields)), None
         given = None if self.bracket is None else (state["a"], state["b"])
         return first_bracket(f, z, given, self.width, self.growth, self.expansions)
+
+    @staticmethod
+    def give_up(f: Evaluations, bracket: Bracket, point: Tensor, bad: Tensor | None, missing: Tensor | None) -> None:
+        """Samples whose interval has no ``point`` inside, or none where the residual is finite, or that had no interval."""
+        stop = (point == bracket.a) | (point == bracket.b)
+        stop = (stop if bad is None else stop | bad).squeeze(1)
+        stop = stop if missing is None else stop | missing
+        f.stuck = stop if bool(stop.any()) else None

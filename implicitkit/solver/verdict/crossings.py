@@ -86,3 +86,16 @@ def without(M: Tensor, b: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
     if M.shape[1] == M.shape[2]:
         return torch.where(off.unsqueeze(2), fixed, kept), torch.where(off, 0, b)
     return torch.cat([kept, fixed], 1), torch.cat([b, torch.zeros_like(off, dtype=b.dtype)], 1)
+
+
+def in_units(matrix: Tensor, point: Tensor, unit: Tensor, square: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """A ``matrix`` scaled to equal rows, and the units of unknowns and equations; of a fit, to equal columns."""
+    if square:
+        rows = (matrix * unit.unsqueeze(1)).abs().amax(2)
+    else:
+        rows = (matrix * point.unsqueeze(1)).abs().amax((1, 2)).unsqueeze(1)
+    rows = torch.where(rows > 0, rows, 1)
+    if not square:
+        columns = torch.linalg.vector_norm(matrix, dim=1)
+        unit = torch.where(columns > 0, rows / columns, unit)
+    return matrix * unit.unsqueeze(1) / rows.unsqueeze(2), unit, rows

@@ -32,6 +32,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.steps.factored import is_noise
 from implicitkit.solver.subset import ask
+from implicitkit.solver.verdict.asked import Asked
 from implicitkit.solver.verdict.excess import by_pieces, excess
 from implicitkit.solver.verdict.probing import DENSE, runs_away
 from implicitkit.solver.verdict.scales import NOISE, in_working_precision, rounding, steepness
@@ -86,7 +87,7 @@ class Judge:
         self._least: Any = None
         self._last: tuple[Tensor, Tensor] | None = None  # a point, and |z| of each sample there
         self._largest: tuple[Tensor, float] | None = None  # a point, and the largest entry there
-        self._away: tuple[Tensor, Tensor, Tensor] | None = None  # a point, who was asked there, and who runs away
+        self.asked = Asked()  # who was asked at a point whether he runs away
         self.came_from: tuple[Tensor, Tensor] | None = None  # the points a step ago, and F there
         self._healthy: tuple[Tensor, Tensor] | None = None  # a point, whose equations all change there far more than F
         self._held: tuple[Tensor, Tensor] | None = None  # a point, and where a zero is near by factors that hold there
@@ -125,9 +126,11 @@ class Judge:
                 # what holds at the start, but for rounding, says nothing of its units but that they are no smaller than this
                 least = _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
                 first = rows if self._start_rows is None else in_working_precision(self._start_rows)
-                tiny = ((rows > 0) & (rows < least) & (first > 0) & (first < least)).any(1)
-                noise = ask(self.f, rounding, z, tiny, self._began) if bool(tiny.any()) else rows
-                self._rows = torch.where(rows <= NOISE * noise, torch.maximum(rows, least), rows)
+                self._rows, tiny = torch.maximum(rows, least), (rows < least) & (rows > 0)
+                tiny = (tiny & (first > 0) & (first < least)).any(1) if bool(tiny.any()) else tiny
+                if bool(tiny.any()):
+                    noise = ask(self.f, rounding, z, tiny, self._began)
+                    self._rows = torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)
         return self.bound
 
     def measured(self, z: Tensor, norm: Tensor) -> Tensor:
@@ -143,7 +146,7 @@ class Judge:
     def select(self, samples: Tensor, f: Evaluations | None = None) -> Judge:
         """The judge of these samples only, which ``f`` evaluates."""
         judge = copy.copy(self)
-        judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
+        judge.f, judge._last, judge.asked = (self.f if f is None else f), None, Asked()
         judge._healthy = judge._held = judge._settled = judge.came_from = None
         for name in (*_BY_SAMPLE, "_again"):
             value = getattr(self, name)
@@ -255,15 +258,13 @@ class Judge:
 
     def _runs_away(self, z: Tensor, far: Tensor) -> Tensor:
         """Which of the samples ``far`` out are on the way to infinity; who was asked at this point is not asked again."""
-        asked = away = torch.zeros_like(far)
-        if self._away is not None and self._away[0] is z:
-            asked, away = self._away[1:]
+        asked, away = self.asked.at(z)
         open_ = far & ~asked
         if bool(open_.any()):
             unknown = open_ & ~self._is_settled(z)
             if bool(unknown.any()):
                 away = torch.where(unknown, ask(self.f, runs_away, z, unknown), away)
-            self._away = z, asked | open_, away
+            self.asked.note(z, asked | open_, away)
         return far & away
 
     def _is_settled(self, z: Tensor) -> Tensor:

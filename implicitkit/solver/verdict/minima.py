@@ -229,6 +229,12 @@ def difference_step(z: Tensor, relative: float) -> Tensor:
     return torch.maximum(step, _UNITS * torch.finfo(z.dtype).eps * size)
 
 
+def random_unit(z: Tensor) -> Tensor:
+    """One vector of length one for all samples, ``(batch, n)``, always the same."""
+    q = seeded.normal(z.shape[1], seed=0).to(z).expand_as(z)
+    return q / torch.linalg.vector_norm(q, dim=1, keepdim=True)
+
+
 def _is_like(product: Callable[[Tensor], Tensor], N: Any, z: Tensor, steps: int) -> Tensor:
     """Where a Hessian ``H`` is like the positive definite ``N`` of which there are factors, ``(batch,)``: no Ritz value of
     ``N^{-1} H`` is far from one.
@@ -265,33 +271,44 @@ def _is_like(product: Callable[[Tensor], Tensor], N: Any, z: Tensor, steps: int)
     return finite & ((values - 1).abs() <= _LIKE).all(1)
 
 
-def lanczos(product: Callable[[Tensor], Tensor], z: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+def lanczos(
+    product: Callable[[Tensor], Tensor], z: Tensor, steps: int, start: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The least Ritz value of each of a batch of symmetric matrices ``(batch,)``, its vector ``(batch, n)``, and the
-    largest in size ``(batch,)``; ``product`` is that with unit vectors, ``(batch, n)`` like ``z``."""
-    batch, n = z.shape
+    largest in size ``(batch,)``; ``product`` is that with unit vectors, ``(batch, n)`` like ``z``.
+
+    ``start``: a unit vector of each sample, ``(batch, n)``, else a random one.  No step leaves the range of the matrix where
+    that is in it, so that a zero of its null space is no Ritz value.
+    """
     tiny = torch.finfo(z.dtype).tiny
-    q = seeded.normal(n, seed=0).to(z).expand(batch, n)
-    q = q / torch.linalg.vector_norm(q, dim=1, keepdim=True)
+    q = random_unit(z) if start is None else start
     basis: list[Tensor] = []
-    T = in_working_precision(z).new_zeros(batch, steps, steps)
+    diagonal: list[Tensor] = []  # (batch, 1) each, like those beside it
+    beside: list[Tensor] = []
+    size = torch.zeros_like(z[:, :1])
     for k in range(steps):
         basis.append(q)
         w = torch.nan_to_num(product(q), posinf=0.0, neginf=0.0)
-        T[:, k, k] = (w * q).sum(1)
+        diagonal.append((w * q).sum(1, keepdim=True))
+        size = torch.maximum(size, diagonal[-1].abs())
         if k + 1 == steps:
             break
-        Q = torch.stack(basis, 1)
+        Q, column = torch.stack(basis, 1), w.unsqueeze(2)
         for _ in range(2):
-            w = w - ((Q @ w.unsqueeze(2)).mT @ Q).squeeze(1)
+            column = torch.baddbmm(column, Q.mT, torch.bmm(Q, column), alpha=-1)
+        w = column.squeeze(2)
         norm = torch.linalg.vector_norm(w, dim=1, keepdim=True)
-        alive = norm > torch.finfo(z.dtype).eps ** 0.5 * T[:, : k + 1, : k + 1].abs().amax((1, 2)).unsqueeze(1)
+        alive = norm > torch.finfo(z.dtype).eps ** 0.5 * size
         q = torch.where(alive, w / norm.clamp_min(tiny), 0)
-        T[:, k, k + 1] = T[:, k + 1, k] = torch.where(alive, norm, 0).squeeze(1)
-    if bool(
-        (spent := torch.stack(basis, 1).eq(0).all(2)).any()
-    ):  # fewer eigenvalues than steps: there is no other value
-        T.diagonal(dim1=1, dim2=2)[spent] = T.abs().amax((1, 2)).unsqueeze(1).expand_as(spent)[spent]
+        beside.append(torch.where(alive, norm, 0))
+        size = torch.maximum(size, beside[-1])
+    Q = torch.stack(basis, 1)
+    centre = torch.where((Q == 0).all(2), size, torch.cat(diagonal, 1))  # fewer eigenvalues than steps: no other value
+    T = torch.diag_embed(in_working_precision(centre))
+    if beside:
+        off = torch.diag_embed(in_working_precision(torch.cat(beside, 1)), 1)
+        T = T + off + off.mT
     values, vectors = torch.linalg.eigh(torch.nan_to_num(T, posinf=0.0, neginf=0.0))
-    vector = (vectors[:, :, :1].mT @ torch.stack(basis, 1).to(vectors)).squeeze(1)
+    vector = torch.bmm(vectors[:, :, :1].mT, Q.to(vectors)).squeeze(1)
     length = torch.linalg.vector_norm(vector, dim=1, keepdim=True)
     return values[:, 0], (vector / length.clamp_min(tiny)).to(z), values.abs().amax(1)

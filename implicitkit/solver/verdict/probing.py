@@ -13,7 +13,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched, solve_batched
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.crossings import crosses, is_lower, moved_by_rounding, without
+from implicitkit.solver.verdict.crossings import crosses, in_units, is_lower, moved_by_rounding, without
 from implicitkit.solver.verdict.families import in_a_family
 from implicitkit.solver.verdict.lengths import has_no_length, stays
 from implicitkit.solver.verdict.limiting_fits import has_a_limit
@@ -202,11 +202,18 @@ def _by_factors(
     point, square, eps = in_working_precision(z), r is F, torch.finfo(F.dtype).eps
     unit = torch.maximum(point.abs(), FLOOR * point.abs().amax(1, keepdim=True))
     finite = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(r).all(1)
-    matrix, unit, rows = _in_units(torch.where(finite[:, None, None], J, 0), point, unit, square)
+    matrix, unit, rows = in_units(torch.where(finite[:, None, None], J, 0), point, unit, square)
     b = torch.where(finite[:, None], -r / rows, 0)
     if bool(off.any()):
         matrix, b = without(matrix, b, off)
     d, regular, _ = solve_batched(matrix, b) if square else lstsq_batched(matrix, b)
+    # what is added up in each equation, where a change of z along some direction may cancel
+    terms = torch.maximum(scale, rows * matrix.abs().sum(2)) if square else scale
+    near = regular & _near_a_zero(f, z, F, unit * d, scale, terms, loose)
+    small = regular & _is_small(unit * d, z, f.eps)
+    determined = lambda: _is_small(moved_by_rounding(matrix, unit, point), z, f.eps)  # noqa: E731
+    if square and bool((near & small).all() and determined().all()):
+        return finite  # no null space, and no line, has anything to add
     rcond = eps**0.5 if square else None
     low = lstsq_batched(matrix, b, rcond=rcond)[0]
     along = lstsq_batched(matrix, (matrix @ (point / unit).unsqueeze(2)).squeeze(2), rcond=rcond)[0]
@@ -225,43 +232,33 @@ def _by_factors(
             line = _goes_on(f, z, (matrix, unit, rows), low + _ALONG * (along - point / unit), scale, line, straight)
         # a valley that goes down is no line of minima, however little of F is left in it
         line = line & ~is_lower(f, z, origin, line & ~full) if f.kind.minimisation else line
-        left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
-        rounded = eps * (low.abs().amax(1, keepdim=True) + (matrix * (point / unit).unsqueeze(1)).abs().sum(2))
-        # ... and what the correction itself is wrong by, of a matrix whose rank is cut at the root of eps
-        rounded = rounded + 4 * eps**0.5 * torch.maximum(low.abs(), b.abs()).amax(1, keepdim=True)
-        # a number that a map hands on as it is: no correction changes its equation
-        rounded = rounded + 2 * eps * point.abs() / rows if f.kind.iteration else rounded
-        solvable = (left <= 0.5 * b.abs() + rounded).all(1)  # but for rounding of the correction, and of F
+        units = 2 * eps * point.abs() / rows if f.kind.iteration else None
+        solvable = _solves(matrix, low, b, point / unit, units)
     else:
         there = in_working_precision(f.problem.flat_residuals(f.kernel, origin).detach())
         line, solvable = norm(there) <= 1.01 * norm(r) + eps**0.5 * rows.squeeze(1), finite
     line = line if lines else line & full
-    # what is added up in each equation, where a change of z along some direction may cancel
-    terms = torch.maximum(scale, rows * matrix.abs().sum(2)) if square else scale
-    open_, sure = regular & ~(full | line) & _is_small(unit * d, z, f.eps), full | line
+    open_, sure = small & ~(full | line), full | line
     if square and bool(open_.any()):
-        determined = _is_small(moved_by_rounding(matrix, unit, point), z, f.eps)
-        if bool((open_ & ~determined).any()):
-            determined = determined | crosses(f, z, matrix, unit, rows, _SOUND_LOW)
-        sure = sure | (open_ & determined)
-    near = regular & sure & _near_a_zero(f, z, F, unit * d, scale, terms, loose)
-    near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale, terms, loose))
+        known = determined()
+        known = known | crosses(f, z, matrix, unit, rows, _SOUND_LOW) if bool((open_ & ~known).any()) else known
+        sure = sure | (open_ & known)
+    near = (near & sure) | (solvable & line & _near_a_zero(f, z, F, unit * low, scale, terms, loose))
     if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
         near = near | ((F == 0) & (scale > 0)).all(1)
     return finite & near
 
 
-def _in_units(matrix: Tensor, point: Tensor, unit: Tensor, square: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """A ``matrix`` scaled to equal rows, and the units of unknowns and equations; of a fit, to equal columns."""
-    if square:
-        rows = (matrix * unit.unsqueeze(1)).abs().amax(2)
-    else:
-        rows = (matrix * point.unsqueeze(1)).abs().amax((1, 2)).unsqueeze(1)
-    rows = torch.where(rows > 0, rows, 1)
-    if not square:
-        columns = torch.linalg.vector_norm(matrix, dim=1)
-        unit = torch.where(columns > 0, rows / columns, unit)
-    return matrix * unit.unsqueeze(1) / rows.unsqueeze(2), unit, rows
+def _solves(matrix: Tensor, low: Tensor, b: Tensor, point: Tensor, units: Tensor | None) -> Tensor:
+    """Where a correction of ``low`` rank solves ``matrix d = b`` but for a half, and for rounding of itself and of what
+    ``b`` is made of, ``(batch,)``: of a matrix whose rank is cut at the root of eps it is wrong by more.
+
+    ``units``: of a number that a map hands on as it is, ``(batch, n)``: no correction changes its equation."""
+    eps = torch.finfo(matrix.dtype).eps
+    left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
+    rounded = eps * (low.abs().amax(1, keepdim=True) + (matrix * point.unsqueeze(1)).abs().sum(2))
+    rounded = rounded + 4 * eps**0.5 * torch.maximum(low.abs(), b.abs()).amax(1, keepdim=True)
+    return (left <= 0.5 * b.abs() + (rounded if units is None else rounded + units)).all(1)
 
 
 def _goes_on(

@@ -36,12 +36,15 @@ def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
     that step (no longer than ten times ``z``), carried on over a way as long as ``z``: else it may be small by its units
     alone.
     """
-    F, before = in_working_precision(F), in_working_precision(before)
-    norm, last = (torch.linalg.vector_norm(t, dim=1) for t in (F, before))
-    fall = torch.where(F == 0, _MOST, torch.log((before / F).abs()).clamp(0, _MOST)).amin(1, keepdim=True) / _STEEPEST
     size, start = z.abs(), point.abs()
     across = ((z < 0) != (point < 0)) & (size > 0.01 * start)
     outwards = torch.where(across, size + start, size - start)
+    near = (outwards <= _MOST / _STEEPEST * size).all(1)  # of no step that went further out than that is more asked
+    if not bool(near.any()):
+        return near
+    F, before = in_working_precision(F), in_working_precision(before)
+    norm, last = (torch.linalg.vector_norm(t, dim=1) for t in (F, before))
+    fall = torch.where(F == 0, _MOST, torch.log((before / F).abs()).clamp(0, _MOST)).amin(1, keepdim=True) / _STEEPEST
     step, largest = (z - point).abs().amax(1), size.amax(1)
     healthy = (norm * step <= _SOUND * last * largest) & (step <= _LOCAL * largest)
     fell = (F.abs() < before.abs()).all(1)
