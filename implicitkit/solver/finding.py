@@ -7,11 +7,13 @@ asked whether there is a minimum at all.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.problem.qualification import balances_by_rounding
 from implicitkit.solution import Status
 from implicitkit.solver import return_checks
@@ -27,6 +29,7 @@ from implicitkit.solver.subset import subset
 from implicitkit.solver.verdict.minima import ROUNDING, downhill, falls_forever
 from implicitkit.solver.verdict.noise import refuse_noise
 from implicitkit.solver.verdict.probing import DENSE
+from implicitkit.solver.verdict.risen import RISEN, Start
 from implicitkit.solver.verdict.scales import in_working_precision
 
 _SPECTRUM = 256  # unknowns up to which it is asked whether a flow leaves the state found
@@ -45,11 +48,14 @@ _NOT_ASKED = (
     f"Whether the flow stays at this state or leaves it is not asked of more than {_SPECTRUM} unknowns; "
     "ik.stability(solution) tells"
 )
+_OTHERS = ("newton_cg",)  # for minima above their start ...
+_OTHERS_WITHIN = ("sqp", "filter_interior_point", "proximal_gradient")  # ... within bounds, sets and constraints
 _WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the way out: where a point may be lower
 
 
 def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
     """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, constrained or not, on to a minimum."""
+    start = Start(f, z0)
     outcome = _run(solver, f, z0, options)
     warn_of_seminorm(f, z0, outcome, options)
     if refuse_noise(f, outcome):
@@ -66,6 +72,8 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
     _look_down(f, z0, outcome)
     _leave_saddles(solver, f, options, outcome)
+    if _look_up(solver, start, options, outcome):
+        _leave_saddles(solver, f, options, outcome)
     if f.kind.minimisation:
         _look_back(f, outcome)
     failed = torch.zeros_like(outcome.status, dtype=torch.bool)
@@ -147,6 +155,30 @@ def _look_down(f: Evaluations, z0: Tensor, outcome: Outcome) -> None:
     if bool(far.any()):
         forever = falls_forever_within if f.kind.returns_program else falls_forever
         outcome.status = torch.where(forever(f, outcome.z, far), int(Status.UNBOUNDED), outcome.status)
+
+
+def _look_up(solver: Solver, start: Start, options: Options, outcome: Outcome) -> bool:
+    """Once more from the start for what has ended higher than it began, by others where the solver is to be chosen; is
+    there another point now?  ``STALLED`` where that comes to nothing.  A user's own solver need not begin there."""
+    before = outcome.z
+    if solver.general or outcome.descended:
+        return False
+    f, risen = start.f, start.risen(outcome.z, outcome.status == int(Status.CONVERGED))
+    if not bool(risen.any()):
+        return False
+    others = (_OTHERS_WITHIN if f.kind.returns_program else _OTHERS) if isinstance(solver, Polyalgorithm) else ()
+    for name in others:
+        left = options.after(outcome.taken, outcome.shown)
+        if not bool(risen.any()) or (left.max_steps is not None and left.max_steps < 1):
+            break
+        with suppress(CapabilityError):  # not for this set, or so many unknowns
+            _run_again(get_solver(name), f, start.z0, risen, replace(left, start_norm=None), outcome)
+            found = risen & (outcome.status == int(Status.CONVERGED))
+            risen = (risen & ~found) | start.risen(outcome.z, found)
+    risen = risen & (outcome.status != int(Status.STOPPED))
+    if bool(risen.any()):
+        outcome.status, outcome.message = torch.where(risen, int(Status.STALLED), outcome.status), RISEN
+    return outcome.z is not before
 
 
 def _look_back(f: Evaluations, outcome: Outcome) -> None:

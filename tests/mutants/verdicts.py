@@ -808,6 +808,19 @@ MUTANTS = [
         ("Stage(Impatient(DFSANE(), window=50, horizon=500), max_steps=500)", '_stage("df_sane", max_steps=500)'),
     ),
     *mutants(
+        "implicitkit/solver/verdict/risen.py",
+        "tests/solver/test_no_higher_than_the_start.py",
+        ("rise > _VALLEY * self._explained(z, start)", "rise > 0 * self._explained(z, start)"),
+        ("rise > _SHAKEN *", "rise > 0 *"),
+        ("(self.model.violation(constraints) <= least)", "(self.model.violation(constraints) <= 100)"),
+        ("least = _FEASIBLE * way *", "least = _FEASIBLE * way +"),
+    ),
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        "tests/solver/test_no_higher_than_the_start.py",
+        ("        total.descended = False\n", ""),
+    ),
+    *mutants(
         "implicitkit/solver/verdict/families.py",
         "tests/solver/test_families_of_minima.py",
         ("found, open_, before = found | (open_ & ends)", "found, open_, before = found"),
