@@ -26,6 +26,7 @@ from implicitkit.solver.norms import warn_of_seminorm
 from implicitkit.solver.polyalgorithm import Polyalgorithm
 from implicitkit.solver.starts import beside, is_lowest
 from implicitkit.solver.subset import subset
+from implicitkit.solver.verdict.kinks import KINK
 from implicitkit.solver.verdict.minima import ROUNDING, downhill, falls_forever
 from implicitkit.solver.verdict.noise import refuse_noise
 from implicitkit.solver.verdict.probing import DENSE
@@ -71,9 +72,9 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
         return outcome
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
     _look_down(f, z0, outcome)
-    _leave_saddles(solver, f, options, outcome)
+    _leave_saddles(solver, start, options, outcome)
     if _look_up(solver, start, options, outcome):
-        _leave_saddles(solver, f, options, outcome)
+        _leave_saddles(solver, start, options, outcome)
     if f.kind.minimisation:
         _look_back(f, outcome)
     failed = torch.zeros_like(outcome.status, dtype=torch.bool)
@@ -195,10 +196,10 @@ def _look_back(f: Evaluations, outcome: Outcome) -> None:
         outcome.status = torch.where(still & lower, int(Status.SADDLE), outcome.status)
 
 
-def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Outcome) -> None:
+def _leave_saddles(solver: Solver, start: Start, options: Options, outcome: Outcome) -> None:
     """Go on from a lower point where the gradient vanishes and the objective does not stop falling; ``SADDLE`` where
-    that comes to nothing."""
-    claimed = outcome.status == int(Status.CONVERGED)
+    that comes to nothing.  ``STALLED`` where the gradient is zero in a kink."""
+    f, claimed = start.f, outcome.status == int(Status.CONVERGED)
     look, forever = (downhill_within, falls_forever_within) if f.kind.returns_program else (downhill, falls_forever)
     falls_by_itself = not solver.general and (f.of_gradient or solver.solves == f.kind.name)
     for escape in range(_ESCAPES + 1):
@@ -206,7 +207,12 @@ def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Ou
             return
         descended = outcome.steps > 0 if falls_by_itself else torch.zeros_like(claimed)
         descended = descended if outcome.blind is None else descended & ~outcome.blind
-        lower = look(f, outcome.z, claimed, descended)
+        kinked = torch.zeros_like(claimed)
+        descended = descended & (escape == 0)  # an edge that was left may be one of several
+        more = () if f.kind.returns_program else (start.steep, kinked)
+        lower = look(f, outcome.z, claimed, descended, *more)
+        if bool(kinked.any()):
+            outcome.status, outcome.message = torch.where(kinked, int(Status.STALLED), outcome.status), KINK
         open_ = (lower != outcome.z).any(1)
         if not bool(open_.any()):
             return

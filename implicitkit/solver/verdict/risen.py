@@ -7,6 +7,7 @@ of the start, convex say, ``f(z) - f(z_0) <= g(z)'(z - z_0)``, which is next to 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from implicitkit.problem.argmin import Bounded, Projected
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.minima import ROUNDING, difference_step
+from implicitkit.solver.verdict.minima import ROUNDING
 from implicitkit.solver.verdict.scales import in_working_precision
 
 RISEN = (
@@ -24,8 +25,8 @@ RISEN = (
 )
 _FEASIBLE = 1e-8  # of the way that a solve has come: how far from where a constraint holds its start may be
 _VALLEY = 2.0  # times what a convex objective may have risen by, of a point that meets its tolerance
-_SHAKES = 4  # moves by half the digits, to see what rounding makes of an objective
-_SHAKEN = 10.0  # times that a rise must be
+_BETWEEN = (0.0, 0.125, 0.375, 0.625, 0.875)  # of the way from the start
+_SHOWN = 0.1  # of a rise, that the gradients there must show
 
 
 class Start:
@@ -39,10 +40,11 @@ class Start:
     def __init__(self, f: Evaluations, z0: Tensor) -> None:
         self.f, self.z0, self.model = f, z0, None
         self._level: Tensor | None = None
+        self.steep: Tensor | None = None  # |g(z0)| of minima without constraints, ``(batch,)``
         if f.kind.returns_program:
             self.model = Model(f)
         elif f.kind.returns_scalar or f.kind.of_residuals:
-            self._level = f.value(z0)
+            self._level, self.steep = f.value(z0), torch.linalg.vector_norm(in_working_precision(f.residual(z0)), dim=1)
 
     def risen(self, z: Tensor, which: Tensor) -> Tensor:
         """Which of the samples ``which`` at ``z`` are higher than a start that meets the constraints, by more than rounding
@@ -65,7 +67,7 @@ class Start:
         if bool(which.any()):
             which = which & (rise > _VALLEY * self._explained(z, start))
         if bool(which.any()):
-            which = which & (rise > _SHAKEN * torch.maximum(self._shaken(z), self._shaken(start)))
+            which = which & (_SHOWN * rise <= self._climbed(z, start))
         return which
 
     def _begun(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -98,17 +100,20 @@ class Start:
         norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
         way = norm(z - start)
         if self.model is None:
-            return norm(self.f(z) if self.f.of_gradient else self.f.residual(z)) * way
-        slope = self.model.slope(self.model.split(z)[0])[2]
-        return norm(self.f.residual(z)) * (way + norm(slope))
+            return norm(self._slope(z)) * way
+        return norm(self.f.residual(z)) * (way + norm(self._slope(z)))
 
-    def _shaken(self, z: Tensor) -> Tensor:
-        """By how much the objective differs where ``z`` does by half the digits, at most: from a minimum by rounding alone,
-        ``(batch,)``."""
-        value, largest, h = self._value(z), z.new_zeros(len(z)), difference_step(z, self.f.eps**0.5)
-        places = torch.arange(z.shape[1], device=z.device)
-        for power in range(_SHAKES):
-            sign = 1 - 2 * (places // 2**power % 2).to(z)
-            moved = self._value(z + sign * (1 - 0.2 * power) * h)
-            largest = torch.fmax(largest, (moved - value).abs().to(largest))
-        return largest
+    def _climbed(self, z: Tensor, start: Tensor) -> Tensor:
+        """The steepest change that gradients show on the straight way from the start, over all of that, ``(batch,)``: where
+        an objective has risen, and not by rounding, it is as much somewhere."""
+        most, way = z.new_zeros(len(z)), z - start
+        with suppress(Exception):  # outside its domain
+            for share in _BETWEEN:
+                there = start + share * way
+                slope = self._slope(there)
+                most = torch.fmax(most, (slope * way[:, : slope.shape[1]]).sum(1).abs().to(most))
+        return most
+
+    def _slope(self, z: Tensor) -> Tensor:
+        """The gradient of the objective, ``(batch, n)``."""
+        return self.f.residual(z) if self.model is None else self.model.slope(self.model.split(z)[0])[2]
