@@ -355,8 +355,9 @@ class _Loop:
         onward, halted = self._onward(), self.halted
         left = self.z if self.everything is None and self.f.kind.minimisation else None
         return Outcome(
-            best, norm, steps, status, *figures, "", keep, tolerance=tolerance, onward=onward, halted=halted, left=left
-        )
+            best, norm, steps, status, *figures, "", keep, tolerance=tolerance, onward=onward, halted=halted, left=left,
+            descended=self.method.descends,
+        )  # fmt: skip
 
     def _onward(self) -> Tensor | None:
         """Where a minimisation that has run out of steps stands, if that is not its best point: along a valley ``|F|`` rises

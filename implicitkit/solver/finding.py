@@ -7,11 +7,13 @@ asked whether there is a minimum at all.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.problem.qualification import balances_by_rounding
 from implicitkit.solution import Status
 from implicitkit.solver import return_checks
@@ -24,9 +26,11 @@ from implicitkit.solver.norms import warn_of_seminorm
 from implicitkit.solver.polyalgorithm import Polyalgorithm
 from implicitkit.solver.starts import beside, is_lowest
 from implicitkit.solver.subset import subset
+from implicitkit.solver.verdict.kinks import KINK
 from implicitkit.solver.verdict.minima import ROUNDING, downhill, falls_forever
 from implicitkit.solver.verdict.noise import refuse_noise
 from implicitkit.solver.verdict.probing import DENSE
+from implicitkit.solver.verdict.risen import RISEN, Start
 from implicitkit.solver.verdict.scales import in_working_precision
 
 _SPECTRUM = 256  # unknowns up to which it is asked whether a flow leaves the state found
@@ -45,11 +49,14 @@ _NOT_ASKED = (
     f"Whether the flow stays at this state or leaves it is not asked of more than {_SPECTRUM} unknowns; "
     "ik.stability(solution) tells"
 )
+_OTHERS = ("newton_cg",)  # for minima above their start ...
+_OTHERS_WITHIN = ("sqp", "filter_interior_point", "proximal_gradient")  # ... within bounds, sets and constraints
 _WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the way out: where a point may be lower
 
 
 def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
     """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, constrained or not, on to a minimum."""
+    begun = Start(f, z0)
     outcome = _run(solver, f, z0, options)
     warn_of_seminorm(f, z0, outcome, options)
     if refuse_noise(f, outcome):
@@ -65,7 +72,9 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
         return outcome
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
     _look_down(f, z0, outcome)
-    _leave_saddles(solver, f, options, outcome)
+    _leave_saddles(solver, begun, options, outcome)
+    if _look_up(solver, begun, options, outcome):
+        _leave_saddles(solver, begun, options, outcome)
     if f.kind.minimisation:
         _look_back(f, outcome)
     failed = torch.zeros_like(outcome.status, dtype=torch.bool)
@@ -149,6 +158,30 @@ def _look_down(f: Evaluations, z0: Tensor, outcome: Outcome) -> None:
         outcome.status = torch.where(forever(f, outcome.z, far), int(Status.UNBOUNDED), outcome.status)
 
 
+def _look_up(solver: Solver, start: Start, options: Options, outcome: Outcome) -> bool:
+    """Once more from the start for what has ended higher than it began, by others where the solver is to be chosen; is
+    there another point now?  ``STALLED`` where that comes to nothing.  A user's own solver need not begin there."""
+    before = outcome.z
+    if solver.general or outcome.descended:
+        return False
+    f, risen = start.f, start.risen(outcome.z, outcome.status == int(Status.CONVERGED))
+    if not bool(risen.any()):
+        return False
+    others = (_OTHERS_WITHIN if f.kind.returns_program else _OTHERS) if isinstance(solver, Polyalgorithm) else ()
+    for name in others:
+        left = options.after(outcome.taken, outcome.shown)
+        if not bool(risen.any()) or (left.max_steps is not None and left.max_steps < 1):
+            break
+        with suppress(CapabilityError):  # not for this set, or so many unknowns
+            _run_again(get_solver(name), f, start.z0, risen, replace(left, start_norm=None), outcome)
+            found = risen & (outcome.status == int(Status.CONVERGED))
+            risen = (risen & ~found) | start.risen(outcome.z, found)
+    risen = risen & (outcome.status != int(Status.STOPPED))
+    if bool(risen.any()):
+        outcome.status, outcome.message = torch.where(risen, int(Status.STALLED), outcome.status), RISEN
+    return outcome.z is not before
+
+
 def _look_back(f: Evaluations, outcome: Outcome) -> None:
     """``SADDLE`` where a sample that ``DIVERGED`` stands still, its gradient zero, and the objective is lower on its way
     from the origin: it has climbed, to a plateau (``clip(z - 5, -2, 2)^2`` at 9) or to where a well ends."""
@@ -163,10 +196,10 @@ def _look_back(f: Evaluations, outcome: Outcome) -> None:
         outcome.status = torch.where(still & lower, int(Status.SADDLE), outcome.status)
 
 
-def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Outcome) -> None:
+def _leave_saddles(solver: Solver, start: Start, options: Options, outcome: Outcome) -> None:
     """Go on from a lower point where the gradient vanishes and the objective does not stop falling; ``SADDLE`` where
-    that comes to nothing."""
-    claimed = outcome.status == int(Status.CONVERGED)
+    that comes to nothing.  ``STALLED`` where the gradient is zero in a kink."""
+    f, claimed = start.f, outcome.status == int(Status.CONVERGED)
     look, forever = (downhill_within, falls_forever_within) if f.kind.returns_program else (downhill, falls_forever)
     falls_by_itself = not solver.general and (f.of_gradient or solver.solves == f.kind.name)
     for escape in range(_ESCAPES + 1):
@@ -174,7 +207,12 @@ def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Ou
             return
         descended = outcome.steps > 0 if falls_by_itself else torch.zeros_like(claimed)
         descended = descended if outcome.blind is None else descended & ~outcome.blind
-        lower = look(f, outcome.z, claimed, descended)
+        kinked = torch.zeros_like(claimed)
+        descended = descended & (escape == 0)  # an edge that was left may be one of several
+        more = () if f.kind.returns_program else (start.steep, kinked)
+        lower = look(f, outcome.z, claimed, descended, *more)
+        if bool(kinked.any()):
+            outcome.status, outcome.message = torch.where(kinked, int(Status.STALLED), outcome.status), KINK
         open_ = (lower != outcome.z).any(1)
         if not bool(open_.any()):
             return

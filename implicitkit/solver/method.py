@@ -48,6 +48,8 @@ class Method(Solver):
     hands_over: ClassVar[bool] = False
     #: Does every step shrink an interval with a zero inside, so that it gets on whatever the residual is after it?
     encloses: ClassVar[bool] = False
+    #: Is every step of a minimisation one down?  Then nobody asks whether the objective is higher in the end.
+    descends: ClassVar[bool] = False
 
     @property
     def differentiable(self) -> bool:

@@ -125,6 +125,7 @@ class Polyalgorithm(Solver):
         if total.all_converged or len(stages) == 1:
             return total
         total.obey(total.status)
+        total.descended = False
         if refuse_noise(f, total):
             return total
         failed = total.status != int(Status.CONVERGED)

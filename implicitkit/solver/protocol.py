@@ -25,6 +25,10 @@ class Steps(Protocol):
         """Is what it gives up for others to go on with, and to judge?"""
 
     @property
+    def descends(self) -> bool:
+        """Does every step of a minimisation lead down?"""
+
+    @property
     def encloses(self) -> bool:
         """Does every step get on, whatever ``|F|`` is after it?"""
 

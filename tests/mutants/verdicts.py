@@ -21,6 +21,7 @@ UNITS_OF_MAPS = "tests/solver/test_units.py -k 'cosine'"
 FEWER = "tests/core/test_states_of_their_own.py"
 SECOND = "tests/solver/test_second_order.py"
 STAYED = "tests/solver/test_nothing_ran_away.py"
+FAMILIES = "tests/solver/test_families_of_minima.py"
 KINKS = "tests/solver/test_minima_in_kinks.py"
 STRANGERS = "tests/solver/test_minima_by_strangers.py"
 FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and newton)'"
@@ -507,6 +508,11 @@ MUTANTS = [
         ("suspect = suspect & ~(high & (behind.abs() >= F.abs()).all(1))", "pass"),
     ),
     *mutants(
+        "implicitkit/solver/verdict/vanishing.py",
+        "tests/solver/test_nothing_ran_away.py -k last_unit_before",
+        ("cut = cut | _underflows_behind(f, z, F, d, suspect)", "pass"),
+    ),
+    *mutants(
         "implicitkit/solver/verdict/underflow.py",
         ROUNDED,
         ("lost = lost | (asked & ~grows(", "lost = lost & (asked & ~grows("),
@@ -548,7 +554,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/minima.py",
         "tests/solver/test_convergence.py -k without_curvature",
-        ("open_ = which & (best == z).all(1)", "open_ = which & ~suspect"),
+        ("open_ = which & ~kinked & (best == z).all(1)", "open_ = which & ~suspect"),
     ),
     *mutants(
         "implicitkit/solver/verdict/inflection.py",
@@ -818,16 +824,56 @@ MUTANTS = [
         ("Stage(Impatient(DFSANE(), window=50, horizon=500), max_steps=500)", '_stage("df_sane", max_steps=500)'),
     ),
     *mutants(
+        "implicitkit/solver/verdict/risen.py",
+        "tests/solver/test_no_higher_than_the_start.py",
+        ("rise > _VALLEY * self._explained(z, start)", "rise > 0 * self._explained(z, start)"),
+        ("_SHOWN * rise <=", "0 * rise <="),
+        ("(self.model.violation(constraints) <= least)", "(self.model.violation(constraints) <= 100)"),
+        ("least = _FEASIBLE * way *", "least = _FEASIBLE * way +"),
+    ),
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        "tests/solver/test_no_higher_than_the_start.py",
+        ("        total.descended = False\n", ""),
+    ),
+    *mutants(
         "implicitkit/solver/verdict/families.py",
         "tests/solver/test_families_of_minima.py",
         ("found, open_, before = found | (open_ & ends)", "found, open_, before = found"),
         ("parts / S, 0)", "parts, 0)"),
+        (" & _is_level(f, z, point, open_)", "", FAMILIES + " -k changes_along"),
+        ("(self.by_bounds | ~self.kept.all(1))", "~self.kept.all(1)", FAMILIES + " -k bound_ends"),
     ),
     *mutants(
         "implicitkit/solver/verdict/kinks.py",
         "tests/solver/test_minima_in_kinks.py -k 'kink or edge or bowl'",
         ("int(Status.STALLED), total.status), KINK", "int(Status.CONVERGED), total.status), KINK"),
         ("jumps = (largest >= _LARGE * start_norm) &", "jumps = (largest < 0) &"),
+        ("_HULL, _SWEEPS = 0.05, 300", "_HULL, _SWEEPS = 5.0, 300"),
+        ("for scale in (_FARTHER, 1 / _FARTHER):", "for scale in ():"),
+        (" - g - t * Hq", " - g"),
+        ("same = same & (norm(near) > least)", "same = same & (norm(near) > 0)"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/minima.py",
+        "tests/solver/test_second_order.py -k wall",
+        ("for t in SHORT if curvature is not None and bool(walled.any()) else ():", "for t in ():"),
+        ("curvature = torch.minimum(curvature, _curvature(probe, z, direction))", "pass"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/second_order.py",
+        "tests/solver/test_second_order.py -k wall",
+        ("for t in SHORT if bool(walled.any()) else ():", "for t in ():"),
+    ),
+    *mutants(
+        "implicitkit/solver/finding.py",
+        KINKS + " -k to_one_side_is_left",
+        ("descended = descended & (escape == 0)", "descended = descended"),
+    ),
+    *mutants(
+        "implicitkit/linear/iterative/frugal.py",
+        "tests/linear/test_frugal.py -k scaled_residual",
+        ("_TIGHTER = 0.1", "_TIGHTER = 1.0"),
     ),
     *mutants(
         "implicitkit/solver/polyalgorithm.py",

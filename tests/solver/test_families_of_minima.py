@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.solver.verdict.families import in_a_family
 from tests.tables.ends import Ends
 
 F64 = torch.float64
@@ -87,3 +90,34 @@ def test_a_bound_in_the_way_along_a_curve_hides_no_way_to_infinity() -> None:
     lower = torch.tensor([-math.inf, -math.inf, 1.9, -math.inf], dtype=F64)
     found = ik.argmin(runs, start, bounds=(lower, None), solver="newton", on_failure="ignore")
     assert not bool(found.converged), found
+
+
+def test_a_curve_of_minima_that_a_bound_ends() -> None:
+    """``z_0`` comes near its bound before it is small, and nothing else moves then: there is a nearest minimum."""
+    objective = lambda z: (z[0] * z[1] - 1).square()  # noqa: E731
+    at = torch.tensor([1e3, 1e-3], dtype=F64)
+    lower = torch.tensor([100.0, -math.inf], dtype=F64)
+    found = ik.argmin(
+        objective, torch.tensor([200.0, 1.0], dtype=F64), solver=Ends("constrained", at), bounds=(lower, None)
+    )
+    torch.testing.assert_close(found.value, at)
+
+
+@pytest.mark.parametrize("falls", (False, True))
+def test_an_objective_that_changes_along_a_curve_has_no_minima_there(falls: bool) -> None:
+    """However small the gradient is on it."""
+
+    def gradient(z: Tensor) -> Tensor:
+        return 2 * (z[:, :1] * z[:, 1:] - 1) * z.flip(1)
+
+    f: Any = SimpleNamespace(
+        kind=SimpleNamespace(minimisation=True, returns_program=False, iteration=False),
+        eps=torch.finfo(F64).eps,
+        residual=gradient,
+        linearize=lambda z: SimpleNamespace(
+            dense=lambda: torch.func.jacrev(lambda y: gradient(y[None])[0])(z[0])[None]
+        ),
+        beside=lambda _: SimpleNamespace(value=lambda z: 1 - 1e-6 * z[:, 0] if falls else torch.ones_like(z[:, 0])),
+    )
+    z = torch.tensor([[1e3, 1e-3]], dtype=F64)
+    assert bool(in_a_family(f, z, torch.ones(1, dtype=torch.bool))) is not falls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.solver.verdict import minima
+from implicitkit.solver.verdict.kinks import in_a_kink
 from implicitkit.solver.verdict.minima import lanczos
 
 F64 = torch.float64
@@ -372,3 +375,97 @@ def test_a_bowl_however_steep_has_no_kink(steep: float) -> None:
     """What has stalled by rounding goes on to others."""
     found = ik.argmin(lambda z: steep * ((z - _A) ** 4).sum() + z[0] ** 2, torch.zeros(3, dtype=F64))
     assert bool(found.converged)
+
+
+#: Objectives whose gradient is zero in a kink, as autograd has it, and starts.
+_T = torch.tensor([0.0, 0.0, 1.0, 2.0, 0.0])
+_ZERO_IN_A_KINK: dict[str, tuple[Callable[[Tensor], Tensor], list[float]]] = {
+    "|z| + z^2": (lambda z: (z.abs() + z * z).sum(), [0.0]),
+    "some unknowns of a lasso": (lambda z: ((z - _T.to(z)) ** 2 / 2 + 0.3 * z.abs()).sum(), [0.0] * 5),
+    "in small units": (lambda z: 1e-9 * (z.abs() + z * z).sum(), [0.0, 0.0]),
+    "a weak one": (lambda z: (1e-3 * z.abs() + z * z).sum(), [0.0]),
+    "a tie": (lambda z: torch.maximum((z - 1).square().sum(), (z + 1).square().sum()), [0.0, 0.0]),
+    "to one side": (lambda z: (torch.relu(z) + z * z).sum(), [0.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("name", list(_ZERO_IN_A_KINK))
+def test_a_gradient_that_is_zero_in_a_kink_is_no_minimum(name: str, dtype: torch.dtype) -> None:
+    """``|z| + (z - y)^2`` stays at zero while ``|y| < 1/2``; its derivatives at zero say that it moves with ``y``."""
+    objective, start = _ZERO_IN_A_KINK[name]
+    with pytest.raises(ik.ConvergenceError, match="stops falling in a kink") as caught:
+        ik.argmin(objective, torch.tensor(start, dtype=dtype))
+    assert caught.value.solution.evaluations < 50
+
+
+def test_an_edge_where_the_gradient_is_zero_to_one_side_is_left() -> None:
+    objective = lambda z: (z * z / 2 - torch.relu(-z)).sum()  # noqa: E731
+    found = ik.argmin(objective, torch.zeros(2, dtype=F64))
+    torch.testing.assert_close(found.value, -torch.ones(2, dtype=F64))
+
+
+_SMOOTH_AT_ZERO: dict[str, Callable[[Tensor], Tensor]] = {
+    "rounded off within 1e-10": lambda z: torch.sqrt(z * z + 1e-20) + z * z,
+    "a corner of curvature": lambda z: torch.relu(z) ** 2 + z * z / 2,
+    "fourth order": lambda z: z**4,
+    "steep": lambda z: 1e12 * z * z,
+    "hardly curved": lambda z: 1e-12 * z * z,
+    "all rounding": lambda z: (z - 1e8) ** 2 + (z + 1e8) ** 2,
+}
+
+
+@pytest.mark.parametrize("moved", (0.0, 1e-9))
+@pytest.mark.parametrize("name", list(_SMOOTH_AT_ZERO))
+def test_what_is_smooth_has_no_kink_where_it_begins(name: str, moved: float) -> None:
+    start = torch.full((2,), moved, dtype=F64)
+    assert bool(ik.argmin(lambda z: _SMOOTH_AT_ZERO[name](z).sum(), start).converged)
+
+
+def test_a_kink_that_counts_for_nothing_is_none() -> None:
+    assert bool(ik.argmin(lambda z: (1e-9 * z.abs() + z * z).sum(), torch.zeros(2, dtype=F64)).converged)
+
+
+def test_a_kink_of_one_sample_is_none_of_the_others() -> None:
+    weights = torch.tensor([1.0, 0.0], dtype=F64)
+    found = ik.argmin(
+        lambda z: weights * z.abs().sum(1) + (z * z).sum(1),
+        torch.zeros(2, 3, dtype=F64),
+        batch_dims=1,
+        on_failure="ignore",
+    )
+    assert found.converged.tolist() == [False, True]
+
+
+def test_what_comes_from_afar_is_not_asked_for_kinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(minima, "jumps_at", lambda f, z, *_: asked.append(len(z)))
+    for objective in (
+        lambda z: ((z - 3) ** 2).sum(),
+        lambda z: torch.cosh(z - 2).sum(),
+        lambda z: 1e6 * ((z - 3) ** 4).sum(),
+    ):
+        ik.argmin(objective, torch.zeros(3, dtype=F64))
+    assert not asked
+
+
+def test_an_edge_of_which_no_sample_shows_the_fall_is_no_minimum() -> None:
+    """``10 |z_0| - 0.8 z_1`` falls within 5 degrees of an axis alone; means of its gradients are all far from zero."""
+
+    def in_kink(slope: float) -> bool:
+        value = lambda z: 10 * z[:, 0].abs() - slope * z[:, 1]  # noqa: E731
+        probe = _Probe(value, lambda z: torch.stack([10 * z[:, 0].sign(), -slope + 0 * z[:, 1]], 1))
+        one, z = torch.ones(1, dtype=torch.bool), torch.zeros(1, 2, dtype=F64)
+        return bool(in_a_kink(SimpleNamespace(beside=lambda _: probe), z, one, torch.ones(1, dtype=F64)))  # type: ignore[arg-type]
+
+    assert in_kink(0.0) and not in_kink(0.8)
+
+
+class _Probe:
+    """A gradient, and the objective."""
+
+    def __init__(self, value: Callable[[Tensor], Tensor], gradient: Callable[[Tensor], Tensor]) -> None:
+        self.value, self.gradient = value, gradient
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.gradient(z)

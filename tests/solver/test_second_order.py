@@ -329,3 +329,19 @@ def test_nonconvex(case: tuple[int, int, int, float]) -> None:
     s = ik.argmin(objective, z0, constraints=ik.Inequality(g), bounds=(-1.5, 1.0), solver="sqp", on_failure="ignore")
     assert bool(s.converged) and s.evaluations <= CASES[case], (case, s.steps, s.evaluations)
     assert float(g(s.value).max()) <= 1e-9, case
+
+
+#: A well on both sides of a saddle, and within: 7e-4, 5e-6 and 7e-8 away.
+_WALLS = {"near": (1e4, 1e-2), "nearer": (1e8, 5e-3), "next to it": (1e8, 1e-6)}
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("name", list(_WALLS))
+def test_a_wall_close_behind_hides_no_saddle(name: str, within: bool) -> None:
+    """A tenth, a hundredth and a thousandth away ``b z^4`` is more than ``c z^2``."""
+    b, c = _WALLS[name]
+    objective = lambda z: b * z[0] ** 4 - c * z[0] ** 2 + z[1] ** 2  # noqa: E731
+    more: dict[str, Any] = {"constraints": [ik.Inequality(lambda z: z.sum() - 9)]} if within else {}
+    found = ik.argmin(objective, torch.tensor([0.0, 1.0], dtype=F64), on_failure="ignore", **more)
+    well = (c / (2 * b)) ** 0.5
+    assert not bool(found.converged) or abs(abs(float(found.value[0])) - well) < 1e-2 * well

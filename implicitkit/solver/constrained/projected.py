@@ -54,6 +54,7 @@ class ProjectedNewton(Method):
     solves: ClassVar[str] = "constrained"
     default_max_steps: ClassVar[int] = 50
     hands_over: ClassVar[bool] = True
+    descends: ClassVar[bool] = True
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         bounds = None if Model(f).count else Model(f).bounds(z)
@@ -137,6 +138,7 @@ class ProjectedLevenbergMarquardt(Method):
     solves: ClassVar[str] = "constrained"
     default_max_steps: ClassVar[int] = 1000
     scales: ClassVar[bool] = True  # type: ignore[misc]
+    descends: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_options(self, damping=positive())

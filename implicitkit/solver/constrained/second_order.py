@@ -27,7 +27,17 @@ from implicitkit.problem.argmin import Bounded, Projected
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.inflection import inflected
-from implicitkit.solver.verdict.minima import LENGTHS, POWERS, ROUNDING, difference_step, lanczos, products, random_unit
+from implicitkit.solver.verdict.minima import (
+    LENGTHS,
+    POWERS,
+    ROUNDING,
+    SHORT,
+    difference_step,
+    lanczos,
+    products,
+    promised,
+    random_unit,
+)
 
 _AFFORDABLE = 2e8  # numbers times rows of the constraints' Jacobian up to which its null space is looked for
 _LONG = 100.0  # times 1 / |H|: the step s, so that a kink that is just active counts as open
@@ -67,12 +77,19 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
     if not bool(suspect.any()):
         return w
     v = look.unit(u)
-    least, best = look.merit(z, 0 * look.value)[0] - ROUNDING * eps * look.value.abs(), z
+    here = look.merit(z, 0 * look.value)[0]
+    least, best = here - ROUNDING * eps * look.value.abs(), z
     reach = z.abs().amax(1, keepdim=True).clamp_min(1)
     for t in LENGTHS:
         trial = look.feasible(z + t * reach * v)
         new, holds = look.merit(trial, abs(t) * reach.squeeze(1))
         lower = suspect & holds & torch.isfinite(new) & (new < least)
+        best, least = torch.where(lower.unsqueeze(1), trial, best), torch.where(lower, new, least)
+    walled = suspect & (lowest < 0) & (best == z).all(1)
+    for t in SHORT if bool(walled.any()) else ():
+        trial = look.feasible(z + t * reach * v)
+        new, holds = look.merit(trial, abs(t) * reach.squeeze(1))
+        lower = walled & holds & (new < least) & (here - new >= promised(t * reach.squeeze(1), lowest))
         best, least = torch.where(lower.unsqueeze(1), trial, best), torch.where(lower, new, least)
     return torch.cat([best, w[:, look.model.size :]], 1)
 

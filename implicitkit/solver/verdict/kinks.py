@@ -27,6 +27,8 @@ _RADII = (1e-6, 1e-4)  # of 1 + max |z|
 _WIDER, _JUMPS = 10.0, 3.0  # times as far gradients differ by no more than so many times as much: they jump
 _LARGE = 1e-4  # of the gradient at the start, such a jump
 _HULL, _SWEEPS = 0.05, 300  # of the largest gradient: the shortest mean; and steps to find it
+_FARTHER, _LIKE = 16.0, 0.1  # times as far, and back, a jump is the same but for this
+_SHARE, _OFF = 1e-6, 0.1  # of the gradient at the start and so far off, a jump that is no rounding
 _ROUNDING = 10.0  # units of it, by which the objective may be lower nearby
 
 
@@ -108,6 +110,43 @@ def in_a_kink(f: Evaluations, z: Tensor, which: Tensor, start_norm: Tensor) -> T
                 open_ & (_shortest(G / least.clamp_min(torch.finfo(z.dtype).tiny)[:, None, None]) <= _HULL)
             )
     return found
+
+
+def jumps_at(f: Evaluations, z: Tensor, g: Tensor, which: Tensor, steep: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Where the gradient jumps in ``z`` itself, whatever autograd says there (zero, of ``|z|`` at zero), ``(batch,)``, and
+    the direction ``q`` along which it was looked at, ``(batch, n)``.
+
+    ``j(t) = g(z + t q) - g(z) - t H q``, of which ``H q`` is a derivative, is of second order in ``t`` where the gradient
+    is smooth, however steep; beside a kink it is a jump, as large at ``16 t`` as at ``t`` and at ``t / 16``.
+
+    Args:
+        f: of the gradient. z, g: a point and the gradient there, ``(batch, n)``. which: the samples in question. steep:
+            ``|g|`` at the start, of which rounding errors are no part that counts.
+    """
+    q = torch.nn.functional.normalize(seeded.normal(z.shape[1], seed=0).to(z), dim=0).expand_as(z)
+    size, norm = z.abs().amax(1, keepdim=True), lambda t: torch.linalg.vector_norm(t, dim=1)
+    size, none = torch.where(size > 0, size, 1), torch.zeros_like(which)
+    h = torch.finfo(z.dtype).eps ** 0.5 * size
+    if z.dtype not in (torch.float32, torch.float64):
+        return none, q
+    try:
+        Hq = f.linearize(z).mv(q)
+    except Exception:  # the gradient is not to be differentiated, and no derivative will be
+        return none, q
+    least = torch.maximum(steep.nan_to_num(), norm(Hq) * size.squeeze(1)) * _SHARE
+    found = none
+    for side in (1.0, -1.0):
+        jump = lambda t: f(z + t * q) - g - t * Hq  # noqa: E731
+        near, same = jump(side * h), which & ~found
+        same = same & (norm(near) > least)  # false for NaN
+        for scale in (_FARTHER, 1 / _FARTHER):
+            if bool(same.any()):
+                same = same & (norm(jump(scale * side * h) - near) <= _LIKE * norm(near))
+        if bool(same.any()):
+            far = norm(f(z + side * _OFF * size * q) - g)
+            same = same & (norm(near) > _SHARE * far)
+        found = found | same
+    return found, q
 
 
 def _shortest(G: Tensor) -> Tensor:

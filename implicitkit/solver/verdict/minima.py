@@ -24,11 +24,27 @@ from torch import Tensor
 from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.inflection import inflected
+from implicitkit.solver.verdict.kinks import jumps_at
 from implicitkit.solver.verdict.scales import in_working_precision
 
 _PRODUCTS = 12  # Lanczos steps where the solver may have climbed, or not moved
 _FEW = 3  # ... where it has come down to the point
+_LONGER, _UNLIKE = 16.0, 0.1  # times as far a difference of gradients is like another but for this
+_JUMPS = 1e-6  # of the gradient at the start: a change of it over half the digits that may be a jump
 LENGTHS = (1.0, -1.0, 1e-1, -1e-1, 1e-2, -1e-2, 1e-3, -1e-3)  # of the step off a saddle, relative to max(|z|, 1)
+SHORT = (
+    1e-4,
+    -1e-4,
+    1e-5,
+    -1e-5,
+    1e-6,
+    -1e-6,
+    1e-7,
+    -1e-7,
+    1e-8,
+    -1e-8,
+)  # ... where a wall is near: with a share of the fall ...
+SHOWN = 0.1  # ... that the curvature promises
 POWERS = (2, 4, 6, 8, 10, 12)  # of ten: how far a ray is followed, likewise
 _EVERY = 50  # steps between two looks at the progress
 _PATIENCE = 3  # looks in a row without any, before a sample is given up
@@ -43,19 +59,28 @@ _UNITS = 4  # in the last place, by which z moves at least in a difference
 ROUNDING = 100  # units of it that a difference of objectives must exceed
 
 
-def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Tensor:
+def downhill(
+    f: Evaluations, z: Tensor, which: Tensor, descended: Tensor, steep: Tensor | None, kinked: Tensor
+) -> Tensor:
     """Lower points beside the stationary points ``which`` that are no minima; ``z`` itself elsewhere, ``(batch, n)``.
 
     Args:
         f: the problem's. z: ``(batch, n)``. which: ``(batch,)``, the samples in question. descended: those of them to which
-            the objective has fallen step by step; these are looked at less closely.
+            the objective has fallen step by step; these are looked at less closely. steep: ``|g|`` at the start; ``None``:
+            nobody asks for kinks. kinked: is set where the gradient jumps in ``z`` instead of vanishing, ``(batch,)``.
     """
     probe = f.beside("minimise")
     eps = f.eps
     steps = min(z.shape[1], products(which, descended))
     at = f if f.of_gradient else probe  # which remembers what it has found there
     g, h = at(z), difference_step(z, eps**0.5)
-    product = lambda q: _slope(probe, z, g, h, q)  # noqa: E731
+    moved = h
+    tried: list[tuple[Tensor, Tensor]] = []
+
+    def product(q: Tensor) -> Tensor:
+        tried.append((q, _slope(probe, z, g, moved, q)))
+        return tried[-1][1]
+
     known = f.system.factored
     if getattr(known, "positive", False) and len(known.units) == len(z):
         which = which & ~_is_like(product, known, z, steps)
@@ -68,9 +93,22 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
         there, back = (_tried(probe, z + s * direction, z, z) for s in (h, -h))
         there, back = (torch.where(torch.isfinite(t), t, g) for t in (there, back))
         curvature = ((there - back) * direction).sum(1) / (2 * h.squeeze(1))
-        suspect = suspect & (curvature < -30 * eps ** (2 / 3) * largest)
-    best = _lower(probe, z, at.value(z), suspect, direction) if bool(suspect.any()) else z
-    open_ = which & (best == z).all(1)
+        least = -30 * eps ** (2 / 3) * largest
+        if bool((suspect & ~(curvature < least)).any()):  # a wall nearer than that
+            curvature = torch.minimum(curvature, _curvature(probe, z, direction))
+        suspect = suspect & (curvature < least)
+        lowest = torch.where(suspect, torch.maximum(lowest, curvature), lowest)
+    best = _lower(probe, z, at.value(z), suspect, direction, lowest) if bool(suspect.any()) else z
+    if steep is not None:
+        doubtful = which & (best == z).all(1) & (~descended | (largest * moved.squeeze(1) >= _JUMPS * steep))
+        if bool(doubtful.any()):
+            doubtful = doubtful & _is_odd(probe, z, g, moved, *tried[0], doubtful & ~descended)
+        if bool(doubtful.any()):
+            jumps, q = jumps_at(probe, z, g, doubtful, steep)
+            if bool(jumps.any()):  # it may fall from an edge
+                best = torch.where(jumps.unsqueeze(1), _lower(probe, z, at.value(z), jumps, q), best)
+            kinked |= jumps & (best == z).all(1)
+    open_ = which & ~kinked & (best == z).all(1)
     if bool(open_.any()):
         h = difference_step(z, eps**0.5)
         objective = lambda y: at.value(y) if y is z else _tried(probe.value, y, z, y[:, 0])  # noqa: E731
@@ -81,8 +119,30 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
     return best
 
 
-def _lower(probe: Evaluations, z: Tensor, value: Tensor, which: Tensor, direction: Tensor) -> Tensor:
-    """The lowest of points along a line through ``z``, of the samples ``which``; ``z`` where none is lower."""
+def _is_odd(probe: Evaluations, z: Tensor, g: Tensor, h: Tensor, q: Tensor, Hq: Tensor, both: Tensor) -> Tensor:
+    """Where a difference of gradients divided by its length, ``Hq``, is another over a longer way, or of ``both`` sides to
+    the other side, ``(batch,)``; one evaluation or two."""
+    norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
+    size = norm(Hq)
+    odd = norm(_slope(probe, z, g, _LONGER * h, q) - Hq) > _UNLIKE * size
+    if bool(both.any()):
+        odd = odd | (both & (norm(_slope(probe, z, g, -h, q) - Hq) > _UNLIKE * size))
+    return odd
+
+
+def _curvature(probe: Evaluations, z: Tensor, direction: Tensor) -> Tensor:
+    """``d' H d``, ``(batch,)``, from derivatives; infinite where there are none."""
+    try:
+        return (probe.linearize(z).mv(direction) * direction).sum(1)
+    except Exception:  # the gradient is not to be differentiated
+        return torch.full_like(z[:, 0], torch.inf)
+
+
+def _lower(
+    probe: Evaluations, z: Tensor, value: Tensor, which: Tensor, direction: Tensor, curvature: Tensor | None = None
+) -> Tensor:
+    """The lowest of points along a line through ``z``, of the samples ``which``; ``z`` where none is lower.  Nearer ones,
+    where a wall hides what the ``curvature`` promises further out, count if they are as much lower as that says."""
     best, least = z, value - ROUNDING * probe.eps * value.abs()
     length = z.abs().amax(1).clamp_min(1)
     for t in LENGTHS:
@@ -91,7 +151,18 @@ def _lower(probe: Evaluations, z: Tensor, value: Tensor, which: Tensor, directio
         lower = which & torch.isfinite(new) & (new < least)
         best = torch.where(lower.unsqueeze(1), trial, best)
         least = torch.where(lower, new, least)
+    walled = which & (best == z).all(1)
+    for t in SHORT if curvature is not None and bool(walled.any()) else ():
+        trial = z + (t * length).unsqueeze(1) * direction
+        fall = value - _tried(probe.value, trial, z, value)
+        lower = walled & (fall >= promised(t * length, curvature)) & (value - fall < least)
+        best, least = torch.where(lower.unsqueeze(1), trial, best), torch.where(lower, value - fall, least)
     return best
+
+
+def promised(t: Tensor, curvature: Any) -> Tensor:
+    """What an objective falls by at least on a short way ``t`` from a saddle with a negative ``curvature``, ``(batch,)``."""
+    return SHOWN * 0.5 * t * t * (-curvature).clamp_min(0)
 
 
 def _slope(gradient: Callable[[Tensor], Tensor], z: Tensor, g: Tensor, h: Tensor, q: Tensor) -> Tensor:

@@ -1,0 +1,119 @@
+r"""Has a minimisation ended higher than it began?
+
+A stationary point above the start is a minimum of another valley at best, which no descent leads to: a step has jumped
+there, over a pole of ``r tan(a s)`` to ``r = 0`` at a bound, where the gradient by ``a`` vanishes with ``r``.  In the valley
+of the start, convex say, ``f(z) - f(z_0) <= g(z)'(z - z_0)``, which is next to nothing at a point that meets its tolerance.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.problem.argmin import Bounded, Projected
+from implicitkit.solver.constrained.model import Model
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict.minima import ROUNDING
+from implicitkit.solver.verdict.scales import in_working_precision
+
+RISEN = (
+    "The objective is higher at the point found than at z0: a stationary point that no descent from there leads to, since a "
+    "step has jumped into another valley. Try another solver=, or begin nearer to the minimum that is meant"
+)
+_FEASIBLE = 1e-8  # of the way that a solve has come: how far from where a constraint holds its start may be
+_VALLEY = 2.0  # times what a convex objective may have risen by, of a point that meets its tolerance
+_BETWEEN = (0.0, 0.125, 0.375, 0.625, 0.875)  # of the way from the start
+_SHOWN = 0.1  # of a rise, that the gradients there must show
+
+
+class Start:
+    """What is known of the objective where a minimisation began.
+
+    Args:
+        f: the problem's; of a minimum without constraints its gradient there is what a solver asks for first, and nothing is
+            evaluated twice. z0: ``(batch, n)``.
+    """
+
+    def __init__(self, f: Evaluations, z0: Tensor) -> None:
+        self.f, self.z0, self.model = f, z0, None
+        self._level: Tensor | None = None
+        self.steep: Tensor | None = None  # |g(z0)| of minima without constraints, ``(batch,)``
+        if f.kind.returns_program:
+            self.model = Model(f)
+        elif f.kind.returns_scalar or f.kind.of_residuals:
+            self._level, self.steep = f.value(z0), torch.linalg.vector_norm(in_working_precision(f.residual(z0)), dim=1)
+
+    def risen(self, z: Tensor, which: Tensor) -> Tensor:
+        """Which of the samples ``which`` at ``z`` are higher than a start that meets the constraints, by more than rounding
+        and ``|g(z)| |z - z_0|`` explain, ``(batch,)``.
+
+        Two evaluations of a program, one of other minima or none; and up to a dozen where there is a rise.
+        """
+        if not bool(which.any()):
+            return which
+        begun = self._begun(z)
+        if begun is None:
+            return torch.zeros_like(which)
+        level, start = begun
+        value = self._value(z)
+        size = torch.maximum(value.abs(), level.abs())
+        rise = value - level
+        which = which & (rise > ROUNDING * self.f.eps * size)  # false for NaN, and from where it is infinite
+        if bool(which.any()):
+            which = which & self._meets(z, start)
+        if bool(which.any()):
+            which = which & (rise > _VALLEY * self._explained(z, start))
+        if bool(which.any()):
+            which = which & (_SHOWN * rise <= self._climbed(z, start))
+        return which
+
+    def _begun(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The objective at the start and the start, in its set; ``None``: it is not known, of a term or of equations."""
+        if self.model is None:
+            return None if self._level is None else (self._level, self.z0)
+        prox: Any = self.model.problem.prox
+        if prox is not None and not isinstance(prox, (Bounded, Projected)):
+            return None
+        z0, _ = self.model.split(self.z0)
+        z0 = z0 if prox is None else self.model.proximal(z0, 1.0)
+        return self.model.values(z0)[0], torch.cat([z0, self.model.split(z)[1]], 1)
+
+    def _meets(self, z: Tensor, start: Tensor) -> Tensor:
+        """Whether the start meets the constraints, but for a share of the way from there to ``z``, ``(batch,)``."""
+        if self.model is None or not self.model.count:
+            return torch.ones_like(start[:, 0], dtype=torch.bool)
+        z0, _ = self.model.split(start)
+        _, _, constraints, J = self.model.local(z0)
+        way = torch.linalg.vector_norm(self.model.split(z)[0] - z0, dim=1, keepdim=True)
+        least = _FEASIBLE * way * torch.linalg.vector_norm(J, dim=2)
+        return (self.model.violation(constraints) <= least).all(1)
+
+    def _value(self, z: Tensor) -> Tensor:
+        return self.f.value(z) if self.model is None else self.model.values(self.model.split(z)[0])[0]
+
+    def _explained(self, z: Tensor, start: Tensor) -> Tensor:
+        """``|F| (|z - z_0| + |g|)``, of a convex objective within a convex set: by how much ``f`` may rise from ``z_0`` to
+        where its residual is ``F`` (without a set, ``|g| |z - z_0|``), ``(batch,)``."""
+        norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
+        way = norm(z - start)
+        if self.model is None:
+            return norm(self._slope(z)) * way
+        return norm(self.f.residual(z)) * (way + norm(self._slope(z)))
+
+    def _climbed(self, z: Tensor, start: Tensor) -> Tensor:
+        """The steepest change that gradients show on the straight way from the start, over all of that, ``(batch,)``: where
+        an objective has risen, and not by rounding, it is as much somewhere."""
+        most, way = z.new_zeros(len(z)), z - start
+        with suppress(Exception):  # outside its domain
+            for share in _BETWEEN:
+                there = start + share * way
+                slope = self._slope(there)
+                most = torch.fmax(most, (slope * way[:, : slope.shape[1]]).sum(1).abs().to(most))
+        return most
+
+    def _slope(self, z: Tensor) -> Tensor:
+        """The gradient of the objective, ``(batch, n)``."""
+        return self.f.residual(z) if self.model is None else self.model.slope(self.model.split(z)[0])[2]
