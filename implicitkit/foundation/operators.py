@@ -92,6 +92,7 @@ class Operator:
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.iterative.preconditioners`); not part of what ``A`` is.
         near: the same, as the problem knows it: worth a trial.
+        wants_factors: the problem knows that Krylov methods would take more products than factors cost.
         definite: Krylov vectors have said that ``A`` (or one like it) is symmetric and definite; not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
         selects: makes the operator of some of the samples (:meth:`select`); ``None`` where they cannot be told apart.
@@ -104,7 +105,7 @@ class Operator:
     __slots__ = (
         "_alike", "_dense", "_matrix", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "fixed_point", "graph",
         "known", "like", "near", "own", "preconditioner", "price", "read", "selects", "size", "step", "structure",
-        "symmetric", "weight",
+        "symmetric", "wants_factors", "weight",
     )
     # fmt: on
 
@@ -127,6 +128,7 @@ class Operator:
         self.definite = False
         self.preconditioner: Any = None
         self.near: Any = None
+        self.wants_factors = False
         self.selects: Callable[[Tensor], Operator | None] | None = None
         self.step: tuple[MatVec, MatVec] | None = None
         self.weight = 0
@@ -246,6 +248,7 @@ class Operator:
         other.known = None if self.known is None else self.known.T
         other.preconditioner = None if self.preconditioner is None else self.preconditioner.T
         other.near = None if self.near is None else self.near.T
+        other.wants_factors = self.wants_factors
         return other.selected_by(lambda _, small: small.T, self)
 
     def derived(self, mv: MatVec, rmv: MatVec, dense: Callable[[], Tensor], **changes: Any) -> Operator:
@@ -316,6 +319,7 @@ def repeated(A: Operator, times: int) -> Operator:
     if A.preconditioner is not None:
         many.preconditioner = _Repeated(A.preconditioner, times)
     many.near = None if A.near is None else _Repeated(A.near, times)
+    many.wants_factors = A.wants_factors
 
     def selects(samples: Tensor) -> Operator | None:
         blocks = (samples % A.batch).unique()
@@ -380,5 +384,5 @@ def single(A: Operator) -> Operator:
         fixed_point=A.fixed_point,
     )
     up.preconditioner, up.near, up.weight = A.preconditioner, A.near, A.weight
-    up.graph, up.read, up.own = A.graph, A.read, A.own
+    up.graph, up.read, up.own, up.wants_factors = A.graph, A.read, A.own, A.wants_factors
     return up.selected_by(lambda _, small: single(small), A)
