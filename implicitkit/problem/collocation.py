@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 INITIAL_VALUE = Kind("initial_value", ("root", "least_squares", "minimise"), like_state=True, solver="newton")
 
-_ENTRIES = 1 << 24  # entries of the blocks up to which their pattern is said; else it is looked for
+_ENTRIES = 1 << 24  # of full blocks, up to which their pattern is said; else it is looked for
 
 
 def radau(stages: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -166,9 +166,9 @@ class Collocation(Problem):
         import scipy.sparse as sp
 
         steps, n, s = len(self.mesh.number), self.layout.size, self.stages
-        coupling = sp.csr_matrix(np.ones((n, n), dtype=bool)) if self.coupling is None else self.coupling
-        if steps * s * s * coupling.nnz > _ENTRIES:
+        if self.coupling is None and steps * s * s * n * n > _ENTRIES:
             return "auto"
+        coupling = sp.csr_matrix(np.ones((n, n), dtype=bool)) if self.coupling is None else self.coupling
         from implicitkit.linear.steps_pattern import coloured_steps
 
         return coloured_steps(coupling, steps, s, self.event is not None)

@@ -483,7 +483,7 @@ MUTANTS = [
         ("_ERROR = (71 / 57600,", "_ERROR = (72 / 57600,"),
         ("_EDGE = 3.25", "_EDGE = 1e9"),
         ("self.lost = self.lost | ~(ratios <= 1)", "self.lost = self.lost | True"),
-        ("torch.where(lost, torch.nan, self.y)", "self.y"),
+        ("torch.where(lost, torch.nan, new) if self._some_lost else new", "new"),
         ("torch.maximum(self.units, new.abs())", "torch.ones_like(new)"),
         ("return torch.maximum(peaks, floor * peaks", "return torch.maximum(peaks, 1.0 + 0 * peaks"),
     ),

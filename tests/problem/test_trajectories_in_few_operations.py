@@ -14,10 +14,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import implicitkit as ik
+from implicitkit.foundation.trees import Layout
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.linear.steps_pattern import coloured_steps
+from implicitkit.problem.collocation import Collocation, Mesh
 from implicitkit.problem.explicit import March
 from implicitkit.problem.integration import auto, get_integrator
 
@@ -131,3 +133,16 @@ def test_complex_states_keep_the_pairs_of_their_steps() -> None:
     chain = sp.csr_matrix(sp.diags_array([np.ones(n), np.ones(n - 1)], offsets=[0, 1]) != 0)
     ready = coloured_steps(sp.csr_matrix(sp.kron(sp.csr_matrix(sp.kron(chain, two)), np.ones((4, 4)))), 10, 3, False)
     assert ready is not None and ready.analysed(analyse).pairs is not None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_known_pattern_is_not_looked_for_again_however_many_steps_there_are(
+    known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("implicitkit.problem.collocation._ENTRIES", 1)
+    n = 32
+    layout = Layout(torch.zeros(n, **DOUBLE), 0)
+    mesh = Mesh.even(1, 20, torch.float64, torch.device("cpu"))
+    coupling = sp.csr_matrix(sp.identity(n, dtype=bool)) if known else None
+    found = Collocation(lambda t, y: -y, mesh, layout, 3, coupling=coupling).jac_sparsity
+    assert (found == "auto") is not known

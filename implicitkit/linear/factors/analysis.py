@@ -111,8 +111,8 @@ class _Repeated(Analysis):
     def likely_fill(self) -> int:
         """That of one part, so many times."""
         assert self.parts is not None and self.part is not None
-        known = self.band is not None or has_layers(self.reach, self.pattern.shape[0])
-        return 0 if known else (len(self.parts.bounds) - 1) * self.part.likely_fill
+        layered = has_layers(self.reach, self.pattern.shape[0])
+        return 0 if layered else (len(self.parts.bounds) - 1) * self.part.likely_fill
 
     @functools.cached_property
     def of_parts(self) -> list[Analysis]:
