@@ -60,8 +60,8 @@ class InitialValue(Problem):
         steps: equal steps between any two times; ``None``: those of the integrator.  All samples take the same steps.
         accuracy: relative tolerance of the integrator, for its steps; ``None``: 1e-6, in single precision 1e-4.
         stages: points a step, 1 to 7.
-        integrator: ``"auto"``, which begins with ``"dormand_prince"`` and goes on with ``"scipy.Radau"`` where the equation
-            is stiff; one of these or another of SciPy's methods, or a function
+        integrator: ``"auto"``, which begins with ``"dormand_prince"`` and takes ``"scipy.Radau"`` where the equation turns
+            out to be stiff; one of these or another of SciPy's methods, or a function
             (:mod:`~implicitkit.problem.integration`).
 
     Warns:
@@ -179,10 +179,10 @@ class InitialValue(Problem):
     def _between(self, layout: Layout, slope: Slope, found: Followed) -> Tensor:
         """The states at the points of all steps, ``(N, s, batch, n)``: the integrator's own, or those of cubics."""
         edges, c = found.edges, radau(self.stages, layout.dtype, layout.device)[1]
-        if found.between is None:
+        if found.states_at is None:
             return hermite(edges, found.states, self._slopes(layout, slope, edges, found.states), c)
         at = edges[:-1, None] + edges.diff()[:, None] * c
-        return found.between(at.flatten()).unflatten(0, at.shape)
+        return found.states_at(at.flatten()).unflatten(0, at.shape)
 
     def _slope(self, layout: Layout, args: tuple[Any, ...], constant: bool = False) -> Slope:
         slope = slope_of(self.rhs, layout, constant)

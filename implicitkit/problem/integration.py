@@ -29,12 +29,12 @@ Slope = Callable[[Tensor, Tensor], Tensor]
 
 class Followed(NamedTuple):
     """What an integrator has found, beside ``(edges, states)`` what ours say more: ``stiff``: it took an implicit method for
-    the steps; ``between``: the states at times ``(P,)`` in between, ``(P, batch, n)``, ``None`` where it says nothing."""
+    the steps; ``states_at``: the states at times ``(P,)`` in between, ``(P, batch, n)``, ``None`` where it says nothing."""
 
     edges: Tensor
     states: Tensor
     stiff: bool = False
-    between: Callable[[Tensor], Tensor] | None = None
+    states_at: Callable[[Tensor], Tensor] | None = None
 
 
 Integrator = Callable[[Slope, Tensor, Tensor, float], Any]  # tuples (edges, states), with what follows in Followed

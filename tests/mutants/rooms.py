@@ -494,6 +494,18 @@ MUTANTS = [
         ("until_stiff=not compat.batches_in_front(march.slope)[1]", "until_stiff=False"),
     ),
     *mutants(
+        "implicitkit/problem/integration.py",
+        "tests/problem/test_trajectories_in_few_operations.py -k 'implicit or at_once'",
+        ("anew = not (march.cornered or bool(lost.any()))", "anew = False"),
+        ("return Followed(edges, states, stiff, between)", "return Followed(edges, states, False, between)"),
+    ),
+    *mutants(
+        "implicitkit/problem/initial_value.py",
+        "tests/problem/test_initial_value.py -k 'half or too_many'",
+        ("under_autocast: ClassVar[bool] = True", "under_autocast: ClassVar[bool] = False"),
+        ("edges, states = error.path", "pass"),
+    ),
+    *mutants(
         "implicitkit/interop/paths.py",
         "tests/problem/test_initial_value.py -k 'stiff or spoil or integrators or heat'",
         ("good = good & torch.tensor([i not in alone", "good = good & torch.tensor([True or i not in alone"),
