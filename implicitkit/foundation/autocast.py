@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.compat import tree_flatten
 from implicitkit.foundation.wording import raise_of_shapes
 
+HALF = (torch.float16, torch.bfloat16)
 _HALF = 1e-4  # eps of a precision in which eps^(2/3) is many times what rounding allows
 
 
@@ -40,6 +42,12 @@ class Cast:
 
     def __call__(self) -> Any:
         return torch.autocast(self.device_type, dtype=self.dtype)
+
+
+def cast_as(state: Any) -> Any:
+    """A context with autocast in the precision of a state in half precision, from its first leaf; else none."""
+    half = next((x for x in tree_flatten(state)[0] if isinstance(x, Tensor) and x.dtype in HALF), None)
+    return contextlib.nullcontext() if half is None else torch.autocast(half.device.type, dtype=half.dtype)
 
 
 def full_precision(device_type: str) -> Any:

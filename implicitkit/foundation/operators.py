@@ -93,6 +93,7 @@ class Operator:
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.iterative.preconditioners`); not part of what ``A`` is.
         near: the same, as the problem knows it: worth a trial.
+        wants_factors: the problem knows that Krylov methods would take more products than factors cost.
         definite: Krylov vectors have said that ``A`` (or one like it) is symmetric and definite; not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
         exact: the dense matrices of ``A`` itself with their factors, once a direct method has made them.
@@ -107,7 +108,7 @@ class Operator:
     __slots__ = (
         "_alike", "_dense", "_matrix", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "exact", "fixed_point",
         "graph", "known", "like", "near", "own", "preconditioner", "price", "read", "selects", "size", "step",
-        "structure", "symmetric", "told_singular", "weight",
+        "structure", "symmetric", "told_singular", "wants_factors", "weight",
     )
     # fmt: on
 
@@ -131,6 +132,7 @@ class Operator:
         self.definite = False
         self.preconditioner: Any = None
         self.near: Any = None
+        self.wants_factors = False
         self.selects: Callable[[Tensor], Operator | None] | None = None
         self.step: tuple[MatVec, MatVec] | None = None
         self.weight = 0
@@ -252,6 +254,7 @@ class Operator:
         other.exact = None if self.exact is None else self.exact.T
         other.preconditioner = None if self.preconditioner is None else self.preconditioner.T
         other.near = None if self.near is None else self.near.T
+        other.wants_factors = self.wants_factors
         return other.selected_by(lambda _, small: small.T, self)
 
     def derived(self, mv: MatVec, rmv: MatVec, dense: Callable[[], Tensor], **changes: Any) -> Operator:
@@ -322,6 +325,7 @@ def repeated(A: Operator, times: int) -> Operator:
     if A.preconditioner is not None:
         many.preconditioner = _Repeated(A.preconditioner, times)
     many.near = None if A.near is None else _Repeated(A.near, times)
+    many.wants_factors = A.wants_factors
 
     def selects(samples: Tensor) -> Operator | None:
         blocks = (samples % A.batch).unique()
@@ -386,5 +390,5 @@ def single(A: Operator) -> Operator:
         fixed_point=A.fixed_point,
     )
     up.preconditioner, up.near, up.weight = A.preconditioner, A.near, A.weight
-    up.graph, up.read, up.own = A.graph, A.read, A.own
+    up.graph, up.read, up.own, up.wants_factors = A.graph, A.read, A.own, A.wants_factors
     return up.selected_by(lambda _, small: single(small), A)

@@ -27,8 +27,9 @@ def integrate(
     method: str,
     units: Tensor | None = None,
     jacobian: Jacobian | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The edges of the steps that ``solve_ivp`` took, and of the times asked for, with the states there.
+) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor] | None]:
+    """The edges of the steps that ``solve_ivp`` took, and of the times asked for, with the states there; and those at times
+    in between, where all samples have been followed.
 
     All samples are one system.  If it fails, the samples for which it fails alone are left out: their states are NaN.
 
@@ -76,7 +77,8 @@ def integrate(
         if len(one.t) > 1:
             states[:reached, i] = states_of(one, edges[:reached])[:, i]
     states[0] = y0
-    return torch.as_tensor(edges, dtype=t.dtype, device=t.device), states
+    between = (lambda at: states_of(answer, numbers(at))) if bool(good.all()) else None
+    return torch.as_tensor(edges, dtype=t.dtype, device=t.device), states, between
 
 
 def _solve(

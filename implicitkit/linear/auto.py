@@ -50,8 +50,8 @@ class Auto(DirectSolver):
        with them as preconditioner.  (Those of ``R'R``, of a fit, unless its sparse Hessian takes 24 products or fewer.)
     2. A preconditioner, if the user gave one, with ``gmres``.  What it cannot do is left to the others:
     3. ``gmres`` where factors would cost twenty products or more, for as long as they do, dense ones twice as long
-       (:mod:`implicitkit.linear.iterative.frugal`); not of fixed-point maps.  Where all samples have one matrix, as one
-       product shows, they cost those of one.
+       (:mod:`implicitkit.linear.iterative.frugal`); not of fixed-point maps, nor where the problem knows that factors are
+       wanted (an implicit method's steps).  Where all samples have one matrix, as one product shows, they cost those of one.
     4. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function; or where 3 has found it so.
     5. ``sparse_lu`` where the matrix has a sparsity pattern.  (4 for many unknowns, and 5, of a fixed-point map only after 6
        has failed: there ``I - J`` is seldom ill-conditioned, and few products do.)
@@ -79,7 +79,8 @@ class Auto(DirectSolver):
         cheap = self._is_cheap(A, len(b))
         asked = A.preconditioner is not None
         few = cheap and A.size <= _FEWEST and A.batch <= _SAMPLES  # then no graph need be looked at
-        worth = 0.0 if few or A.fixed_point or asked or A.known is not None else self._worth(A) / len(b)
+        untried = few or A.fixed_point or asked or A.known is not None or A.wants_factors
+        worth = 0.0 if untried else self._worth(A) / len(b)
         cheap = cheap or (0 < worth < _WORTH and A.price() is None)
         if A.known is None and not asked and cheap and A.size <= _FEW and worth < _WORTH:
             return LU().solve_many(A, state.open_part(), max_steps=None, **limits)

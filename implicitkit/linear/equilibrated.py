@@ -128,7 +128,7 @@ def _scaled(A: Operator, left: Tensor, right: Tensor) -> Operator:
         fixed_point=A.fixed_point,
         sparse=lambda _: _Factors.of(A.sparse(), left, right),
     )
-    scaled.weight, scaled.price = A.weight, A.price
+    scaled.weight, scaled.price, scaled.wants_factors = A.weight, A.price, A.wants_factors
     scaled.graph, scaled.read, scaled.own = A.graph, A.read, A.own
     scaled.told_singular = A.told_singular
     scaled.known = _Factors.of(A.known, left, right)

@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from implicitkit.linear.factors.analysis import WIDEST_BAND, Analysis, analyse, of_repeated_parts
+from implicitkit.linear.factors.block_triangular import SMALLEST_PART
+from implicitkit.linear.factors.complex_pairs import pairs_of
 from implicitkit.sparsity.colouring import Colouring, groups_of_columns
 from implicitkit.sparsity.compression import Coloured
 
@@ -61,8 +64,20 @@ def _coloured(coupling: sp.csr_matrix, steps: int, stages: int, event: bool) -> 
     if 2 * (total + len(apart)) > whole.shape[0]:
         return None
     ready = Coloured(whole, "given")
+    if not event and 2 * s * n > WIDEST_BAND:
+        ready.remembered((analyse,), lambda: _analysis(whole, s * n, pairs_of(inner) is not None))
     object.__setattr__(ready, "colouring", Colouring(False, groups, total, apart, np.zeros_like(apart), len(apart)))
     return ready
+
+
+def _analysis(whole: sp.csr_matrix, step: int, is_complex: bool) -> Analysis:
+    """What looking at all of the pattern would find, of ``step`` unknowns a step: that the steps, or a few small ones
+    together, are parts that follow each other, and alike."""
+    size = whole.shape[0]
+    each = -(-SMALLEST_PART // step) * step
+    if 2 * each > size:
+        return analyse(whole)
+    return of_repeated_parts(whole, np.append(np.arange(0, size, each), size), is_complex)
 
 
 def _pattern(coupling: sp.csr_matrix, steps: int, s: int) -> sp.csr_matrix:

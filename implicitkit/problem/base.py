@@ -18,12 +18,12 @@ from implicitkit.foundation.trees import Layout
 from implicitkit.linear.factors.sparse_form import SMALLEST, sparse_blocks
 from implicitkit.linear.independence import why_coupled
 from implicitkit.problem.auxiliary import ValueOnly
+from implicitkit.problem.idle import idle, named
 from implicitkit.problem.kind import ROOT, Kind, as_kind
 from implicitkit.problem.selection import selection
 from implicitkit.system import System
 
 _FLAG = flag()
-_BESIDE = 1e-3  # of max(|z|, 1), where what depends on nothing at a point depends on nothing still
 
 Kernel = Callable[[Tensor], Tensor]
 Pull = Callable[[Tensor, Sequence[int]], Sequence[Tensor]]
@@ -130,6 +130,7 @@ class Problem(Configured):
         positive_definite: that Jacobian is, and so symmetric. by_blocks: :meth:`linearise` says the blocks of the Jacobian.
         is_step: the residual is what the function returns, as a matrix, less ``z``.
         closed: the function is the problem's own and uses nothing but its arguments, which are tensors.
+        under_autocast: a state in half precision is solved for in single precision, the function under autocast.
         manifold: what ``z`` lies on (``ik.manifold``), if it is no vector. has_aux: the function returns ``(value, aux)``.
         x_scale: what methods of least squares with a trust region measure the unknowns by: ``"auto"`` and ``"jac"``, their
             own scales by the Jacobian; else units of one.
@@ -153,6 +154,7 @@ class Problem(Configured):
     by_blocks: ClassVar[bool] = False
     is_step: ClassVar[bool] = False
     closed: ClassVar[bool] = False
+    under_autocast: ClassVar[bool] = False
     x_scale: Any = "auto"
     manifold: Any = None
     has_aux: bool = False
@@ -225,7 +227,7 @@ class Problem(Configured):
         if not self.kind.equation:
             return ""
         try:
-            unused, fixed = (t[failed].all(0) for t in _idle(lambda y: system.residual(y, *theta), z))
+            unused, fixed = (t[failed].all(0) for t in idle(lambda y: system.residual(y, *theta), z))
         except Exception:  # the function is not to be differentiated, or not to be called beside z
             return ""
         if bool(unused.all()):
@@ -234,7 +236,7 @@ class Problem(Configured):
                 "vanish as a function of the first argument, or start where it depends on it."
             )
         parts = (("The function does not depend on", "z", unused), ("Nothing moves", "F", fixed))
-        said = [f"{words} {', '.join(_named(system, t, name))} there." for words, name, t in parts if bool(t.any())]
+        said = [f"{words} {', '.join(named(system, t, name))} there." for words, name, t in parts if bool(t.any())]
         return " ".join([*said, "No step along a derivative changes that: start elsewhere."]) if said else ""
 
     def coupled(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> str:
@@ -246,6 +248,11 @@ class Problem(Configured):
         """What is near ``(dF/dz)^{-1}`` and costs little, for Krylov methods: ``solve(b)`` and ``T``; ``None``: unknown."""
         return None
 
+    @property
+    def wants_factors(self) -> bool:
+        """Is it known that Krylov methods would take more products than factors cost?"""
+        return False
+
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """``F`` at a plain ``z``, on its graph, and ``dF/dz`` there (a problem that knows its blocks says them)."""
         expression = lambda y: system.residual(y, *theta)  # noqa: E731
@@ -254,7 +261,7 @@ class Problem(Configured):
         known = {"symmetric": self.symmetric, "fixed_point": self.kind.iteration, "of_map": self.is_step}
         equations = _of_map if self.is_step else _of_residual
         out, A = autodiff.linearise(equations(system, theta), z, sparse=sparse, **known)
-        A.near = self.near_inverse
+        A.near, A.wants_factors = self.near_inverse, self.wants_factors
         if claimed:
             check_symmetric(A, autodiff.linearise(expression, z)[1], self.title)
         A.selected_anew(selection(system, z, theta, equations, **known))
@@ -375,26 +382,3 @@ _FORMS = {
 def half_squared_norm(residuals: Any) -> Any:
     """``|r|^2 / 2`` summed over every leaf."""
     return sum(0.5 * real_parts(leaf).square().sum() for leaf in trees.tree_flatten(residuals)[0])
-
-
-def _idle(F: Kernel, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Which unknowns move nothing and which equations, not met, nothing moves, at ``z`` and beside, ``(batch, n)``."""
-    w, F0 = seeded.normal(*z.shape, seed=1).to(z), F(z)
-    unused, fixed = torch.ones_like(z, dtype=torch.bool), F0 != 0
-    for point in (z, z + _BESIDE * z.abs().clamp_min(1) * w):
-        pull = autodiff.vjp(F, point)[1]
-        columns, push = autodiff.vjp(lambda v: pull(v)[0], w)  # noqa: B023
-        unused, fixed = unused & (columns == 0), fixed & (push(w)[0] == 0)
-    return unused, fixed
-
-
-def _named(system: System, which: Tensor, name: str) -> list[str]:
-    """Some of the numbers of a packed state ``(n,)`` by leaf and index, for messages."""
-    leaves = system.layout.unpack(which.to(system.layout.dtype).expand(system.batch, -1))
-    lead = len(system.layout.batch_shape)
-
-    def said(t: Tensor) -> str:
-        found = t.flatten(0, lead - 1)[0] != 0 if lead else t != 0
-        return " " if bool(found.all()) else str(found.nonzero().tolist())[1:-1] if bool(found.any()) else ""
-
-    return trees.describe_leaves(leaves, name, said)

@@ -12,6 +12,7 @@ Jacobian is block bidiagonal.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import cast_as_now, casts, full_precision, under
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.base import Problem
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 INITIAL_VALUE = Kind("initial_value", ("root", "least_squares", "minimise"), like_state=True, solver="newton")
 
-_ENTRIES = 1 << 24  # entries of the blocks up to which their pattern is said; else it is looked for
+_ENTRIES = 1 << 24  # of full blocks, up to which their pattern is said; else it is looked for
 
 
 def radau(stages: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -59,7 +61,7 @@ def _coefficients(s: int) -> tuple[list[list[float]], list[float]]:
 @dataclass(frozen=True, eq=False)
 class Mesh:
     """The steps: fractions ``begin`` and ``end`` ``(N,)`` of the interval ``number`` between two of the times asked for;
-    ``last``: the step in which each of these intervals ends.
+    ``last``: the step in which each of these intervals ends; ``stiff``: an implicit method has chosen them.
 
     Fractions are constants, so that the steps move with the times.
     """
@@ -68,6 +70,7 @@ class Mesh:
     begin: Tensor
     end: Tensor
     last: Tensor
+    stiff: bool = False
 
     @staticmethod
     def even(intervals: int, steps: int, dtype: torch.dtype, device: torch.device) -> Mesh:
@@ -91,20 +94,37 @@ def starts(y0: Tensor, Y: Tensor) -> Tensor:
     return torch.cat((y0.unsqueeze(-2), Y[..., :-1, -1, :]), -2)
 
 
-def slope_of(rhs: Callable[..., Any], layout: Layout) -> Callable[..., Tensor]:
+def slope_of(rhs: Callable[..., Any], layout: Layout, constant: bool = False) -> Callable[..., Tensor]:
     """``rhs`` of packed states, ``(t, y, *args) -> dy/dt``, checked; ``rows``: of a batch of which some were dropped.
 
-    It is cast as autocast says now, when this is made, whatever surrounds a call.
+    It is cast as autocast says now, when this is made, whatever surrounds a call.  ``constant``: for values of which nobody
+    asks where they come from, so that no mode of a solve around this one need look at how they are packed.
     """
     device = layout.device.type
     called, cast = under(cast_as_now(device), rhs), casts(device)
+    quiet = compat.unseen if constant else contextlib.nullcontext
 
     def slope(t: Tensor, y: Tensor, *args: Any, rows: int | None = None) -> Tensor:
-        out = called(t, layout.unpack(y), *args)
-        layout.check(out, "rhs", cast=cast, rows=rows)
-        return layout.pack(out)
+        with quiet():
+            given = layout.unpack(y)
+        out = called(t, given, *args)
+        with quiet():
+            if not (layout.bare and _is_like(out, given)):
+                layout.check(out, "rhs", cast=cast, rows=rows)
+            return layout.pack(out)
 
     return slope
+
+
+def _is_like(out: Any, given: Tensor) -> bool:
+    """Is it a tensor of the same shape, precision and device?  Then nothing else need be asked."""
+    return (
+        isinstance(out, Tensor)
+        and out.shape == given.shape
+        and out.dtype == given.dtype
+        and out.layout == given.layout
+        and out.device == given.device
+    )
 
 
 def evaluate(slope: Callable[..., Tensor], at: Tensor, Y: Tensor, args: tuple[Any, ...] = ()) -> Tensor:
@@ -146,9 +166,9 @@ class Collocation(Problem):
         import scipy.sparse as sp
 
         steps, n, s = len(self.mesh.number), self.layout.size, self.stages
-        coupling = sp.csr_matrix(np.ones((n, n), dtype=bool)) if self.coupling is None else self.coupling
-        if steps * s * s * coupling.nnz > _ENTRIES:
+        if self.coupling is None and steps * s * s * n * n > _ENTRIES:
             return "auto"
+        coupling = sp.csr_matrix(np.ones((n, n), dtype=bool)) if self.coupling is None else self.coupling
         from implicitkit.linear.steps_pattern import coloured_steps
 
         return coloured_steps(coupling, steps, s, self.event is not None)
@@ -160,7 +180,14 @@ class Collocation(Problem):
         )
 
     @property
-    def near_inverse(self) -> RunningSums:
+    def wants_factors(self) -> bool:
+        """On the steps of an implicit method no explicit one would do, and running sums are one."""
+        return self.mesh.stiff
+
+    @property
+    def near_inverse(self) -> RunningSums | None:
+        if self.mesh.stiff:
+            return None
         return RunningSums(len(self.mesh.number), self.stages, self.layout.size)
 
     def residual(self, z: Any, *args: Any) -> Any:

@@ -8,7 +8,8 @@ decide, nor what share of it is small.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,14 +38,26 @@ _JUMPS = 3  # steps as short as the clock tells, in a row, that are taken whatev
 _STIFF, _CALM = 15, 6  # steps there until an equation is called stiff, and elsewhere in a row until that is forgotten
 
 
-def stages(f: Slope, t: Tensor, y: Tensor, first: Tensor, h: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+def stages(f: Slope, t: Tensor, y: Tensor, first: Tensor, h: float | Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     """One step: the state after it, the sixth stage, which is at the same time, and the seven slopes, of which the last is
     that at the step's end."""
+    with compat.unseen():
+        times = (t + h * t.new_tensor(_C)).unbind()
     slopes, states = [first], [y]
-    for row, c in zip(_A, _C, strict=True):
-        states.append(y + h * sum(a * k for a, k in zip(row, slopes, strict=True) if a))
-        slopes.append(f(t + c * h, states[-1]))
+    for row, now in zip(_A, times, strict=True):
+        states.append(_along(y, h, row, slopes))
+        slopes.append(f(now, states[-1]))
     return states[-1], states[-2], slopes
+
+
+def _along(y: Tensor, h: float | Tensor, row: Sequence[float], slopes: Sequence[Tensor]) -> Tensor:
+    """``y + h sum_j a_j k_j``; no mode of a solve around this one looks at each term."""
+    with compat.unseen():
+        if not isinstance(h, float):
+            return y + h * sum(a * k for a, k in zip(row, slopes, strict=True) if a)
+        for a, k in zip(row, slopes, strict=True):
+            y = torch.add(y, k, alpha=h * a) if a else y
+        return y
 
 
 def follow(f: Slope, edges: Tensor, y0: Tensor) -> Tensor:
@@ -55,6 +68,14 @@ def follow(f: Slope, edges: Tensor, y0: Tensor) -> Tensor:
         states.append(new)
         slope = slopes[-1]
     return torch.stack(states)
+
+
+class TooManySteps(ConvergenceError):
+    """A trajectory that was not followed to its end; ``path``: how far, edges and states."""
+
+    def __init__(self, message: str, path: tuple[Tensor, Tensor]) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class March:
@@ -72,6 +93,7 @@ class March:
         self.f, self.t, self.accuracy = f, t, accuracy
         self.now, self.y, self.slope = t[0], y0, f(t[0], y0)
         self.lost = ~(torch.isfinite(y0).all(1) & torch.isfinite(self.slope).all(1))
+        self._some_lost = self._is_any(self.lost)
         self.units = self._units(y0.abs())
         self._edges, self._states = [self.now], [y0]
         self._at_edge = self._calm = 0
@@ -94,64 +116,83 @@ class March:
         """
         h, self._may_hand_over = self._first(), until_stiff
         for goal in self.t[1:]:
-            while float((goal - self.now).abs()) > 0:
+            while float(goal) != float(self.now):
                 if len(self._edges) > STEPS:
-                    raise ConvergenceError(
+                    raise TooManySteps(
                         f"it took {STEPS} steps to reach t = {float(self.now):.3g}: the equation is stiff there "
                         "(integrator='scipy.Radau' meets that, not under torch.vmap: pass the samples with batch_dims=1), "
-                        "or the time long beside its changes: ask in several parts"
+                        "or the time long beside its changes: ask in several parts",
+                        self.path,
                     )
                 h = self._step(h, goal)
                 if until_stiff and self.stiff:
                     return
 
-    def _first(self) -> Tensor:
+    def _first(self) -> float:
         """A first step in which the state changes by a hundredth."""
         size = lambda v: v.square().mean(1).sqrt()  # noqa: E731
         change = size((self.t[1] - self.t[0]) * self.slope) / size(self.y).clamp_min(torch.finfo(self.y.dtype).tiny)
         change = largest(torch.where(self.lost, 0, change))
-        return (self.t[1] - self.t[0]) * min(1.0, max(1e-6, 0.01 / change if change > 0 else 0.01))
+        return float(self.t[1] - self.t[0]) * min(1.0, max(1e-6, 0.01 / change if change > 0 else 0.01))
 
-    def _step(self, h: Tensor, goal: Tensor) -> Tensor:
+    def _step(self, h: float, goal: Tensor) -> float:
         """Try a step of length ``h`` towards ``goal``; the length of the next."""
-        last = float(h.abs()) >= 0.999 * float((goal - self.now).abs())
-        step = goal - self.now if last else h
+        now, end = float(self.now), float(goal)
+        last = abs(h) >= 0.999 * abs(end - now)
+        step = end - now if last else h
         new, before, slopes = stages(self.f, self.now, self.y, self.slope, step)
+        with compat.unseen():
+            return self._judged(h, step, goal if last else None, new, before, slopes)
+
+    def _judged(
+        self, h: float, step: float, goal: Tensor | None, new: Tensor, before: Tensor, slopes: list[Tensor]
+    ) -> float:
+        """Take the step, which ends at ``goal`` if it is given, unless its error is too large."""
         units = self._units(torch.maximum(self.units, new.abs()))
-        size = lambda v: torch.where(units == 0, 0, v / units).square().mean(1).sqrt()  # noqa: E731
-        error = size(step * sum(e * k for e, k in zip(_ERROR, slopes, strict=True)))
-        ratios = error / (self.accuracy * (torch.maximum(size(self.y), size(new)) + _ZERO))
-        ratio = largest(torch.where(self.lost, 0, ratios))
+        error = _along(torch.zeros_like(new), step, _ERROR, slopes)
+        vectors = torch.stack((error, self.y, new, slopes[-1] - slopes[-2], new - before))
+        weights = torch.where(units == 0, torch.inf, units)
+        error, old, after, bent, moved = (vectors / weights).square().mean(2).sqrt().unbind()
+        ratios = error / (self.accuracy * (torch.maximum(old, after) + _ZERO))
+        ratio = largest(torch.where(self.lost, 0, ratios) if self._some_lost else ratios)
         if not ratio <= 1:
-            shorter = step * (0.1 if ratio != ratio or ratio == float("inf") else max(0.2, 0.9 * ratio**-0.2))
-            if abs(float(shorter)) > 4 * torch.finfo(h.dtype).eps * max(abs(float(self.now)), abs(float(goal))):
+            shorter = step * (0.1 if ratio != ratio or ratio == math.inf else max(0.2, 0.9 * ratio**-0.2))
+            farthest = max(abs(float(self.now)), abs(float(self.now) + step))
+            if abs(shorter) > 4 * torch.finfo(self.now.dtype).eps * farthest:
                 return shorter
             self._forced += 1
-            if (
-                ratio == float("inf") or ratio != ratio or self._forced > _JUMPS
-            ):  # else a jump of f, which such steps cross
+            if ratio == math.inf or ratio != ratio or self._forced > _JUMPS:  # else a jump of f, which such steps cross
                 if self._may_hand_over and not bool((self.lost | ~torch.isfinite(ratios)).all()):
                     self.cornered = True
                     return step
                 self.lost = self.lost | ~(ratios <= 1)
+                self._some_lost = True
         else:
             self._forced = 0
-        moves = step.abs() * size(slopes[-1] - slopes[-2]) / size(new - before)
-        self._watch(largest(torch.where(self.lost, 0, moves.nan_to_num(0.0))))
-        self._go(goal if last else self.now + step, new, slopes[-1], units)
-        if bool(compat.batches_in_front(self.lost)[0].all()):
-            return goal - self.now
+        if self._may_hand_over:
+            moves = (abs(step) * bent / moved).nan_to_num(0.0)
+            self._watch(largest(torch.where(self.lost, 0, moves)))
+        self._go(self.now + step if goal is None else goal, new, slopes[-1], units)
+        if self._some_lost and bool(compat.batches_in_front(self.lost)[0].all()):
+            return float(self.t[-1]) - float(self.now)
         grown = step * min(5.0, 0.9 * max(ratio, 1e-8) ** -0.2) if ratio <= 1 else step
-        return torch.where(grown.abs() > h.abs(), grown, h) if last else grown
+        return grown if goal is None or abs(grown) > abs(h) else h
 
     def _go(self, now: Tensor, new: Tensor, slope: Tensor, units: Tensor) -> None:
-        lost = self.lost.unsqueeze(1)
         self.now = now
-        self.y, self.slope, self.units = (
-            torch.where(lost, old, new) for old, new in ((self.y, new), (self.slope, slope), (self.units, units))
-        )
+        if self._some_lost:
+            lost = self.lost.unsqueeze(1)
+            new, slope, units = (
+                torch.where(lost, old, value)
+                for old, value in ((self.y, new), (self.slope, slope), (self.units, units))
+            )
+        self.y, self.slope, self.units = new, slope, units
         self._edges.append(now)
-        self._states.append(torch.where(lost, torch.nan, self.y))
+        self._states.append(torch.where(lost, torch.nan, new) if self._some_lost else new)
+
+    @staticmethod
+    def _is_any(lost: Tensor) -> bool:
+        return bool(compat.batches_in_front(lost)[0].any())
 
     def _watch(self, moves: float) -> None:
         """Count steps at the edge of the region of stability: there ``|f(y_7) - f(y_6)| / |y_7 - y_6|`` is ``|lambda|``."""

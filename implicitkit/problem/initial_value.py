@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat, recording
-from implicitkit.foundation.autocast import full_precision
+from implicitkit.foundation.autocast import HALF, full_precision
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError, ConvergenceWarning, warn
 from implicitkit.foundation.options import at_least, between, check_call, check_options, optional
 from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
 from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, slope_of, times
-from implicitkit.problem.explicit import follow
-from implicitkit.problem.integration import first_crossing, get_integrator, hermite
+from implicitkit.problem.explicit import TooManySteps, follow
+from implicitkit.problem.integration import Followed, first_crossing, get_integrator, hermite
 from implicitkit.problem.kind import Kind
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
@@ -39,7 +39,7 @@ class InitialValue(Problem):
     system whose Jacobian is block bidiagonal, solved by a few sparse Newton steps.  Its derivative is that of any root:
     exact for the discrete trajectory, in ``\theta``, in the initial state (the ``z0`` of the solve, which here *is* an
     argument), in the times and in whatever ``f`` captures, of every order, whichever integrator it was.  The steps are
-    constants.
+    constants.  States in half precision are followed in single precision, under autocast.
 
     With an ``event`` the end is unknown: it is the first time at which ``event(t, y, *args)``, one number, changes its sign,
     ``t = (t_0, latest)``, and the solution's value is ``{"time": T, "state": y(T)}``, both differentiable:
@@ -60,8 +60,8 @@ class InitialValue(Problem):
         steps: equal steps between any two times; ``None``: those of the integrator.  All samples take the same steps.
         accuracy: relative tolerance of the integrator, for its steps; ``None``: 1e-6, in single precision 1e-4.
         stages: points a step, 1 to 7.
-        integrator: ``"auto"``, which begins with ``"dormand_prince"`` and goes on with ``"scipy.Radau"`` where the equation
-            is stiff; one of these or another of SciPy's methods, or a function
+        integrator: ``"auto"``, which begins with ``"dormand_prince"`` and takes ``"scipy.Radau"`` where the equation turns
+            out to be stiff; one of these or another of SciPy's methods, or a function
             (:mod:`~implicitkit.problem.integration`).
 
     Warns:
@@ -81,6 +81,7 @@ class InitialValue(Problem):
     stages: int = field(default=3, kw_only=True)
     integrator: Any = field(default="auto", kw_only=True)
     kind: ClassVar[Kind] = INITIAL_VALUE
+    under_autocast: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_callable(self, self.rhs, "rhs", "rhs(t, y, *args)")
@@ -102,7 +103,10 @@ class InitialValue(Problem):
         return self.rhs
 
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
-        layout = Layout(z0, batch_dims, "y0")
+        layout, digits = Layout(z0, batch_dims, "y0"), None
+        if layout.dtype in HALF:
+            digits, z0 = layout.dtype, tree_map(lambda leaf: leaf.float(), z0)
+            layout = Layout(z0, batch_dims, "y0")
         if self.event is not None and batch_dims:
             raise CapabilityError(
                 "InitialValue: every sample has its own event time, so their steps differ: use torch.vmap "
@@ -115,7 +119,7 @@ class InitialValue(Problem):
         t = self.t.to(layout.device, layout.dtype)
         y0 = layout.pack(z0)
         try:
-            slope = self._slope(layout, args)
+            slope = self._slope(layout, args, constant=True)
             with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type):
                 mesh, start, lost = self._begin(layout, slope, t, y0, args)
         except RuntimeError as error:
@@ -128,18 +132,20 @@ class InitialValue(Problem):
             ) from error
         batch = tuple(layout.batch_shape)
         problem = Collocation(
-            self.rhs, mesh, layout, self.stages, self.event, lost, self._coupling(layout, slope, t, y0, args)
+            self.rhs, mesh, layout, self.stages, self.event, lost, self._coupling(layout, t, y0, args)
         )
 
         def split(state: Any, packed: Tensor) -> tuple[Any, None]:
             if self.event is not None:
                 Y, end = state
-                return {"time": end, "state": layout.unpack(Y[..., -1, -1, :].reshape(-1, layout.size))}, None
+                found = {"time": end, "state": layout.unpack(Y[..., -1, -1, :].reshape(-1, layout.size))}
+                return (found if digits is None else tree_map(lambda leaf: leaf.to(digits), found)), None
             later = state[..., mesh.last, -1, :]
             if not (self.steps or callable(self.integrator)):
                 with recording.unrecorded():
                     _compare(start[..., mesh.last, -1, :], later.detach())
-            return _unpacked(layout, z0, packed, later), None
+            found = _unpacked(layout, z0, packed, later)
+            return (found if digits is None else tree_map(lambda leaf: leaf.to(digits), found)), None
 
         packed = y0.reshape(*batch, layout.size)
         return Restated(problem, start, (packed, t, *args), split, batch_dims, lead=1, shared=1)
@@ -151,7 +157,8 @@ class InitialValue(Problem):
         t, y0 = t.detach(), y0.detach()
         end, lost = None, ""
         if self.event is not None:
-            edges, states, lost = self._path(slope, t, y0)
+            found, lost = self._path(slope, t, y0)
+            edges, states = found.edges, found.states
             reached = int(torch.isfinite(states).flatten(1).all(1).sum()) if lost else len(states)
             end, missed = t[1] * torch.nan, lost
             if reached > 1:  # what comes after the event need not exist
@@ -159,22 +166,29 @@ class InitialValue(Problem):
             lost = missed and (lost or missed)
             t = t if lost else torch.stack((t[0], end))
         if not lost:
-            edges, states, lost = self._path(slope, t, y0)
-        mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else _mesh(t, edges)
+            found, lost = self._path(slope, t, y0)
+            edges, states = found.edges, found.states
+        mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else _mesh(t, edges, found.stiff)
         if len(states) == len(mesh.begin) + 1:
-            slopes = self._slopes(layout, slope, edges, states)
-            c = radau(self.stages, layout.dtype, layout.device)[1]
-            values = hermite(edges, states, slopes, c).movedim(2, 0)
+            values = self._between(layout, slope, found).movedim(2, 0)
         else:  # no event
             values = y0.new_full((len(y0), len(mesh.begin), self.stages, layout.size), torch.nan)
         Y = values.reshape(*layout.batch_shape, *values.shape[1:])
         return mesh, Y if end is None else (Y, end), lost
 
-    def _slope(self, layout: Layout, args: tuple[Any, ...]) -> Slope:
-        slope = slope_of(self.rhs, layout)
+    def _between(self, layout: Layout, slope: Slope, found: Followed) -> Tensor:
+        """The states at the points of all steps, ``(N, s, batch, n)``: the integrator's own, or those of cubics."""
+        edges, c = found.edges, radau(self.stages, layout.dtype, layout.device)[1]
+        if found.states_at is None:
+            return hermite(edges, found.states, self._slopes(layout, slope, edges, found.states), c)
+        at = edges[:-1, None] + edges.diff()[:, None] * c
+        return found.states_at(at.flatten()).unflatten(0, at.shape)
+
+    def _slope(self, layout: Layout, args: tuple[Any, ...], constant: bool = False) -> Slope:
+        slope = slope_of(self.rhs, layout, constant)
         return lambda now, y, **batch: slope(now, y, *args, **batch)
 
-    def _path(self, slope: Slope, t: Tensor, y0: Tensor) -> tuple[Tensor, Tensor, str]:
+    def _path(self, slope: Slope, t: Tensor, y0: Tensor) -> tuple[Followed, str]:
         """The edges of the steps, the states there, and why some of them are NaN."""
         if self.steps:
             mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device)
@@ -182,24 +196,28 @@ class InitialValue(Problem):
             states = follow(slope, edges, y0)
             bound = torch.maximum(y0.abs(), ((t[-1] - t[0]) * slope(t[0], y0)).abs()).amax(1, keepdim=True)
             sane = (states.abs() <= _GROWN * bound).all(0).all(1, keepdim=True)  # no explicit steps for what is stiff
-            return edges, torch.where(sane, states, y0), ""
+            return Followed(edges, torch.where(sane, states, y0)), ""
         _check_order(t)
         if not len(y0):  # no sample asks for steps
-            return t, y0.expand(len(t), *y0.shape), ""
+            return Followed(t, y0.expand(len(t), *y0.shape)), ""
         default = 1e-6 if t.dtype == torch.float64 else 1e-4
         try:
-            edges, states = get_integrator(self.integrator)(slope, t, y0, self.accuracy or default)
+            found = Followed(*get_integrator(self.integrator)(slope, t, y0, self.accuracy or default))
         except ConvergenceError as error:
-            states = y0.new_full((len(t), *y0.shape), torch.nan)
-            return t, states, f"The integrator {self.integrator!r} found no trajectory: {error}."
-        return edges, states, _end_of(edges, states)
+            edges, states, left = t[:1], y0.unsqueeze(0), t[1:]
+            if self.event is not None and isinstance(error, TooManySteps):  # it may have come before
+                edges, states = error.path
+            states = torch.cat((states, y0.new_full((len(left), *y0.shape), torch.nan)))
+            why = f"The integrator {self.integrator!r} found no trajectory: {error}."
+            return Followed(torch.cat((edges, left)), states), why
+        return found, _end_of(found.edges, found.states)
 
-    def _coupling(self, layout: Layout, slope: Slope, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> Any:
+    def _coupling(self, layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> Any:
         """The pattern ``(n, n)`` of ``df/dy``, in compressed rows; ``None`` where it has none."""
         if layout.size < FEWEST or not len(y0):
             return None
         at, z = compat.plain_sample(t)[0], compat.plain_sample(y0)
-        matrix = JacobianMatrix(self.rhs, smallest=FEWEST)
+        matrix, slope = JacobianMatrix(self.rhs, smallest=FEWEST), self._slope(layout, args)
         try:
             return matrix.pattern(lambda y: slope(at, y), z)
         except NotImplementedError:  # inside torch.func.grad and jvp all is wrapped, and shows no memory
@@ -280,13 +298,13 @@ def _check_order(t: Tensor) -> None:
         raise ValueError(f"t must be strictly increasing or strictly decreasing, got {t.tolist()}")
 
 
-def _mesh(t: Tensor, edges: Tensor) -> Mesh:
+def _mesh(t: Tensor, edges: Tensor, stiff: bool) -> Mesh:
     """The steps of an integrator as fractions of the intervals between the times asked for."""
     sign = 1 if float(t[-1] - t[0]) > 0 else -1
     number = (sign * t[None, 1:] <= sign * edges[:-1, None]).sum(1)
     first, length = t[number], t[number + 1] - t[number]
     last = torch.bincount(number, minlength=len(t) - 1).cumsum(0) - 1
-    return Mesh(number, (edges[:-1] - first) / length, (edges[1:] - first) / length, last)
+    return Mesh(number, (edges[:-1] - first) / length, (edges[1:] - first) / length, last, stiff)
 
 
 def _unpacked(layout: Layout, z0: Any, y0: Tensor, later: Tensor) -> Any:

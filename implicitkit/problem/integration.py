@@ -25,7 +25,19 @@ from implicitkit.problem.explicit import March
 from implicitkit.registry.operations import operation
 
 Slope = Callable[[Tensor, Tensor], Tensor]
-Integrator = Callable[[Slope, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+
+
+class Followed(NamedTuple):
+    """What an integrator has found, beside ``(edges, states)`` what ours say more: ``stiff``: it took an implicit method for
+    the steps; ``states_at``: the states at times ``(P,)`` in between, ``(P, batch, n)``, ``None`` where it says nothing."""
+
+    edges: Tensor
+    states: Tensor
+    stiff: bool = False
+    states_at: Callable[[Tensor], Tensor] | None = None
+
+
+Integrator = Callable[[Slope, Tensor, Tensor, float], Any]  # tuples (edges, states), with what follows in Followed
 
 _STIFF = ("Radau", "BDF")
 SCIPY = ("RK45", "RK23", "DOP853", "Radau", "BDF", "LSODA")
@@ -64,9 +76,10 @@ def dormand_prince(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple[Te
     return march.path
 
 
-def auto(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple[Tensor, Tensor]:
-    """An integrator (see above): :func:`dormand_prince` as long as accuracy rules its steps, and SciPy's ``Radau`` from
-    where stability does.  Under ``torch.vmap``, where SciPy cannot look at values, the former alone.
+def auto(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> Followed:
+    """An integrator (see above): :func:`dormand_prince` as long as accuracy rules its steps, and where stability does
+    SciPy's ``Radau``: from the beginning, or from where a sample has ended or ``f`` jumps.  Under ``torch.vmap``, where
+    SciPy cannot look at values, the former alone.
 
     Raises:
         ConvergenceError: more than 20,000 steps.
@@ -74,27 +87,29 @@ def auto(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple[Tensor, Tens
     march = March(f, t, y0, accuracy)
     march.run(until_stiff=not compat.batches_in_front(march.slope)[1])
     if not march.stiff or bool(march.now == t[-1]) or compat.batches_in_front(march.slope)[1]:
-        return march.path
+        return Followed(*march.path)
     edges, states = march.path
-    lost = march.lost.unsqueeze(1)
     rest = torch.cat((march.now.reshape(1), t[(t - march.now) * (t[-1] - march.now) > 0]))
+    lost = march.lost.unsqueeze(1)
+    # stability has ruled for longer than it shows: of its steps the equations would have too many
+    anew = not (march.cornered or bool(lost.any()))
+    begin, y = (t, y0) if anew else (rest, march.y)
     try:
-        later, there = _by_scipy(
-            lambda now, y: torch.where(lost, 0, f(now, y)), rest, march.y, accuracy, "Radau", march.units
-        )
+        found = _by_scipy(lambda now, y: torch.where(lost, 0, f(now, y)), begin, y, accuracy, "Radau", march.units)
     except ConvergenceError:  # of all samples: so far they came
-        later, there = rest, march.y.new_full((len(rest), *march.y.shape), torch.nan)
-    there = torch.where(lost, torch.nan, there)
-    return torch.cat((edges, later[1:])), torch.cat((states, there[1:]))
+        anew, found = False, Followed(rest, march.y.new_full((len(rest), *march.y.shape), torch.nan))
+    if anew:
+        return found
+    there = torch.where(lost, torch.nan, found.states)
+    return Followed(torch.cat((edges, found.edges[1:])), torch.cat((states, there[1:])), found.stiff)
 
 
-def _by_scipy(
-    f: Slope, t: Tensor, y0: Tensor, accuracy: float, method: str, units: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def _by_scipy(f: Slope, t: Tensor, y0: Tensor, accuracy: float, method: str, units: Tensor | None = None) -> Followed:
     """By SciPy's ``solve_ivp``, with Jacobians from PyTorch for methods that use one."""
-    jacobian = JacobianMatrix(f).at if method in _STIFF else None
-    found: tuple[Tensor, Tensor] = operation("integrate")(f, t, y0, accuracy, method, units, jacobian)
-    return found
+    stiff = method in _STIFF
+    jacobian = JacobianMatrix(f).at if stiff else None
+    edges, states, between = operation("integrate")(f, t, y0, accuracy, method, units, jacobian)
+    return Followed(edges, states, stiff, between)
 
 
 _OURS: dict[str, Integrator] = {"auto": auto, "dormand_prince": dormand_prince}

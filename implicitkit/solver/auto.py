@@ -28,6 +28,7 @@ from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 from implicitkit.solver.root.df_sane import DFSANE
 from implicitkit.solver.root.frugal import FrugalNewton
 from implicitkit.solver.root.idle_unknowns import Awakened
+from implicitkit.solver.root.newton import Newton
 from implicitkit.solver.root.trust_region import TrustRegion
 from implicitkit.sparsity.patterns import SMALLEST
 
@@ -234,7 +235,7 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
 def choose(problem: Problem, batch: int, size: int) -> Any:
     """The solver for a problem: the one its kind names, or a :class:`Polyalgorithm` of :func:`stages`."""
     if problem.kind.solver == FrugalNewton.name:
-        return FrugalNewton()
+        return Newton() if problem.wants_factors else FrugalNewton()
     if problem.kind.solver:
         return get_solver(problem.kind.solver)
     if isinstance(problem, ConstrainedMinimisation):

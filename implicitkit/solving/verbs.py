@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import recording
+from implicitkit.foundation.autocast import cast_as
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import is_integer
 from implicitkit.foundation.tracers import opaque_to_compile, refuse_tracing
@@ -143,10 +144,11 @@ def solve(
 @despite_inference_mode
 def _run(problem: Problem, z0: Any, args: Any, **options: Any) -> Solution:
     """One solve, or on a manifold several, one chart after another."""
-    on_manifold = isinstance(problem, Problem) and problem.manifold is not None
-    if not on_manifold or options["max_steps"] == 0 or isinstance(_rule(problem, options["rule"]), Unroll):
-        return _solve(problem, z0, args, **options)
-    return through_charts(_solve, problem, z0, args, **options)
+    with cast_as(z0 if getattr(problem, "under_autocast", False) else ()):
+        on_manifold = isinstance(problem, Problem) and problem.manifold is not None
+        if not on_manifold or options["max_steps"] == 0 or isinstance(_rule(problem, options["rule"]), Unroll):
+            return _solve(problem, z0, args, **options)
+        return through_charts(_solve, problem, z0, args, **options)
 
 
 def _solve(

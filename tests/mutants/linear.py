@@ -796,7 +796,7 @@ MUTANTS = [
         ("x[span] - below @ x[: span.start]", "x[span]"),
         ("x[span] - beside @ x[span.stop :]", "x[span]"),
         ('lu.solve(x[span] - beside @ x[span.stop :], "T")', 'lu.solve(x[span] - beside @ x[span.stop :], "N")'),
-        ("if end - bounds[-1] >= _SMALLEST:", "if end - bounds[-1] >= 1:"),
+        ("if end - bounds[-1] >= SMALLEST_PART:", "if end - bounds[-1] >= 1:"),
         ("self.ok = all(lu is not None for lu in self.factors)", "self.ok = True"),
     ),
     *mutants(

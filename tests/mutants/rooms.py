@@ -494,7 +494,7 @@ MUTANTS = [
         ("_ERROR = (71 / 57600,", "_ERROR = (72 / 57600,"),
         ("_EDGE = 3.25", "_EDGE = 1e9"),
         ("self.lost = self.lost | ~(ratios <= 1)", "self.lost = self.lost | True"),
-        ("torch.where(lost, torch.nan, self.y)", "self.y"),
+        ("torch.where(lost, torch.nan, new) if self._some_lost else new", "new"),
         ("torch.maximum(self.units, new.abs())", "torch.ones_like(new)"),
         ("return torch.maximum(peaks, floor * peaks", "return torch.maximum(peaks, 1.0 + 0 * peaks"),
     ),
@@ -503,6 +503,18 @@ MUTANTS = [
         "tests/problem/test_initial_value.py",
         ("(t - march.now) * (t[-1] - march.now) > 0", "(t - march.now) * (t[-1] - march.now) > 1e9"),
         ("until_stiff=not compat.batches_in_front(march.slope)[1]", "until_stiff=False"),
+    ),
+    *mutants(
+        "implicitkit/problem/integration.py",
+        "tests/problem/test_trajectories_in_few_operations.py -k 'implicit or at_once'",
+        ("anew = not (march.cornered or bool(lost.any()))", "anew = False"),
+        ("return Followed(edges, states, stiff, between)", "return Followed(edges, states, False, between)"),
+    ),
+    *mutants(
+        "implicitkit/problem/initial_value.py",
+        "tests/problem/test_initial_value.py -k 'half or too_many'",
+        ("under_autocast: ClassVar[bool] = True", "under_autocast: ClassVar[bool] = False"),
+        ("edges, states = error.path", "pass"),
     ),
     *mutants(
         "implicitkit/interop/paths.py",

@@ -786,3 +786,58 @@ def test_wide_states_under_transforms(transform: Any, captured: bool) -> None:
         torch.testing.assert_close(torch.func.grad(lambda k: final(k).sum())(rates), -end, rtol=1e-5, atol=0)
     else:
         torch.testing.assert_close(transform(final)(rates), torch.diag(-end), rtol=1e-5, atol=1e-9)
+
+
+# --------------------------------------------------------------------------------------------------- half precision
+HALVES: dict[str, tuple[Callable[..., Any], tuple[float, ...], float]] = {
+    "stiff": (lambda t, y, k: -1e3 * k * (y - torch.cos(t)), (0.0,), 1.0),
+    "many steps": (oscillate, (1.0, 0.0), 10.0),
+    "growth": (lambda t, y, k: k * y * (1 + torch.sin(t)), (1.0,), 4.0),
+    "products of matrices": (lambda t, y, k: k * torch.tanh(y @ ROTATION.to(k.dtype)), (1.0, -0.5), 5.0),
+    "predators": (
+        lambda t, y, k: torch.stack([k * y[0] - y[0] * y[1] / 2, -0.8 * y[1] + 0.3 * y[0] * y[1]]),
+        (1.0, 0.5),
+        10.0,
+    ),
+}
+ROTATION = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", HALVES)
+def test_half_precision_has_its_own_digits(name: str, dtype: torch.dtype) -> None:
+    """Rounding of the state at each of many steps would leave few of them, or none; so would that of the times."""
+    rhs, start, end = HALVES[name]
+
+    def found(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        k = torch.tensor(1.0, dtype=dtype, requires_grad=True)
+        path = ik.solve(ik.InitialValue(rhs, (0.0, end / 2, end)), torch.tensor(start, dtype=dtype), (k,)).value
+        assert path.dtype == dtype
+        (slope,) = torch.autograd.grad(path[1:].sum(), k)
+        return path.detach().double(), slope.double()
+
+    (path, slope), (wanted, wanted_slope) = found(dtype), found(torch.float64)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(path, wanted, rtol=0, atol=2 * eps * float(wanted.abs().max()))
+    torch.testing.assert_close(slope, wanted_slope, rtol=10 * eps, atol=1e-3)
+
+
+def test_the_time_of_an_event_in_half_precision() -> None:
+    y0 = torch.tensor([1.0, 0.0], dtype=torch.bfloat16)
+    fall = ik.InitialValue(lambda t, y: torch.stack((y[1], -10 + 0 * y[1])), (0.0, 2.0), lambda t, y: y[0])
+    found = ik.solve(fall, y0).value
+    assert found["time"].dtype == found["state"].dtype == torch.bfloat16
+    torch.testing.assert_close(found["time"].double(), double(math.sqrt(0.2))[0], rtol=0.01, atol=0)
+
+
+def test_an_event_before_the_trajectory_takes_too_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dry friction stops a body at t = 1 / c; from there on its sign is on both sides at once, in ever shorter steps."""
+    monkeypatch.setattr("implicitkit.problem.explicit.STEPS", 300)
+    slide = ik.InitialValue(
+        lambda t, y, c: torch.stack([y[1], -c * torch.sign(y[1])]), (0.0, 3.0), lambda t, y, c: y[1]
+    )
+    c = double(1.0)[0].requires_grad_()
+    found = ik.solve(slide, double(0.0, 1.0), (c,)).value
+    torch.testing.assert_close(found["time"], double(1.0)[0], rtol=1e-6, atol=0)
+    (slope,) = torch.autograd.grad(found["time"], c)
+    torch.testing.assert_close(slope, double(-1.0)[0], rtol=1e-6, atol=0)

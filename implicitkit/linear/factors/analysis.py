@@ -17,7 +17,7 @@ from implicitkit.linear.factors.fill import likely_fill
 from implicitkit.linear.factors.ordering import Ordering
 from implicitkit.linear.price import has_layers
 
-_WIDEST_BAND = 48  # of lower and upper together, above which SuperLU is faster
+WIDEST_BAND = 48  # of lower and upper together, above which SuperLU is faster
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Analysis:
             part.sort_indices()
             key = (b - a, part.indptr.tobytes(), part.indices.tobytes())
             if key not in known:
-                known[key] = Analysis(part, None, part.indices, part.indices, None, _is_symmetric(part))
+                known[key] = _of_part(part)
             found.append(known[key])
         return found
 
@@ -97,17 +97,64 @@ class Analysis:
         return A, A.data
 
 
+@dataclass(frozen=True)
+class _Repeated(Analysis):
+    """A pattern of parts that are alike but for the last, which may be smaller.
+
+    Attributes:
+        part: the first.
+    """
+
+    part: Analysis | None = None
+
+    @functools.cached_property
+    def likely_fill(self) -> int:
+        """That of one part, so many times."""
+        assert self.parts is not None and self.part is not None
+        layered = has_layers(self.reach, self.pattern.shape[0])
+        return 0 if layered else (len(self.parts.bounds) - 1) * self.part.likely_fill
+
+    @functools.cached_property
+    def of_parts(self) -> list[Analysis]:
+        assert self.parts is not None and self.part is not None
+        found, size = [self.part] * (len(self.parts.bounds) - 1), int(np.diff(self.parts.bounds)[-1])
+        if size < self.part.pattern.shape[0]:
+            found[-1] = _of_part(sp.csr_matrix(self.pattern[-size:, -size:]))
+        return found
+
+
+def of_repeated_parts(pattern: sp.csr_matrix, bounds: np.ndarray, is_complex: bool) -> Analysis:
+    """What :func:`analyse` finds of a wide pattern whose parts, as they stand between ``bounds``, are alike, from the first;
+    ``is_complex``: pairs of unknowns may be complex numbers."""
+    first = sp.csr_matrix(pattern[: bounds[1], : bounds[1]])
+    rows, columns = np.repeat(np.arange(len(pattern.indptr) - 1), np.diff(pattern.indptr)), pattern.indices
+    order, place = _renumbered(first, False)
+    inside = place[np.repeat(np.arange(bounds[1]), np.diff(first.indptr))], place[first.indices]
+    reach = max(_band(*inside)) if order is not None else 0
+    parts = Parts(np.arange(pattern.shape[0]), bounds)
+    part = _of_part(first)
+    found = _Repeated(pattern, None, rows, columns.astype(np.int64), None, False, reach, parts=parts, part=part)
+    if not is_complex:
+        object.__setattr__(found, "pairs", None)
+    return found
+
+
+def _of_part(part: sp.csr_matrix) -> Analysis:
+    part.sort_indices()
+    return Analysis(part, None, part.indices, part.indices, None, _is_symmetric(part))
+
+
 def analyse(pattern: sp.csr_matrix) -> Analysis:
     """Band, renumbered band, or neither."""
     n = pattern.shape[0]
     rows, columns = np.repeat(np.arange(n), np.diff(pattern.indptr)), pattern.indices.astype(np.int64)
     lower, upper = _band(rows, columns)
     symmetric = _is_symmetric(pattern)
-    if lower + upper <= min(_WIDEST_BAND, n):
+    if lower + upper <= min(WIDEST_BAND, n):
         return Analysis(pattern, None, rows, columns, (lower, upper), symmetric)
     order, place = _renumbered(pattern, symmetric)
     lower, upper = _band(place[rows], place[columns])
-    if lower + upper <= _WIDEST_BAND:
+    if lower + upper <= WIDEST_BAND:
         return Analysis(pattern, order, place[rows], place[columns], (lower, upper), symmetric)
     reach, parts = max(lower, upper), None if symmetric else parts_of(pattern)
     if parts is not None:
@@ -123,7 +170,7 @@ def _renumbered(pattern: sp.csr_matrix, symmetric: bool) -> tuple[np.ndarray | N
     n = pattern.shape[0]
     both = pattern if symmetric else sp.csr_matrix(pattern + pattern.T)
     place = np.arange(n)
-    if both.nnz > _WIDEST_BAND * n:
+    if both.nnz > WIDEST_BAND * n:
         return None, place
     order = reverse_cuthill_mckee(both, symmetric_mode=True).astype(np.int64)
     place[order] = np.arange(n)

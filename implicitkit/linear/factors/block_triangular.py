@@ -20,7 +20,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
-_SMALLEST = 256  # unknowns up to which parts that follow each other are factored as one: a call costs as much
+SMALLEST_PART = 256  # unknowns up to which parts that follow each other are factored as one: a call costs as much
 _SHARE = 2  # the largest part is one of so many of all unknowns, at most, or they are not worth it
 
 
@@ -51,7 +51,7 @@ def parts_of(pattern: sp.csr_matrix) -> Parts | None:
         return None
     ends, bounds = np.cumsum(sizes), [0]
     for end in ends:
-        if end - bounds[-1] >= _SMALLEST:
+        if end - bounds[-1] >= SMALLEST_PART:
             bounds.append(int(end))
     if bounds[-1] < n:
         bounds = [*bounds[:-1], n] if len(bounds) > 1 else [0, n]
@@ -74,7 +74,9 @@ class BlockTriangular:
     def __init__(self, A: sp.csc_matrix, parts: Parts, factorise: Callable[[sp.csc_matrix, int], Any]) -> None:
         order, bounds = parts
         self.order = order
-        whole = sp.csr_matrix(A)[order][:, order]
+        whole = sp.csr_matrix(A)
+        if not np.array_equal(order, np.arange(len(order))):
+            whole = whole[order][:, order]
         self.spans = [slice(int(a), int(b)) for a, b in itertools.pairwise(bounds)]
         self.below = [whole[span, : span.start] for span in self.spans]
         self._beside: list[sp.csr_matrix] | None = None  # for the transposed, if anybody asks
