@@ -41,9 +41,9 @@ def size_of_graph(nodes: Sequence[Any], unknown: int = 1) -> tuple[int, int, int
 
 
 def read_by_products(nodes: Sequence[Any]) -> int:
-    """Numbers of the matrices that a product through the ``nodes`` of a graph multiplies by: each three times, since to read one
-    takes as long as nine rows that are multiplied by it, and once more for every three of these; those of a batch, each with
-    a vector of its own, as seven times as many."""
+    """Numbers of the matrices that a product through the ``nodes`` of a graph multiplies by: each three times, since to read
+    one takes as long as nine rows that are multiplied by it, and once more for every three of these; those of a batch, each
+    with a vector of its own, as seven times as many."""
     found = 0
     for node in nodes:
         multiplies, own = _multiplies(type(node).__name__)

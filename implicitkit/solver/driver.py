@@ -99,6 +99,7 @@ class _Loop:
         doubted = f.doubted if self.judge.relative_to_state else None  # another may have come to rest nowhere
         self.steep = torch.zeros_like(self.active) if doubted is None else doubted.clone()
         self.last: tuple[Tensor, Tensor, Tensor] | None = None  # z, |F| and F, a step ago
+        self.length: Tensor | None = None  # |z| then, where that is measured
         self.all_converged = self.halted = f.weighs = False
         self.state = method.init(f, z0)
         self.stuck: Tensor | None = None
@@ -194,8 +195,9 @@ class _Loop:
             better = self.alive if claimed == self.alive else _count(improved)[0]
         if claimed and self.last is not None and self.judge.asks_for_strides(self.z):
             point, _, before = self.last
-            F, iteration = self.f.residual(self.z), self.judge.relative_to_state
-            said = by_the_last_step(iteration, self.z, F, point, before, claims)
+            F = self.f.residual(self.z)
+            sizes = None if self.length is None else (self.judge.size_of(self.z), self.length)
+            said = by_the_last_step(relative, self.z, F, point, before, claims, sizes)
             self.steep = torch.where(claims, said, self.steep)
         if claimed == self.alive:  # every one, here and now
             self.steps.fill_(self.step)
@@ -253,6 +255,7 @@ class _Loop:
             units = torch.where(self.norm > 0, f.norm / self.norm, 1)
             f.tolerance, f.best_norm = self.tolerance * units, self.best_norm * units
         self.last = self.z, self.norm, f.residual(self.z)
+        self.length = self.judge.size_of(self.z) if self.judge.relative_to_state and not self.judge.own_norm else None
         self.judge.came_from = self.z, self.last[2]
         written, values = _writes(self.z), Values([self.z]) if self.foreign else None
         self.foreign = self.foreign and not values  # of a state that is zero nothing is seen

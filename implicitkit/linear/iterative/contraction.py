@@ -129,8 +129,8 @@ def _product(A: Operator, r: Tensor) -> float:
 
 
 def _dearer(A: Operator, r: Tensor, restart: int, products: Tensor | float) -> Any:
-    """What a product of GMRES costs, times one of the series, ``(batch,)`` or a number: it orthogonalises, against half of the vectors
-    of its basis on average, which has one for each of the ``products`` that are needed."""
+    """What a product of GMRES costs, times one of the series, ``(batch,)`` or a number: it orthogonalises, against half of
+    the vectors of its basis on average, which has one for each of the ``products`` that are needed."""
     numbers, product = r.numel(), _product(A, r)
     passes = _ORTHOGONALISED * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))
     held = products.clamp_max(restart) if isinstance(products, Tensor) else min(products, restart)
@@ -187,7 +187,9 @@ def _by_powers(
     dearer = functools.partial(_dearer, A, r, restart)
     if swift and _is_swift(length, before, open_):
         slower = (second > _SLOWER * first).logical_and_(open_)
-        if _some(slower, open_, left=left) and _some(~_shorter(A, r, known, norm, target, first, second, dearer), open_):
+        if _some(slower, open_, left=left) and _some(
+            ~_shorter(A, r, known, norm, target, first, second, dearer), open_
+        ):
             return None, known
         return _swiftly(A, r, v, after, before, target, live, open_, limit), known
     ratio = dearer(_LOOK)

@@ -177,7 +177,7 @@ class Anderson(Method):
         gamma, rhs = self._coefficients(state, r, min(k, m), slots)
         dW = state["dW"][:, : gamma.shape[1]]
         may = self.period is None and eager is None and k > _PERIOD and z.shape[1] >= _WIDE
-        if may and _most(f, _little(f, torch.linalg.vecdot(rhs, gamma.squeeze(2)), _size(before, f))):
+        if may and _gains_little(f, torch.linalg.vecdot(rhs, gamma.squeeze(2)), before):
             state |= {"plain": (f.norm, 0), "last": None, **NOTHING}
         if gamma.dtype != z.dtype:
             gamma = gamma.to(z.dtype)
@@ -285,6 +285,11 @@ def _size(step: tuple[Tensor, Tensor], f: Evaluations) -> Tensor:
     return torch.linalg.vector_norm(step[0], dim=1, dtype=f.norm.dtype)
 
 
+def _largest(f: Evaluations, numbers: Tensor) -> float:
+    """The largest of the samples at work."""
+    return float((numbers if f.at_work == f.batch else torch.where(f.active, numbers, 0)).amax())
+
+
 def _most(f: Evaluations, which: Tensor, share: float = _MOST) -> bool:
     """Are these most of the samples at work?"""
     which = which if f.at_work == f.batch else which & f.active
@@ -313,9 +318,11 @@ def _is_steady(f: Evaluations, path: Path) -> bool:
     return earlier is None or before is None or _most(f, f.norm * earlier <= _SLOWER * before.square())
 
 
-def _little(f: Evaluations, fall: Tensor, before: Tensor) -> Tensor:
-    """Where a mixing that lowers ``|r|^2`` by ``fall`` is worth little, and plain steps are as good, ``(batch,)``."""
-    return (fall <= (1 - _LITTLE**2) * f.norm.square()) & (f.norm <= _FAST ** (1 / _PERIOD) * before)
+def _gains_little(f: Evaluations, fall: Tensor, before: tuple[Tensor, Tensor]) -> bool:
+    """Is a mixing that lowers ``|r|^2`` by ``fall`` ``(batch,)`` worth little, while plain steps are as good as the last one
+    was, ``before`` which there were ``r`` and ``w``, for most samples?  The second is asked where the first is so."""
+    little = fall <= (1 - _LITTLE**2) * f.norm.square()
+    return _most(f, little) and _most(f, little & (f.norm <= _FAST ** (1 / _PERIOD) * _size(before, f)))
 
 
 def _recalled(path: Path, memory: int, count: int) -> dict[str, Any]:
@@ -343,10 +350,10 @@ def _unseen(f: Evaluations, mark: Tensor, plain: bool) -> int:
         far = (f.norm.square() > _NEAR * f.tolerance * mark).logical_and_(f.norm < mark)
         if dropping or _most(f, far, _HALF):
             return int(not dropping or _most(f, far, _HALF))
-        now, then = (float(torch.where(f.active, norm / f.tolerance, 0).amax()) for norm in (f.norm, mark))
+        now, then = (_largest(f, norm / f.tolerance) for norm in (f.norm, mark))
         return int(now < then and now * now > _NEAR * then)
     needed = (f.tolerance / f.norm).log_().div_((f.norm / mark).log_())
-    slowest = float(torch.where(f.active, needed, 0).nan_to_num_(0, 0, 0).amax())
+    slowest = _largest(f, needed.nan_to_num_(0, 0, 0))
     return int(min(slowest / 2 if slowest > 2 else max(0, slowest), _TIMES, f.ahead // _PERIOD))
 
 
