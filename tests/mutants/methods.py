@@ -151,7 +151,7 @@ MUTANTS = [
             "z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=-1).squeeze(1)",
             "z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=1).squeeze(1)",
         ),
-        ("gram[:, :, piece] = rows.mT", "pass"),
+        ("gram[:, piece.stop :, piece] = rows[:, :, piece.stop :].mT", "pass"),
         ("remember(state, (k - 1) % m, (r, mixed)", "remember(state, 0, (r, mixed)"),
         ("remember(state, (k - 1) % self._rows(z)", "remember(state, 0"),
         ("return int(not dropping or _most(f, far, _HALF))", "return 0"),

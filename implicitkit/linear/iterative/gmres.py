@@ -24,6 +24,7 @@ Comp. 30; Giraud, Langou, Rozloznik & van den Eshof (2005), Numer. Math. 101.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -167,7 +168,7 @@ class _Space:
         info = torch.finfo(r.dtype)
         self.basis = r.new_empty(columns + 1, batch, n)
         self.V = self.basis.transpose(0, 1)
-        self.H: list[Tensor] = []  # columns, (batch, j + 2) each
+        self.H: list[tuple[Tensor, Tensor]] = []  # columns, (batch, 1, j + 1), and the length below each
         ratio = norm / (0.9 * target).clamp_min(info.tiny)  # a margin, so that drift seldom costs another cycle
         self.limit = torch.where(live, (ratio * ratio).nan_to_num(), ratio.new_zeros(())).view(-1, 1, 1)
         self.first = column(norm.where(live, norm.new_ones(())))
@@ -196,7 +197,7 @@ class _Space:
             length = torch.linalg.vector_norm(w, dim=2, keepdim=True)
         length, u, self.v = torch.maximum(length, self.floor), self.u, self.basis[j + 1]
         torch.div(w, length, out=self.v.unsqueeze(1))
-        H.append(torch.cat((h, length), 2))
+        H.append((h, length))
         entry = torch.addcdiv(self.null, torch.mul(u, h).sum(2, keepdim=True), length, value=-1)
         self.u, self.size = torch.cat((u, entry), 2), torch.addcmul(self.size, entry, entry)
         return self.size < self.limit
@@ -222,15 +223,15 @@ class _Space:
         basis = self.basis.new_empty(len(self.basis), len(index), self.basis.shape[2])
         torch.index_select(self.basis[:made], 1, index, out=basis[:made])
         self.basis, self.V, self.v = basis, basis.transpose(0, 1), basis[made - 1]
-        self.H = [h.index_select(0, index) for h in self.H]
+        self.H = [(h.index_select(0, index), below.index_select(0, index)) for h, below in self.H]
         for name in ("limit", "first", "u", "size", "null", "floor", "norm", "live", "budget"):
             setattr(self, name, getattr(self, name).index_select(0, index))
 
 
-def _transposed(H: list[Tensor]) -> Tensor:
+def _transposed(H: list[tuple[Tensor, Tensor]]) -> Tensor:
     """``H^T``, ``(batch, k, k + 1)``, of its columns as far as they are not zero."""
-    k = len(H)
-    entries = torch.cat((H[0].new_zeros(len(H[0]), 1, 1), *H), 2)
+    k, length = len(H), H[0][1]
+    entries = torch.cat((torch.zeros_like(length), *itertools.chain.from_iterable(H)), 2)
     return entries.index_select(2, _places(k, entries.device)).view(-1, k, k + 1)
 
 
@@ -241,14 +242,14 @@ def _places(k: int, device: torch.device) -> Tensor:
     return torch.where(i <= j + 1, 1 + j * (j + 3) // 2 + i, 0).flatten()
 
 
-def _again(known: tuple[Tensor, ...], norm: Tensor, H: list[Tensor]) -> Tensor:
+def _again(known: tuple[Tensor, ...], norm: Tensor, H: list[tuple[Tensor, Tensor]]) -> Tensor:
     """The product with the first, or second, vector of the basis from those of the power series: ``A r / |r|``, or what
     follows from ``h_2 v_2 = A v_1 - h_1 v_1``."""
     if len(known) == 1:
         return known[0] / norm
-    h = H[0].squeeze(1)
-    scale = 1 / (norm * h[:, 1:])
-    return torch.addcmul(known[1] * scale, known[0], scale * (1 + h[:, :1]), value=-1)
+    h, length = (part.squeeze(1) for part in H[0])
+    scale = 1 / (norm * length)
+    return torch.addcmul(known[1] * scale, known[0], scale * (1 + h), value=-1)
 
 
 def _cancelled(length: Tensor, h: Tensor) -> bool:

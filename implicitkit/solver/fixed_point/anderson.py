@@ -175,9 +175,9 @@ class Anderson(Method):
         slots = [(k - 1 - i) % m for i in range(min(new, k, m))]
         state["new"] = 0
         gamma, rhs = self._coefficients(state, r, min(k, m), slots)
-        dW = state["dW"][:, : gamma.shape[1]]
+        dW = state["dW"] if k >= m else state["dW"].narrow(1, 0, k)
         may = self.period is None and eager is None and k > _PERIOD and z.shape[1] >= _WIDE
-        if may and _gains_little(f, torch.linalg.vecdot(rhs, gamma.squeeze(2)), before):
+        if may and _gains_little(f, torch.bmm(rhs, gamma).flatten(), before):
             state |= {"plain": (f.norm, 0), "last": None, **NOTHING}
         if gamma.dtype != z.dtype:
             gamma = gamma.to(z.dtype)
@@ -254,9 +254,11 @@ class Anderson(Method):
         return z
 
     def _coefficients(self, state: dict[str, Any], r: Tensor, held: int, slots: list[int]) -> tuple[Tensor, Tensor]:
-        """``gamma``, shape ``(batch, held, 1)``, and ``dR^T r``, ``(batch, held)``, whose product is what it lowers
-        ``|r|^2`` by; brings the rows ``slots`` of the Gram matrix up to date."""
-        gram, dR, pieces = state["gram"], state["dR"][:, :held], slices_of(slots)
+        """``gamma``, shape ``(batch, held, 1)``, and ``r^T dR``, ``(batch, 1, held)``, whose product is what it lowers
+        ``|r|^2`` by; brings the rows ``slots`` of the Gram matrix up to date, on its diagonal and below, which is all that a
+        factorisation reads."""
+        gram, dR, pieces = state["gram"], state["dR"], slices_of(slots)
+        dR = dR if held == dR.shape[1] else dR.narrow(1, 0, held)
         # the new rows' products with the history and those of r, in one pass over it
         products = torch.bmm(torch.cat([r.unsqueeze(1), *(dR[:, piece] for piece in pieces)], 1), dR.mT)
         if products.dtype != gram.dtype:
@@ -267,12 +269,13 @@ class Anderson(Method):
         rhs, *blocks = products.split([1, *(piece.stop - piece.start for piece in pieces)], 1)
         for piece, rows in zip(pieces, blocks, strict=True):
             gram[:, piece] = rows
-            gram[:, :, piece] = rows.mT
+            if piece.stop < held:
+                gram[:, piece.stop :, piece] = rows[:, :, piece.stop :].mT
         factor, info = torch.linalg.cholesky_ex(raised(gram, memory, self.ridge))
         gamma = torch.cholesky_solve(rhs.mT, factor)
         if maybe_any(info):
             gamma = gamma.masked_fill(info.ne(0).view(-1, 1, 1), 0)  # not positive definite: the plain step
-        return gamma, rhs.squeeze(1)
+        return gamma, rhs
 
 
 def _mixed_every(z: Tensor) -> int:
