@@ -303,10 +303,9 @@ def _series(
         count = int(torch.count_nonzero(going))
         if k % _WINDOW == 0:
             crawls = going & _crawls(length, before, latest, aim, pace, left <= few)
-            slower = int(torch.count_nonzero(crawls))
+            slower, before = int(torch.count_nonzero(crawls)), length
             if slower > (1 - _MOST) * count:  # GMRES multiplies all for them, and the others need no more of it
                 crawls, slower = going, count
-            before = length
             if slower:
                 slow, rest = slow | crawls, torch.where(column(crawls), v, rest)
                 going, count, handed = going & ~crawls, count - slower, handed + slower
