@@ -59,12 +59,12 @@ SOLVERS = ("fixed_point_iter", "anderson", "broyden")  # TorchDEQ's
 REASONS = {
     "evaluations": "Anderson's differences are of nonlinear steps, and 8 of them are kept; GMRES keeps all",
     "disk: evaluations": "most steps and products are plain ones on purpose: Krylov vectors win little here, and cost more",
-    "around": "39 small operations of torch an evaluation and 37 a product (torch.profiler, outliers, (64, 128)): mixing, "
+    "around": "32 operations of torch an evaluation and 36 a product (below autograd, outliers, (64, 128)): mixing, "
     "orthogonalising and tests by sample, those of a call divided among them; 3 in the loop.  What the methods do to whole "
     "vectors, with no test at all, is most of what is asked (row vectors), or more than that at (256, 512); and a call that "
     "needs one evaluation takes 2 ms, more than the whole loop (64, 128)",
-    "disk: around": "15 operations of torch an evaluation and 17 a product, those of a call divided among them; 3 in "
-    "the loop (torch.profiler, (64, 128))",
+    "disk: around": "13 operations of torch an evaluation and 20 a product, those of a call divided among them; 3 in "
+    "the loop (below autograd, (64, 128))",
     "heterogeneous: around": "counted are evaluations a sample: most of the calls are for the slow sixteenth alone",
     "rotation: torchdeq": "its Anderson takes twice our evaluations; at (256, 512) a loop of the fewest possible and "
     "nothing else would be 2.5 times as fast as it, and at (64, 128) what surrounds ours decides",

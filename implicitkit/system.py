@@ -249,7 +249,12 @@ class System:
     @property
     def identity_now(self) -> tuple[Hashable, ...]:
         """The same, and how its objects are set: for what is asked once of a function as it is, and never checked again."""
-        return *self.identity, settings_of(self.lifted.function)
+        return *self.identity, self.settings_now
+
+    @property
+    def settings_now(self) -> tuple[Hashable, ...]:
+        """How the objects behind the function are set (:func:`~implicitkit.sparsity.identity.settings_of`)."""
+        return settings_of(self.lifted.function)
 
     def situation(self, theta: Sequence[Tensor]) -> tuple[Hashable, ...]:
         """What tells a solve from others of one function, where they are to be alike: how many samples there are, flags and

@@ -18,7 +18,7 @@ from torch import Tensor
 from implicitkit.foundation import compat, graph, seeded, tracers
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError, ConvergenceError
 from implicitkit.foundation.faithful import transposed, unfused
-from implicitkit.foundation.graph_size import has_own_matrices, read_by_products, size_of_graph
+from implicitkit.foundation.graph_size import has_own_matrices, nodes_of, read_by_products, size_of_graph
 from implicitkit.foundation.operators import Operator, seem_alike
 from implicitkit.foundation.structured import WORTH, rows_by_structure, side_by_side
 from implicitkit.foundation.wording import COMPILED_ONCE, NOT_DIFFERENTIABLE
@@ -195,9 +195,10 @@ def linearise(
         sparse=sparse,
     )
     A.step = step and ((step[1], step[1]) if symmetric else step)
-    A.graph = gone_through = _once(lambda: size_of_graph(out, _UNKNOWN))
-    A.read = _once(lambda: read_by_products(out))
-    A.own = _once(lambda: has_own_matrices(out, z))
+    nodes = _once(lambda: nodes_of(out))
+    A.graph = gone_through = _once(lambda: size_of_graph(nodes(), _UNKNOWN))
+    A.read = _once(lambda: read_by_products(nodes()))
+    A.own = _once(lambda: has_own_matrices(nodes(), z))
     price = getattr(sparse, "price", None)
     if price is not None:
         A.price = lambda alike=None: price(alike, gone_through)
@@ -314,7 +315,7 @@ def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
 def _by_structure(out: Tensor, point: Tensor) -> Tensor | None:
     """What :func:`matrix` gives, with fewer products; ``None`` where that does not go, or they are cheap."""
     rows = out.shape[1]
-    worth = point.numel() * rows**2 >= WORTH or rows * read_by_products(out).read >= 2 * WORTH
+    worth = point.numel() * rows**2 >= WORTH or rows * read_by_products(nodes_of(out)).read >= 2 * WORTH
     return rows_by_structure(out, point, _HELD) if worth else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,22 +36,28 @@ class Matrices(NamedTuple):
     behind: int = 0
 
 
-def size_of_graph(out: Tensor, unknown: int = 1) -> tuple[int, int, int]:
-    """Of the graph of ``out``: its nodes, the numbers that come into all of them when it is gone through backwards (those
-    in rows of a few four times: torch's loops run along rows), and those that are added up at places of an index.  A node
-    of somebody's own, or one whose work the numbers do not tell, counts as ``unknown`` nodes."""
-    nodes = numbers = placed = 0
-    for node in nodes_behind([out.grad_fn]):
-        shapes = [given.shape for given in getattr(node, "_input_metadata", ())]
-        numbers += sum(math.prod(shape) * (_SLOWER if shape and shape[-1] <= _SHORT else 1) for shape in shapes)
-        placed += sum(map(math.prod, shapes)) if "Index" in type(node).__name__ else 0
-        nodes += unknown if _is_long(node) else 1
-    return nodes, numbers, placed
+def nodes_of(out: Tensor) -> list[Any]:
+    """The nodes of the graph of ``out``, to be asked more than once about."""
+    return list(nodes_behind([out.grad_fn]))
 
 
-def read_by_products(out: Tensor) -> Matrices:
-    """Of the graph of ``out``."""
-    nodes = list(nodes_behind([out.grad_fn]))
+def size_of_graph(nodes: Sequence[Any], unknown: int = 1) -> tuple[int, int, int]:
+    """Of the ``nodes`` of a graph: how many they are, the numbers that come into all of them when it is gone through
+    backwards (those in rows of a few four times: torch's loops run along rows), and those that are added up at places of an
+    index.  A node of somebody's own, or one whose work the numbers do not tell, counts as ``unknown`` nodes."""
+    count = numbers = placed = 0
+    for node in nodes:
+        is_long, is_placed = _kind_of(type(node).__name__)
+        for given in getattr(node, "_input_metadata", ()):
+            shape = given.shape
+            numbers += (through := math.prod(shape)) * (_SLOWER if shape and shape[-1] <= _SHORT else 1)
+            placed += through if is_placed else 0
+        count += unknown if is_long or isinstance(node, _OWN) else 1
+    return count, numbers, placed
+
+
+def read_by_products(nodes: Sequence[Any]) -> Matrices:
+    """Of the ``nodes`` of a graph."""
     found = {node: _matrices_at(node) for node in nodes if _multiplies(type(node).__name__)[0]}
     later = _behind(nodes, found) if len(found) > 1 else set()
     read, rows = (sum(sizes[k] for sizes in found.values()) for k in (0, 1))
@@ -71,7 +77,7 @@ def _matrices_at(node: Any) -> tuple[float, float]:
     return read, each
 
 
-def _behind(nodes: list[Any], chosen: Collection[Any]) -> set[Any]:
+def _behind(nodes: Sequence[Any], chosen: Collection[Any]) -> set[Any]:
     """Which of the chosen nodes another one leads to."""
     behind = set[Any]()
     for node in sorted(nodes, key=age, reverse=True):
@@ -80,8 +86,8 @@ def _behind(nodes: list[Any], chosen: Collection[Any]) -> set[Any]:
     return behind.intersection(chosen)
 
 
-def has_own_matrices(out: Tensor, z: Tensor) -> bool:
-    """Does the graph of ``out`` multiply each sample of ``z`` by a matrix of its own, all of them together of more numbers
+def has_own_matrices(nodes: Sequence[Any], z: Tensor) -> bool:
+    """Do the ``nodes`` of a graph multiply each sample of ``z`` by a matrix of its own, all of them together of more numbers
     than ``z``?  One that is repeated by a stride of zero is one, and so is one of another number of matrices, be it the one
     that an ``einsum`` of a matrix for all multiplies by, or one for each head."""
     batch, numbers = len(z), z.numel()
@@ -89,7 +95,7 @@ def has_own_matrices(out: Tensor, z: Tensor) -> bool:
     def of_each(matrices: Tensor) -> bool:
         return matrices.numel() > numbers and len(matrices) % batch == 0 and bool(matrices.stride(0))
 
-    for node in nodes_behind([out.grad_fn] if batch > 1 else []):
+    for node in nodes if batch > 1 else ():
         if _multiplies(type(node).__name__)[1]:
             matrices = (getattr(node, name, None) for name in _SAVED)
             if any(m is not None and of_each(m) for m in matrices):
@@ -104,6 +110,7 @@ def _multiplies(name: str) -> tuple[bool, bool]:
     return own or name.startswith(_MATRICES), own
 
 
-def _is_long(node: Any) -> bool:
-    name = type(node).__name__
-    return isinstance(node, _OWN) or (name.startswith(_MORE) and not name.startswith(_PASSES))
+@functools.lru_cache(maxsize=1024)
+def _kind_of(name: str) -> tuple[bool, bool]:
+    """Is the work of the derivative of this name not told by its numbers, and does it add up at places of an index?"""
+    return name.startswith(_MORE) and not name.startswith(_PASSES), "Index" in name

@@ -38,8 +38,8 @@ def _places(part: Any, numbers: Iterator[int]) -> Any:
     return tuple([_places(inner, numbers) for inner in part]) if type(part) is tuple else None
 
 
-def _filled(place: Any, tensors: Sequence[Tensor]) -> Any:
-    return tensors[place] if type(place) is int else tuple([_filled(inner, tensors) for inner in place])
+def _filled(places: tuple[Any, ...], tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    return tuple([tensors[place] if type(place) is int else place and _filled(place, tensors) for place in places])
 
 
 def _holds_none(places: Any) -> bool:

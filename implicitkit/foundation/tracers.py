@@ -179,6 +179,13 @@ def _graphs_kept() -> Any:
     config = sys.modules.get("torch._functorch.config")
     if config is None or not getattr(config, "donated_buffer", False):
         return contextlib.nullcontext()
+    return _not_donated(config)
+
+
+@functools.cache
+def _not_donated(config: Any) -> Any:
+    """A context that may be entered again, also from within and by several threads: to make one takes torch a class and as
+    long as a hundred small operations, as some solves take."""
     return config.patch(donated_buffer=False)
 
 

@@ -58,20 +58,26 @@ _asked: dict[Hashable, int] = {}
 
 
 def warn_if_hidden(
-    record: Record, system: System, z: Tensor, theta: Sequence[Tensor], out: Tensor, A: Operator
+    record: Record,
+    system: System,
+    z: Tensor,
+    theta: Sequence[Tensor],
+    out: Tensor,
+    A: Operator,
+    identity: tuple[Hashable, ...] | None = None,
 ) -> None:
     """Warn, at the first derivative of this function, where ``A v`` is not how ``F`` changes along ``v``.
 
     Args:
         record: of the solve. z: ``(batch, n)``. theta: plain tensors. out: ``F(z)``. A: the Jacobian there, as autograd has
-            it.
+            it. identity: what tells the function from others, if that is known (:attr:`System.identity`).
 
     Raises:
         CapturedTensorError: autograd sees no ``z`` in a map that changes with it.
     """
     if z.dtype not in _STEP or system.lifted.random or not z.numel():
         return
-    if not _is_new(system.identity, z):
+    if not _is_new(system.identity if identity is None else identity, z):
         return
     h, weights = _STEP[z.dtype], seeded.normal(*z.shape, seed=0x5E).to(z)
     with torch.no_grad(), compat.own_graphs():
@@ -222,13 +228,19 @@ def _is_new(identity: Hashable, z: Tensor) -> bool:
 
 def _parts(identity: Hashable) -> tuple[Hashable, ...]:
     """The code and the objects (as pairs of type, which is not kept alive, and ``id``) of an identity."""
-    if isinstance(identity, CodeType):
-        return (identity,)
-    if not isinstance(identity, tuple):
-        return ()
-    if len(identity) == 2 and isinstance(identity[0], type) and isinstance(identity[1], int):
-        return ((weakref.ref(identity[0]), identity[1]),)
-    return tuple(part for item in identity for part in _parts(item))
+    found: list[Hashable] = []
+    open_ = [identity]
+    while open_:
+        part = open_.pop()
+        if type(part) is CodeType:
+            found.append(part)
+        elif type(part) is not tuple:
+            continue
+        elif len(part) == 2 and isinstance(part[0], type) and isinstance(part[1], int):
+            found.append((weakref.ref(part[0]), part[1]))
+        else:
+            open_ += part
+    return tuple(found)
 
 
 _SAID = (

@@ -200,13 +200,14 @@ class Request:
             A.preconditioner = preconditioner(self.preconditioner, A, z)
         if lifted.cut:
             refuse_cut(self.system, z, theta)
+        identity = self.system.identity if self.watched or self.system.batch > 1 else ()
         if self.system.batch > 1:
-            refuse_coupled(A, self.system.identity_now)
+            refuse_coupled(A, (*identity, self.system.settings_now))
         lost = is_lost(outcome.status, outcome.residual_norm, self.on_failure) if self.incomplete else None
         samples = None if lost is None else ~lost
         refuse_changed(lifted, outcome, self.options, out, A, z, samples)
         if self.watched:
-            warn_if_hidden(self.record, self.system, z, theta, out, A)
+            warn_if_hidden(self.record, self.system, z, theta, out, A, identity)
         return out, A
 
     def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:

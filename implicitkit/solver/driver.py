@@ -49,8 +49,8 @@ class _Loop:
     Attributes:
         z, norm: the points ``(batch, n)`` and ``|F|`` there. best, best_norm: what is returned.
         active: samples still at work. alive: how many are in the evaluations. at_work: how many of them are active.
-        last: the point before and its norm. steep: what the last step says of samples (:func:`by_the_last_step`).
-        cleared: samples that were asked where they converged whether they run away.
+        last: the point before. steep: what the last step says of samples (:func:`by_the_last_step`). cleared: samples that
+            were asked where they converged whether they run away.
         everything: results in full length, once rows have been dropped. whole: the judge of all samples.
         all_converged: every sample has, at the present points (which saves counting).
         own: a method of this library. foreign: one of somebody else, of which no step has been looked at.
@@ -205,8 +205,9 @@ class _Loop:
                 improved.logical_or_(self.judge.hiding(self.best, left_here))
             better = self.alive if claimed == self.alive else _count(improved)[0]
         if claimed and self.last is not None and self.judge.asks_for_strides(self.z):
-            F, iteration, last = self.f.residual(self.z), self.judge.relative_to_state, self.last
-            said = by_the_last_step(iteration, self.z, F, last.z, last.F, claims)
+            F, last = self.f.residual(self.z), self.last
+            sizes = None if last.size is None else (self.judge.size_of(self.z), last.size)
+            said = by_the_last_step(relative, self.z, F, last.z, last.F, claims, sizes)
             self.steep = torch.where(claims, said, self.steep)
         if claimed == self.alive:  # every one, here and now
             self.steps.fill_(self.step)
@@ -263,7 +264,8 @@ class _Loop:
             f.norm = torch.linalg.vector_norm(f.residual(self.z), dim=1).to(self.norm)
             units = torch.where(self.norm > 0, f.norm / self.norm, 1)
             f.tolerance, f.best_norm = self.tolerance * units, self.best_norm * units
-        self.last = Point(self.z, self.norm, f.residual(self.z))
+        sized = self.judge.relative_to_state and not self.judge.own_norm
+        self.last = Point(self.z, self.norm, f.residual(self.z), self.judge.size_of(self.z) if sized else None)
         self.judge.came_from = self.z, self.last.F
         written, values = _writes(self.z), Values([self.z]) if self.foreign else None
         self.foreign = self.foreign and not values  # of a state that is zero nothing is seen
@@ -332,11 +334,10 @@ class _Loop:
 
     def outcome(self) -> Outcome:
         """What came of it, for all samples."""
-        if self.at_work:
-            self.steps = torch.where(self.active, self.step, self.steps)
+        self.steps = torch.where(self.active, self.step, self.steps) if self.at_work else self.steps
         keep = self._kept(self.state, self.alive)
-        best, norm, steps, status, steep = self.best, self.best_norm, self.steps, self.status, self.steep
-        tolerance = self.tolerance
+        best, norm, steps, status = self.best, self.best_norm, self.steps, self.status
+        steep, tolerance = self.steep, self.tolerance
         if self.everything is not None:
             self._store(keep)
             values = self.everything.values
@@ -352,11 +353,10 @@ class _Loop:
         figures = self.f.evaluations, self.f.sample_evaluations, self.traces, remark
         if self.halted:  # a sample that its method gave up in that step is not for others to go on with
             status = torch.where(status != int(Status.CONVERGED), int(Status.STOPPED), status)
-        onward, halted = self._onward(), self.halted
         left = self.z if self.everything is None and self.f.kind.minimisation else None
         return Outcome(
-            best, norm, steps, status, *figures, "", keep, tolerance=tolerance, onward=onward, halted=halted, left=left,
-            descended=self.method.descends,
+            best, norm, steps, status, *figures, "", keep, tolerance=tolerance, onward=self._onward(), halted=self.halted,
+            left=left, descended=self.method.descends,
         )  # fmt: skip
 
     def _onward(self) -> Tensor | None:
@@ -391,9 +391,8 @@ class _Loop:
 
 def _count(*masks: Tensor) -> list[int]:
     """How many entries hold in each mask, with one synchronisation on a device that needs one."""
-    if masks[0].device.type == "cpu":
-        return [*map(int, map(torch.count_nonzero, masks))]
-    return torch.stack(masks).sum(1).tolist()
+    on_cpu = masks[0].device.type == "cpu"
+    return [*map(int, map(torch.count_nonzero, masks))] if on_cpu else torch.stack(masks).sum(1).tolist()
 
 
 def _writes(z: Tensor) -> int:

@@ -323,8 +323,8 @@ class Evaluations(Counted):
         """Fixed points and roots: the kernel's value is all there is."""
         z = point["z"]
         if "out" not in point:
-            self._count()
-            point["out"] = self.uncounted(z).detach()  # a function may switch gradients on for itself
+            out = self.kernel(z)
+            point["out"] = out.detach() if compat.tracked(out) else out  # a function may switch gradients on for itself
         if self.of_map:
             point["f"] = point["out"]
         if name == "residual" or not self.of_map:

@@ -25,11 +25,13 @@ from implicitkit.solver.verdict.strides import by_the_last_step
 
 
 class Point(NamedTuple):
-    """Where all samples were after a step: ``z (batch, n)``, ``|F| (batch,)``, ``F (batch, n)``."""
+    """Where all samples were after a step: ``z (batch, n)``, ``|F| (batch,)``, ``F (batch, n)``, and ``|z|``, where that is
+    measured."""
 
     z: Tensor
     norm: Tensor
     F: Tensor
+    size: Tensor | None = None
 
 
 class Held(NamedTuple):

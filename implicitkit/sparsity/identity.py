@@ -80,21 +80,19 @@ def settings_of(function: Any, depth: int = 3) -> tuple[Hashable, ...]:
         attributes = getattr(function, "__dict__", {})
         children = list(attributes.get("_modules", {}).values()) if isinstance(function, nn.Module) else []
         held = [x for name, x in itertools.islice(attributes.items(), _NAMES) if not name.startswith("_")] + children
-    return tuple(part for x in held for part in _setting(x, depth))
-
-
-def _setting(x: Any, depth: int) -> tuple[Hashable, ...]:
-    if isinstance(x, (str, bool, type(None))):
-        return (x,)
-    if isinstance(x, (int, float)):
-        return (x != 0,)
-    if isinstance(x, Tensor):
-        plain = x.numel() == 1 and x.device.type == "cpu" and not (x.requires_grad or compat.is_wrapped(x))
-        if not plain:
-            return ()
-        with compat.unseen():
-            return (bool(x.detach() != 0),)
-    return settings_of(x, depth - 1)
+    found: list[Hashable] = []
+    for x in held:
+        if x is None or isinstance(x, (str, bool)):
+            found.append(x)
+        elif isinstance(x, (int, float)):
+            found.append(x != 0)
+        elif isinstance(x, Tensor):
+            if x.numel() == 1 and x.device.type == "cpu" and not (x.requires_grad or compat.is_wrapped(x)):
+                with compat.unseen():
+                    found.append(bool(x.detach() != 0))
+        elif depth > 1:
+            found += settings_of(x, depth - 1)
+    return tuple(found)
 
 
 def _held(cell: Any) -> Any:

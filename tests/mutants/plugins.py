@@ -351,7 +351,7 @@ MUTANTS = [
         ("alpha.addcmul_(told, beta, value=-1).clamp_(0, 1)", "alpha.addcmul_(told, beta, value=-1)"),
         ("alpha.addcmul_(told, beta, value=-1).clamp_(0, 1)", "alpha.clamp_(0, 1)"),
         ("beta = beta.clamp(-most, most)", "pass"),
-        ("across.addcmul_(told, along, value=-1)", "pass"),
+        ("torch.addcmul(dots[2], told, along, value=-1)", "dots[2].clone()"),
         ("told.square(), length, value=-1", "told.square(), length, value=0"),
         ("if math.isfinite(float(known.sum())):", "if True:"),
         ("torch.where(added.isfinite().all(1, keepdim=True), added, 0)", "added"),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation import autodiff
-from implicitkit.foundation.graph_size import size_of_graph
+from implicitkit.foundation.graph_size import nodes_of, size_of_graph
 from implicitkit.linear.factors.sparse_normal import price_of_factors
 from implicitkit.linear.price import Work, price_of_dense_fit
 from implicitkit.solver.least_squares import frugal, levenberg_marquardt
@@ -203,7 +203,7 @@ def test_the_share_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def work(f: Callable[..., Tensor], z: Tensor, x: Tensor, weight: int = 0) -> Work:
-    return Work(*size_of_graph(autodiff.recorded(lambda y: f(y, x), z)[0]), weight)
+    return Work(*size_of_graph(nodes_of(autodiff.recorded(lambda y: f(y, x), z)[0])), weight)
 
 
 def test_prices_of_fits() -> None:
@@ -242,10 +242,10 @@ def test_prices_of_sparse_fits() -> None:
 def test_what_a_product_takes_is_seen_in_the_graph() -> None:
     """Six nodes of 40 numbers; four times in rows of four; an index puts its numbers into their places."""
     z = torch.zeros(1, 40, dtype=D)
-    nodes, numbers, placed = size_of_graph(autodiff.recorded(lambda y: y.sin().cos().exp(), z)[0])
+    nodes, numbers, placed = size_of_graph(nodes_of(autodiff.recorded(lambda y: y.sin().cos().exp(), z)[0]))
     assert (nodes, numbers, placed) == (4, 160, 0)  # with the node that gathers the gradient
-    rows = size_of_graph(autodiff.recorded(lambda y: y.view(10, 4).sin().cos(), z)[0])
+    rows = size_of_graph(nodes_of(autodiff.recorded(lambda y: y.view(10, 4).sin().cos(), z)[0]))
     assert rows[0] == 4 and rows[1] == 3 * 160 + 40
     index = torch.arange(20)
-    assert size_of_graph(autodiff.recorded(lambda y: y[:, index], z)[0])[2] == 20
-    assert size_of_graph(torch.zeros(3)) == (0, 0, 0)
+    assert size_of_graph(nodes_of(autodiff.recorded(lambda y: y[:, index], z)[0]))[2] == 20
+    assert size_of_graph(nodes_of(torch.zeros(3))) == (0, 0, 0)

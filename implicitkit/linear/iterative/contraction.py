@@ -19,7 +19,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -87,16 +87,17 @@ class Contraction(LinearSolver):
 
         def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
             nonlocal begun, asked, plain
-            columns = min(restart, A.size, int(budget.max()))
+            most = int(budget.max())
+            columns = min(restart, A.size, most)
             known: tuple[Tensor, ...] = ()
             if not begun:
                 begun = True
-                found, known = _by_powers(A, r, norm, target, live, budget, restart)
+                found, known = _by_powers(A, r, norm, target, live, budget, most, restart)
                 if found is not None:
                     return found
             if plain:
                 plain = False
-                return _series(A, r, norm, target, live, budget, columns)
+                return _series(A, r, norm, target, live, budget, most, columns)
             if asked:
                 return arnoldi(A, r, norm, target, live, budget, columns)
 
@@ -114,9 +115,10 @@ class Contraction(LinearSolver):
         return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=max_steps, stalled=STALLED, patience=patience)
 
 
-def _some(which: Tensor, open_: Tensor, share: float = 1 - _MOST) -> bool:
-    """Are these more than a quarter of the samples at work (or another share)?"""
-    return int(torch.count_nonzero(which & open_)) > share * int(torch.count_nonzero(open_))
+def _some(which: Tensor, open_: Tensor, share: float = 1 - _MOST, left: int | None = None) -> bool:
+    """Are these more than a quarter of the samples at work (or another share)?  ``left``: how many these are, if known."""
+    left = int(torch.count_nonzero(open_)) if left is None else left
+    return int(torch.count_nonzero(which & open_)) > share * left
 
 
 def _product(A: Operator, r: Tensor) -> float:
@@ -126,12 +128,13 @@ def _product(A: Operator, r: Tensor) -> float:
     return cost_of_product(numbers, nodes, through, min(max(A.weight - A.size, 0), A.size))
 
 
-def _dearer(A: Operator, r: Tensor, restart: int, products: Tensor) -> Tensor:
-    """What a product of GMRES costs, times one of the series, ``(batch,)``: it orthogonalises, against half of the vectors
-    of its basis on average, which has one for each of the ``products`` that are needed."""
+def _dearer(A: Operator, r: Tensor, restart: int, products: Tensor | float) -> Any:
+    """What a product of GMRES costs, times one of the series, ``(batch,)`` or a number: it orthogonalises, against half of
+    the vectors of its basis on average, which has one for each of the ``products`` that are needed."""
     numbers, product = r.numel(), _product(A, r)
     passes = _ORTHOGONALISED * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))
-    krylov = product + _CALLS_MORE * CALL + passes * (_MADE + 0.5 * products.clamp_max(restart))
+    held = products.clamp_max(restart) if isinstance(products, Tensor) else min(products, restart)
+    krylov = product + _CALLS_MORE * CALL + passes * (_MADE + 0.5 * held)
     return krylov / (product + _SUM_CALLS * CALL + _SUMMED * numbers * (1 + min(numbers / _SUM_CACHED, _SUM_TIMES)))
 
 
@@ -163,18 +166,19 @@ def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor, s
 
 
 def _by_powers(
-    A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, restart: int
+    A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, limit: int, restart: int
 ) -> tuple[Correction | None, tuple[Tensor, ...]]:
     """What the series finds, if its first two products say that it costs less than GMRES: while it is fast, or as long as
-    it gains; ``None`` where they say that polynomials do better, and those products."""
+    it gains; ``None`` where they say that polynomials do better, and those products.  ``limit``: the largest ``budget``."""
     known: tuple[Tensor, ...] = (A.mv(r),)
     v = known[0] + r
     length = norms(v)
     first, swift = length / norm, _is_swift(length, norm, live)
-    if int(budget.max()) < 2:
+    if limit < 2:
         return None, known
     open_ = (length > _MARGIN * target).logical_and_(live)
-    if swift and not int(torch.count_nonzero(open_)):
+    left = int(torch.count_nonzero(open_))
+    if swift and not left:
         return Correction(-r, live.long()), known
     known = (*known, A.mv(v))
     after = known[1] + v
@@ -183,14 +187,16 @@ def _by_powers(
     dearer = functools.partial(_dearer, A, r, restart)
     if swift and _is_swift(length, before, open_):
         slower = (second > _SLOWER * first).logical_and_(open_)
-        if _some(slower, open_) and _some(~_shorter(A, r, known, norm, target, first, second, dearer), open_):
+        if _some(slower, open_, left=left) and _some(
+            ~_shorter(A, r, known, norm, target, first, second, dearer), open_
+        ):
             return None, known
-        return _swiftly(A, r, v, after, before, target, live, open_, budget), known
-    ratio = float(dearer(length.new_full((), _LOOK)))
-    if ratio < _CHEAP or _some(~(second < 1), open_, _HALF):
+        return _swiftly(A, r, v, after, before, target, live, open_, limit), known
+    ratio = dearer(_LOOK)
+    if ratio < _CHEAP or _some(~(second < 1), open_, _HALF, left):
         return None, known
-    columns, most = min(restart, A.size, int(budget.max())), _TRIED * _LOOK * (ratio - 1)
-    return _series(A, r, norm, target, live, budget, columns, known, (first * second).log() / 2, most), known
+    columns, most = min(restart, A.size, limit), _TRIED * _LOOK * (ratio - 1)
+    return _series(A, r, norm, target, live, budget, limit, columns, known, (first * second).log() / 2, most), known
 
 
 def _is_swift(length: Tensor, before: Tensor, open_: Tensor) -> bool:
@@ -208,11 +214,11 @@ def _swiftly(
     target: Tensor,
     live: Tensor,
     open_: Tensor,
-    budget: Tensor,
+    limit: int,
 ) -> Correction:
     """The series from its second product on, while it is fast: ``v = J r``, ``after = J v``, ``before = |v|``."""
     fewer, total, steps, v = Fewer(A), r, live.long(), torch.where(column(open_), v, 0)
-    for k in range(2, int(budget.max()) + 1):
+    for k in range(2, limit + 1):
         length = norms(after)
         steps.add_(open_)
         if not _is_swift(length, before, open_):
@@ -269,6 +275,7 @@ def _series(
     target: Tensor,
     live: Tensor,
     budget: Tensor,
+    limit: int,
     columns: int,
     known: tuple[Tensor, ...] = (),
     pace: Tensor | None = None,
@@ -277,33 +284,35 @@ def _series(
     """``dx = -(r + J r + J^2 r + ...)``, which leaves ``J^{m + 1} r``; of samples that this is too slow for, GMRES solves
     for what is left.
 
-    ``known``: the first products; ``pace``: the logarithm of what each of them left, ``(batch,)``; ``most``: so many may be
-    needed after a window, at the rate of its second half, of three quarters of the samples; else the series ends.
+    ``limit``: the largest ``budget``; ``known``: the first products; ``pace``: the logarithm of what each of them left,
+    ``(batch,)``; ``most``: so many may be needed after a window, at the rate of its second half, of three quarters of the
+    samples; else the series ends.
     """
     aim, before, latest, left = _MARGIN * target, norm, norm, int(torch.count_nonzero(live))
     few, fewer = (1 - _MOST) * left, Fewer(A)
-    dx, rest, v, open_ = torch.zeros_like(r), torch.zeros_like(r), r, live
-    steps, slow, spent = torch.zeros_like(budget), torch.zeros_like(live), budget
-    for k in range(1, int(budget.max()) + 1):
-        dx.sub_(v)
+    dx, rest, v, open_ = -r, torch.zeros_like(r), r, live
+    steps, slow, spent, handed = torch.zeros_like(budget), torch.zeros_like(live), budget, 0
+    for k in range(1, limit + 1):
+        if k > 1:
+            dx.sub_(v)
         v = known[k - 1] + v if k <= len(known) else fewer.A.stepped(v)
         if k % _EVERY:  # one product too many costs less than a look at each
             continue
         length = norms(v)
         going = (length > aim).logical_and_(open_)  # false for NaN
+        count = int(torch.count_nonzero(going))
         if k % _WINDOW == 0:
             crawls = going & _crawls(length, before, latest, aim, pace, left <= few)
-            if _some(crawls, going):  # GMRES multiplies the whole batch for them, and the others need no more of it
-                crawls = going
-            before = length
-            if int(torch.count_nonzero(crawls)):
+            slower, before = int(torch.count_nonzero(crawls)), length
+            if slower > (1 - _MOST) * count:  # GMRES multiplies all for them, and the others need no more of it
+                crawls, slower = going, count
+            if slower:
                 slow, rest = slow | crawls, torch.where(column(crawls), v, rest)
-                going = going & ~crawls
-            if most < math.inf and _some(_more(length, latest, aim) > most, going):
+                going, count, handed = going & ~crawls, count - slower, handed + slower
+            if count and most < math.inf and _some(_more(length, latest, aim) > most, going, left=count):
                 steps, open_ = torch.where(open_, k, steps), torch.zeros_like(open_)
                 break
         latest = length if k % _HALFWAY == 0 else latest
-        count = int(torch.count_nonzero(going))
         if count < left:  # what has ended is zero from here on, and adds nothing
             steps = torch.where(open_ & ~going, k, steps)
             v, open_, left = torch.where(column(going), v, 0), going, count
@@ -315,7 +324,7 @@ def _series(
             open_, before, latest, aim, spent = narrowed(index, open_, before, latest, aim, spent)
             pace = None if pace is None else pace.index_select(0, index)
     dx, rest, slow, steps = fewer.whole((dx, rest, slow, torch.where(open_, spent, steps)))
-    if not bool(slow.any()):
+    if not handed:
         return Correction(dx, steps)
     size = norms(rest)
     after = arnoldi(A, rest, size, target, slow, budget - steps, columns)

@@ -44,7 +44,7 @@ class Fewer:
     def drop(
         self, open_: Tensor, left: int, answers: Callable[[], Answers], ahead: Callable[[], float] | None = None
     ) -> Tensor | None:
-        """Go on with the ``left`` samples that are ``open_`` ``(k,)``, if that pays and is possible.
+        """Go on with the ``left`` samples that are ``open_`` (one entry for each of ``k``), if that pays and is possible.
 
         Args:
             answers: what is known of the samples in work, tensors ``(k, ...)``; asked only if some are left out.
@@ -58,7 +58,7 @@ class Fewer:
             return None
         if ahead is not None and (1 - left / alive) * ahead() <= _ASKED:
             return None
-        index = open_.nonzero().squeeze(1)
+        index = open_.flatten().nonzero().squeeze(1)
         small = self.A.select(index)
         if small is None:  # asked again, if at all, when fewer are left
             self._most = _SHARE * left / alive

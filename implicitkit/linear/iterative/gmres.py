@@ -24,6 +24,7 @@ Comp. 30; Giraud, Langou, Rozloznik & van den Eshof (2005), Numer. Math. 101.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -140,11 +141,11 @@ def arnoldi(
         if not left:
             break
         if look is not None and j + 1 in look[0]:
-            known_so_far = (_transposed(space.H), 0.0), (space.u, 1.0), (~going.squeeze(1), True)
+            known_so_far = (_transposed(space.H), 0.0), (space.u.squeeze(1), 1.0), (~going.flatten(), True)
             if look[1](*(fewer.spread(t, rest) for t, rest in known_so_far)):
                 break
         if len(known) <= j + 1 < columns:
-            index = fewer.drop(going.squeeze(1), left, space.answer, space.ahead)
+            index = fewer.drop(going, left, space.answer, space.ahead)
             if index is not None:
                 space.narrow(index)
     return Correction(*fewer.whole(space.answer()))
@@ -155,7 +156,9 @@ class _Space:
 
     Vectors are rows (``w V^T``, ``c V``): batched products with a row are about eight times faster on the CPU than with a
     column.  ``basis[j]`` is the j-th vector of every sample, ``V`` its view ``(batch, columns + 1, n)``; what else a step
-    adds is kept as it comes: every write into a part of a tensor is three operations, as many as make the number.
+    adds is kept as it comes: every write into a part of a tensor is three operations, as many as make the number.  Numbers
+    of a sample are ``(batch, 1, 1)``, and rows of them ``(batch, 1, j + 1)``, as these products return them: to change a
+    shape is an operation, too.
     """
 
     def __init__(
@@ -165,37 +168,38 @@ class _Space:
         info = torch.finfo(r.dtype)
         self.basis = r.new_empty(columns + 1, batch, n)
         self.V = self.basis.transpose(0, 1)
-        self.H: list[Tensor] = []  # columns, (batch, j + 2) each
+        self.H: list[tuple[Tensor, Tensor]] = []  # columns, (batch, 1, j + 1), and the length below each
         ratio = norm / (0.9 * target).clamp_min(info.tiny)  # a margin, so that drift seldom costs another cycle
-        self.limit = column(torch.where(live, (ratio * ratio).nan_to_num(), ratio.new_zeros(())))
+        self.limit = torch.where(live, (ratio * ratio).nan_to_num(), ratio.new_zeros(())).view(-1, 1, 1)
         self.first = column(norm.where(live, norm.new_ones(())))
         self.v = torch.div(r, self.first, out=self.basis[0])
-        self.u = self.size = r.new_ones(batch, 1)
-        self.null = self.floor = r.new_zeros(batch, 1)
+        self.u = self.size = r.new_ones(batch, 1, 1)
+        self.null = self.floor = r.new_zeros(batch, 1, 1)
         self.norm, self.live, self.budget = norm, live, budget
         self.least = 1 / info.eps if beyond else 0.0  # what the square of a residual may be divided by for nothing
 
     def step(self, A: Operator, known: tuple[Tensor, ...]) -> Tensor:
-        """One product, one vector and one column more; which samples have not converged, ``(batch, 1)``."""
+        """One product, one vector and one column more; which samples have not converged, ``(batch, 1, 1)``."""
         H, j = self.H, len(self.H)
         w = A.mv(self.v) if j >= len(known) else _again(known[: j + 1], self.first, H)
         if j == 0:
-            self.floor = column(norms(w) * torch.finfo(w.dtype).eps).clamp_min_(torch.finfo(w.dtype).tiny)
+            info = torch.finfo(w.dtype)
+            self.floor = (norms(w) * info.eps).clamp_min_(info.tiny).view(-1, 1, 1)
         Vj, product = self.V[:, : j + 1], w.unsqueeze(1)
         VjT = Vj.mT
         h = torch.bmm(product, VjT)
         w = torch.baddbmm(product, h, Vj, alpha=-1)
-        length = torch.linalg.vector_norm(w, dim=2)
+        length = torch.linalg.vector_norm(w, dim=2, keepdim=True)
         if _cancelled(length, h):
             again = torch.bmm(w, VjT)
             w = torch.baddbmm(w, again, Vj, alpha=-1)
             h.add_(again)
-            length = torch.linalg.vector_norm(w, dim=2)
-        h, length, u = h.squeeze(1), torch.maximum(length, self.floor), self.u
-        self.v = torch.div(w.squeeze(1), length, out=self.basis[j + 1])
-        H.append(torch.cat((h, length), 1))
-        entry = torch.addcdiv(self.null, torch.linalg.vecdot(u, h).unsqueeze(1), length, value=-1)
-        self.u, self.size = torch.cat((u, entry), 1), torch.addcmul(self.size, entry, entry)
+            length = torch.linalg.vector_norm(w, dim=2, keepdim=True)
+        length, u, self.v = torch.maximum(length, self.floor), self.u, self.basis[j + 1]
+        torch.div(w, length, out=self.v.unsqueeze(1))
+        H.append((h, length))
+        entry = torch.addcdiv(self.null, torch.mul(u, h).sum(2, keepdim=True), length, value=-1)
+        self.u, self.size = torch.cat((u, entry), 2), torch.addcmul(self.size, entry, entry)
         return self.size < self.limit
 
     def ahead(self) -> float:
@@ -209,7 +213,8 @@ class _Space:
     def answer(self) -> tuple[Tensor, Tensor]:
         """The correction ``(batch, n)`` and the products that each sample used."""
         limit = torch.where(self.limit > 0, self.limit.clamp_min(self.least), 0) if self.least else self.limit
-        y, used = _least_squares(_transposed(self.H), self.u, self.norm, limit, self.floor, self.live, self.budget)
+        limit, floor, u = limit.squeeze(1), self.floor.squeeze(1), self.u.squeeze(1)
+        y, used = _least_squares(_transposed(self.H), u, self.norm, limit, floor, self.live, self.budget)
         return torch.bmm(y.unsqueeze(1), self.V[:, : len(self.H)]).squeeze(1), used
 
     def narrow(self, index: Tensor) -> None:
@@ -218,16 +223,16 @@ class _Space:
         basis = self.basis.new_empty(len(self.basis), len(index), self.basis.shape[2])
         torch.index_select(self.basis[:made], 1, index, out=basis[:made])
         self.basis, self.V, self.v = basis, basis.transpose(0, 1), basis[made - 1]
-        self.H = [h.index_select(0, index) for h in self.H]
+        self.H = [(h.index_select(0, index), below.index_select(0, index)) for h, below in self.H]
         for name in ("limit", "first", "u", "size", "null", "floor", "norm", "live", "budget"):
             setattr(self, name, getattr(self, name).index_select(0, index))
 
 
-def _transposed(H: list[Tensor]) -> Tensor:
+def _transposed(H: list[tuple[Tensor, Tensor]]) -> Tensor:
     """``H^T``, ``(batch, k, k + 1)``, of its columns as far as they are not zero."""
-    k = len(H)
-    entries = torch.cat((H[0].new_zeros(len(H[0]), 1), *H), 1)
-    return entries.index_select(1, _places(k, entries.device)).unflatten(1, (k, k + 1))
+    k, length = len(H), H[0][1]
+    entries = torch.cat((torch.zeros_like(length), *itertools.chain.from_iterable(H)), 2)
+    return entries.index_select(2, _places(k, entries.device)).view(-1, k, k + 1)
 
 
 @functools.lru_cache(maxsize=128)
@@ -237,14 +242,14 @@ def _places(k: int, device: torch.device) -> Tensor:
     return torch.where(i <= j + 1, 1 + j * (j + 3) // 2 + i, 0).flatten()
 
 
-def _again(known: tuple[Tensor, ...], norm: Tensor, H: list[Tensor]) -> Tensor:
+def _again(known: tuple[Tensor, ...], norm: Tensor, H: list[tuple[Tensor, Tensor]]) -> Tensor:
     """The product with the first, or second, vector of the basis from those of the power series: ``A r / |r|``, or what
     follows from ``h_2 v_2 = A v_1 - h_1 v_1``."""
     if len(known) == 1:
         return known[0] / norm
-    h = H[0]
-    scale = 1 / (norm * h[:, 1:])
-    return torch.addcmul(known[1] * scale, known[0], scale * (1 + h[:, :1]), value=-1)
+    h, length = (part.squeeze(1) for part in H[0])
+    scale = 1 / (norm * length)
+    return torch.addcmul(known[1] * scale, known[0], scale * (1 + h), value=-1)
 
 
 def _cancelled(length: Tensor, h: Tensor) -> bool:
@@ -252,7 +257,17 @@ def _cancelled(length: Tensor, h: Tensor) -> bool:
     would cost more."""
     if length.device.type != "cpu":
         return True
-    return not float((torch.linalg.vector_norm(h, dim=2) / length).amax()) <= _TAKEN  # NaN: yes
+    return not float((torch.linalg.vector_norm(h, dim=2, keepdim=True) / length).amax()) <= _TAKEN  # NaN: yes
+
+
+def _broken(lengths: Tensor, square: Tensor, floor: Tensor) -> Tensor | None:
+    """The steps at which the space of a sample is exhausted, ``(batch, k)``: the vector that they made has no length.
+
+    ``None`` in the everyday case: no step is, and every ``square``, the last ``|u|^2`` ``(batch,)``, is finite.
+    """
+    if lengths.device.type == "cpu" and bool((lengths > floor).all(1).logical_and_(square < torch.inf).all()):
+        return None
+    return lengths <= floor
 
 
 def _least_squares(
@@ -265,12 +280,13 @@ def _least_squares(
     """
     k = Ht.shape[1]
     squares = (u * u).cumsum(dim=1)
-    whole = squares[:, :k] < limit  # before this step the sample had not converged
-    sound = squares[:, 1:].isfinite()
-    broken = Ht.diagonal(offset=1, dim1=1, dim2=2) <= floor  # the space is exhausted at this step
-    exhausted = broken.cumsum(dim=1) - broken.long() > 0
     index = torch.arange(k, device=u.device)
-    use = (whole & sound & ~exhausted & (index < budget.unsqueeze(1))).cumprod(dim=1).bool()
+    # before this step the sample had not converged; squares grow, so that what holds of a step held of those before
+    use = (squares[:, :k] < limit).logical_and_(index < budget.unsqueeze(1))
+    broken = _broken(Ht.diagonal(offset=1, dim1=1, dim2=2), squares[:, k], floor)
+    if broken is not None:
+        exhausted = broken.cumsum(dim=1) - broken.long() > 0
+        use = (use & squares[:, 1:].isfinite() & ~exhausted).cumprod(dim=1).bool()
     steps = torch.where(live, use.sum(dim=1), 0).clamp_min(1)
     norm = squares.sqrt()
     below, above = norm[:, :k], norm[:, 1:]
@@ -278,9 +294,10 @@ def _least_squares(
     weight, last = u[:, 1:] / (below * above), below / above
     Rt = (Ht[:, :, :k] * u[:, None, :k]).cumsum(dim=2).mul_(weight.unsqueeze(1))
     Rt.addcmul_(Ht[:, :, 1:], last.unsqueeze(1), value=-1)
-    pivots = torch.where(use, Rt.diagonal(dim1=1, dim2=2).abs(), 0)
-    noise = pivots <= 4 * torch.finfo(u.dtype).eps * pivots.amax(dim=1, keepdim=True)
-    use = use & ~(noise & broken)  # a singular block: the last direction is rounding
+    if broken is not None:
+        pivots = torch.where(use, Rt.diagonal(dim1=1, dim2=2).abs(), 0)
+        noise = pivots <= 4 * torch.finfo(u.dtype).eps * pivots.amax(dim=1, keepdim=True)
+        use = use & ~(noise & broken)  # a singular block: the last direction is rounding
     Rt.masked_fill_(~use.unsqueeze(2), 0).diagonal(dim1=1, dim2=2).masked_fill_(~use, 1)
     g = torch.where(use, beta.unsqueeze(1) * weight, 0)  # beta Q^T e_1
     return torch.linalg.solve_triangular(Rt.mT, g.unsqueeze(2), upper=True).squeeze(2), steps

@@ -175,9 +175,9 @@ class Anderson(Method):
         slots = [(k - 1 - i) % m for i in range(min(new, k, m))]
         state["new"] = 0
         gamma, rhs = self._coefficients(state, r, min(k, m), slots)
-        dW = state["dW"][:, : gamma.shape[1]]
+        dW = state["dW"] if k >= m else state["dW"].narrow(1, 0, k)
         may = self.period is None and eager is None and k > _PERIOD and z.shape[1] >= _WIDE
-        if may and _most(f, _little(f, torch.linalg.vecdot(rhs, gamma.squeeze(2)), _size(before, f))):
+        if may and _gains_little(f, torch.bmm(rhs, gamma).flatten(), before):
             state |= {"plain": (f.norm, 0), "last": None, **NOTHING}
         if gamma.dtype != z.dtype:
             gamma = gamma.to(z.dtype)
@@ -254,9 +254,11 @@ class Anderson(Method):
         return z
 
     def _coefficients(self, state: dict[str, Any], r: Tensor, held: int, slots: list[int]) -> tuple[Tensor, Tensor]:
-        """``gamma``, shape ``(batch, held, 1)``, and ``dR^T r``, ``(batch, held)``, whose product is what it lowers
-        ``|r|^2`` by; brings the rows ``slots`` of the Gram matrix up to date."""
-        gram, dR, pieces = state["gram"], state["dR"][:, :held], slices_of(slots)
+        """``gamma``, shape ``(batch, held, 1)``, and ``r^T dR``, ``(batch, 1, held)``, whose product is what it lowers
+        ``|r|^2`` by; brings the rows ``slots`` of the Gram matrix up to date, on its diagonal and below, which is all that a
+        factorisation reads."""
+        gram, dR, pieces = state["gram"], state["dR"], slices_of(slots)
+        dR = dR if held == dR.shape[1] else dR.narrow(1, 0, held)
         # the new rows' products with the history and those of r, in one pass over it
         products = torch.bmm(torch.cat([r.unsqueeze(1), *(dR[:, piece] for piece in pieces)], 1), dR.mT)
         if products.dtype != gram.dtype:
@@ -267,12 +269,13 @@ class Anderson(Method):
         rhs, *blocks = products.split([1, *(piece.stop - piece.start for piece in pieces)], 1)
         for piece, rows in zip(pieces, blocks, strict=True):
             gram[:, piece] = rows
-            gram[:, :, piece] = rows.mT
+            if piece.stop < held:
+                gram[:, piece.stop :, piece] = rows[:, :, piece.stop :].mT
         factor, info = torch.linalg.cholesky_ex(raised(gram, memory, self.ridge))
         gamma = torch.cholesky_solve(rhs.mT, factor)
         if maybe_any(info):
             gamma = gamma.masked_fill(info.ne(0).view(-1, 1, 1), 0)  # not positive definite: the plain step
-        return gamma, rhs.squeeze(1)
+        return gamma, rhs
 
 
 def _mixed_every(z: Tensor) -> int:
@@ -283,6 +286,11 @@ def _mixed_every(z: Tensor) -> int:
 def _size(step: tuple[Tensor, Tensor], f: Evaluations) -> Tensor:
     """``|r|`` of a step, as the driver measures it."""
     return torch.linalg.vector_norm(step[0], dim=1, dtype=f.norm.dtype)
+
+
+def _largest(f: Evaluations, numbers: Tensor) -> float:
+    """The largest of the samples at work."""
+    return float((numbers if f.at_work == f.batch else torch.where(f.active, numbers, 0)).amax())
 
 
 def _most(f: Evaluations, which: Tensor, share: float = _MOST) -> bool:
@@ -313,9 +321,11 @@ def _is_steady(f: Evaluations, path: Path) -> bool:
     return earlier is None or before is None or _most(f, f.norm * earlier <= _SLOWER * before.square())
 
 
-def _little(f: Evaluations, fall: Tensor, before: Tensor) -> Tensor:
-    """Where a mixing that lowers ``|r|^2`` by ``fall`` is worth little, and plain steps are as good, ``(batch,)``."""
-    return (fall <= (1 - _LITTLE**2) * f.norm.square()) & (f.norm <= _FAST ** (1 / _PERIOD) * before)
+def _gains_little(f: Evaluations, fall: Tensor, before: tuple[Tensor, Tensor]) -> bool:
+    """Is a mixing that lowers ``|r|^2`` by ``fall`` ``(batch,)`` worth little, while plain steps are as good as the last one
+    was, ``before`` which there were ``r`` and ``w``, for most samples?  The second is asked where the first is so."""
+    little = fall <= (1 - _LITTLE**2) * f.norm.square()
+    return _most(f, little) and _most(f, little & (f.norm <= _FAST ** (1 / _PERIOD) * _size(before, f)))
 
 
 def _recalled(path: Path, memory: int, count: int) -> dict[str, Any]:
@@ -343,10 +353,10 @@ def _unseen(f: Evaluations, mark: Tensor, plain: bool) -> int:
         far = (f.norm.square() > _NEAR * f.tolerance * mark).logical_and_(f.norm < mark)
         if dropping or _most(f, far, _HALF):
             return int(not dropping or _most(f, far, _HALF))
-        now, then = (float(torch.where(f.active, norm / f.tolerance, 0).amax()) for norm in (f.norm, mark))
+        now, then = (_largest(f, norm / f.tolerance) for norm in (f.norm, mark))
         return int(now < then and now * now > _NEAR * then)
     needed = (f.tolerance / f.norm).log_().div_((f.norm / mark).log_())
-    slowest = float(torch.where(f.active, needed, 0).nan_to_num_(0, 0, 0).amax())
+    slowest = _largest(f, needed.nan_to_num_(0, 0, 0))
     return int(min(slowest / 2 if slowest > 2 else max(0, slowest), _TIMES, f.ahead // _PERIOD))
 
 

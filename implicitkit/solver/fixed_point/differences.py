@@ -38,8 +38,8 @@ def empty(z: Tensor, rows: int) -> dict[str, Tensor]:
 
 def remember(state: dict[str, Any], row: int, now: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) -> None:
     """Writes how ``r`` and ``w`` changed into a row of every sample's memory."""
-    torch.sub(now[0], old[0], out=state["dR"][:, row])
-    torch.sub(now[1], old[1], out=state["dW"][:, row])
+    torch.sub(now[0], old[0], out=state["dR"].select(1, row))
+    torch.sub(now[1], old[1], out=state["dW"].select(1, row))
 
 
 def raised(gram: Tensor, memory: int, ridge: float | None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff
-from implicitkit.foundation.graph_size import size_of_graph
+from implicitkit.foundation.graph_size import nodes_of, size_of_graph
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.price import Work, price_of_dense_fit
 from implicitkit.solver.evaluations import Evaluations
@@ -155,7 +155,7 @@ def _price(f: Evaluations, z: Tensor, out: Tensor) -> float:
     if ready is not None:
         from implicitkit.linear.factors.sparse_normal import price_of_factors
 
-        nodes, numbers, placed = ready.remembered(("through", len(z)), lambda: size_of_graph(out))
+        nodes, numbers, placed = ready.remembered(("through", len(z)), lambda: size_of_graph(nodes_of(out)))
         return price_of_factors(len(z), ready, Work(nodes, numbers, placed, weight))
-    work = Work(*size_of_graph(out), weight)
+    work = Work(*size_of_graph(nodes_of(out)), weight)
     return price_of_dense_fit(len(z), out.shape[1], z.shape[1], work, singular=not is_dear(f, z))

@@ -21,10 +21,16 @@ _ROUGH = 10.0  # of those: where a residual may be nothing but rounding errors
 _COUNTS = 1e-14  # ... if z may be wrong by so much of the largest
 
 
-def by_the_last_step(iteration: bool, z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor) -> Tensor:
+Sizes = tuple[Tensor, Tensor] | None
+"""``|z|`` of each sample, ``(batch,)``, where a step ended and where it began, if they are known."""
+
+
+def by_the_last_step(
+    iteration: bool, z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor, sizes: Sizes = None
+) -> Tensor:
     """Where the last step, from ``point`` with its residual ``before``, says that a zero is near, ``(batch,)``; of an
     ``iteration``, that none need be (:func:`strode`), and of the samples that have claims alone."""
-    return strode(z, F, point, before, claims) if iteration else fell_steeply(z, F, point, before)
+    return strode(z, F, point, before, claims, sizes) if iteration else fell_steeply(z, F, point, before)
 
 
 def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
@@ -51,7 +57,7 @@ def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
     return (outwards <= fall * size).all(1) & fell & (norm < last) & healthy
 
 
-def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor) -> Tensor:
+def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor, sizes: Sizes = None) -> Tensor:
     """Where the last step led outwards, was long, and ``F`` hardly changed along it, ``(batch,)``, among the ``claims``.
 
     That is ``|F - before| <= 0.02 |z - point|``, with ``before`` the residual at the ``point`` where the step began; or half
@@ -64,12 +70,12 @@ def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor) 
     """
     z, point = in_working_precision(z), in_working_precision(point)
     norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
-    size, step = norm(z), norm(z - point)
+    size, step = norm(z) if sizes is None else sizes[0], norm(z - point)
     share = step / size
     far = (share > _FAR).logical_and_(claims)
     if not int(far.count_nonzero()):
         return far
-    far.logical_and_(size > norm(point))
+    far.logical_and_(size > (norm(point) if sizes is None else sizes[1]))
     F, before = in_working_precision(F), in_working_precision(before)
     least = torch.where(share > _LEAP, _OF_A_LEAP, _HARDLY)
     return far.logical_and_(norm(F - before) <= least * step)

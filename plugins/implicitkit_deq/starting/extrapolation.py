@@ -118,19 +118,21 @@ def _lasting(now: Tensor, before: Tensor, earlier: Tensor | None = None) -> Tens
         return torch.view_as_complex(
             _lasting(*(torch.view_as_real(t) for t in (now, before, earlier) if t is not None))
         )
-    a, b = (_in_rows(t) for t in (now, before))
-    length, along, own = _dot(b, b), _dot(a, b), _dot(a, a)
+    a, b = _in_rows(now), _in_rows(before)
+    parts = (a, b) if earlier is None else (a, b, b - _in_rows(earlier))
+    rows = torch.stack(parts, 1)
+    dots = torch.bmm(rows, rows.mT).flatten(1).unbind(1)  # of each with each
+    own, along, length = dots[0], dots[1], dots[len(parts) + 1]
     leapt = own > _LEAP**2 * length
     alpha = torch.where(leapt, along / own, along / length)
     if earlier is None:
         first = alpha.clamp_(0, 1)
         added, known = _by_rows(first, a), first + own
     else:
-        second = b - _in_rows(earlier)
-        told, across = _dot(second, b) / length, _dot(a, second)
+        told = dots[5] / length
         # of the part of it that the change itself does not tell: its products with the change now, and with itself
-        across.addcmul_(told, along, value=-1)
-        own_size = torch.addcmul(_dot(second, second), told.square(), length, value=-1).clamp_min_(0)
+        across = torch.addcmul(dots[2], told, along, value=-1)
+        own_size = torch.addcmul(dots[8], told.square(), length, value=-1).clamp_min_(0)
         beta = across.div_(own_size).nan_to_num_(0, 0, 0).clamp_(-1, 1).masked_fill_(leapt, 0)
         first = alpha.addcmul_(told, beta, value=-1).clamp_(0, 1)
         bend = torch.add(own + length, along, alpha=-2).clamp_min_(0)  # |a - b|^2; rounding where it is far below |a|^2
@@ -139,7 +141,7 @@ def _lasting(now: Tensor, before: Tensor, earlier: Tensor | None = None) -> Tens
         added = torch.addcmul(_by_rows(first + beta, a), beta.unsqueeze(1), b, value=-1)
         known = first + own + length
     if math.isfinite(float(known.sum())):
-        return added.view(now.shape)
+        return added if added.shape == now.shape else added.view(now.shape)
     return torch.where(added.isfinite().all(1, keepdim=True), added, 0).view(now.shape)
 
 
@@ -148,7 +150,7 @@ def _by_rows(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def _in_rows(t: Tensor) -> Tensor:
-    return t.reshape(len(t), t[:1].numel())
+    return t if t.ndim == 2 else t.reshape(len(t), math.prod(t.shape[1:]))
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

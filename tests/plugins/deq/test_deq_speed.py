@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils._config_module import ConfigModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import implicitkit as ik
-from implicitkit.foundation import refill, trees
+from implicitkit import system
+from implicitkit.foundation import graph_size, refill, tracers, trees
 from implicitkit.linear import independence
 from implicitkit.linear.iterative import cycles
 from implicitkit.solver import costs, polyalgorithm
@@ -195,3 +198,103 @@ def test_whole_states_are_gone_through_as_seldom_as_can_be(what: str) -> None:
     with Passes(state.numel()) as passes:
         run()
     assert passes.count <= most, passes.count
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations, views too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _spectrum(eigenvalues: list[float], n: int = 80) -> Tensor:
+    """A matrix with these eigenvalues, the others within 0.3."""
+    g = torch.Generator().manual_seed(0)
+    Q = torch.linalg.qr(torch.randn(n, n, generator=g)).Q
+    inner = torch.randn(n, n, generator=g)
+    inner *= 0.3 / torch.linalg.eigvals(inner).abs().max()
+    k = len(eigenvalues)
+    inner[:k], inner[:, :k] = 0, 0
+    inner[:k, :k] = torch.diag(torch.tensor(eigenvalues))
+    return Q @ inner @ Q.mT
+
+
+def _a_call(eigenvalues: list[float]) -> tuple[Callable[[], Any], Callable[[], float]]:
+    W, x = _spectrum(eigenvalues), 0.05 * torch.randn(16, 80, generator=torch.Generator().manual_seed(1))
+    cell = nn.Linear(80, 80, bias=False)
+    with torch.no_grad():
+        cell.weight.copy_(W)
+    layer = DEQ(lambda z, x: torch.tanh(cell(z) + x), (80,), rtol=1e-4, rule=ik.Implicit(rtol=1e-4), init="zeros")
+
+    def units() -> float:
+        assert layer.solution is not None and layer.solution.backward is not None
+        return layer.solution.evaluations + int(layer.solution.backward.steps.max())
+
+    return lambda: layer(x).sum().backward(), units
+
+
+def _gmres(steps: int) -> tuple[Callable[[], Any], Callable[[], float]]:
+    matrix, b = torch.eye(80) + 3 * _spectrum([]), torch.randn(16, 80, generator=torch.Generator().manual_seed(2))
+    A = ik.linear.Operator(
+        lambda v: v @ matrix.mT, lambda v: v @ matrix, lambda: matrix.expand(16, -1, -1), batch=16, size=80, like=b
+    )
+    limits = {"rtol": 1e-30, "atol": 0.0, "max_steps": steps}
+    return lambda: ik.linear.GMRES().solve(A, b, **limits), lambda: steps
+
+
+SMALL: dict[str, tuple[Callable[[], tuple[Callable[[], Any], Callable[[], float]]], float]] = {
+    "eigenvalues apart": (lambda: _a_call([0.97, 0.96, 0.95]), 39.0),
+    "eigenvalues beyond one": (lambda: _a_call([-1.5, -1.4]), 40.0),
+    "gmres": (lambda: _gmres(20), 33.0),
+}
+
+
+@pytest.mark.parametrize("what", SMALL)
+def test_small_operations_are_few(what: str) -> None:
+    """So many for each evaluation and product, those of the call divided among them."""
+    make, most = SMALL[what]
+    run, units = make()
+    run(), run()
+    with Operations() as operations:
+        run()
+    assert operations.count / units() <= most, (operations.count, units())
+
+
+@pytest.mark.parametrize(
+    "where, name, most",
+    [
+        (graph_size, "nodes_behind", 2),  # what products cost is seen in one walk; and what of dense rows
+        (system, "identity_of", 1),  # what tells the function from others
+        (ConfigModule, "patch", 0),  # a class and a variable of a context, at every entry
+    ],
+    ids=["nodes_behind", "identity_of", "patch"],
+)
+def test_a_derivative_asks_once(where: Any, name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also once the compiler is loaded, as an optimiser loads it."""
+    import torch._dynamo
+
+    layer, x, asked, own = DEQ(cells.MLP(40, 80)), torch.randn(3, 40), list[int](), getattr(where, name)
+    for _ in range(2):
+        layer(x).sum().backward()
+    monkeypatch.setattr(where, name, lambda *args, **named: asked.append(1) or own(*args, **named))
+    layer(x).sum().backward()
+    assert len(asked) <= most, len(asked)
+
+
+def test_a_context_of_compiled_functions_may_be_entered_again() -> None:
+    from torch._functorch import config
+
+    before = config.donated_buffer
+    with config.patch(donated_buffer=True):
+        with tracers._graphs_kept():
+            assert not config.donated_buffer
+            with tracers._not_donated(config), contextlib.suppress(ValueError), tracers._not_donated(config):
+                raise ValueError
+            assert not config.donated_buffer
+        assert config.donated_buffer
+    assert config.donated_buffer is before
