@@ -26,7 +26,7 @@ from implicitkit.solver.verdict.strides import by_the_last_step
 
 class Point(NamedTuple):
     """Where all samples were after a step: ``z (batch, n)``, ``|F| (batch,)``, ``F (batch, n)``, and ``|z|``, where that is
-    measured."""
+    measured (of iterations; nobody waits there)."""
 
     z: Tensor
     norm: Tensor
@@ -87,7 +87,7 @@ class Waiting:
         norms = torch.stack([point.norm for point in self.points])
         steps = torch.tensor(self.numbers, device=made.device)
         late = torch.arange(len(steps), device=made.device).unsqueeze(1)
-        columns = [torch.stack(column) for column in zip(*self.points, strict=True)]
+        columns = [torch.stack(column) for column in zip(*(point[:3] for point in self.points), strict=True)]
         at = made
         held = steep = cleared = torch.zeros_like(made, dtype=torch.bool)
         while bool((claims := made > 0).any()):
