@@ -94,6 +94,13 @@ def starts(y0: Tensor, Y: Tensor) -> Tensor:
     return torch.cat((y0.unsqueeze(-2), Y[..., :-1, -1, :]), -2)
 
 
+def unasked() -> Any:
+    """A context for values of which nobody asks where they come from: no mode of a solve around this one looks at each
+    operation.  Not inside transforms of ``torch.func``, whose tensors are followed through all that is made of them."""
+    followed = compat.transforms_active() or compat.has_forward_level()
+    return contextlib.nullcontext() if followed else compat.unseen()
+
+
 def slope_of(rhs: Callable[..., Any], layout: Layout, constant: bool = False) -> Callable[..., Tensor]:
     """``rhs`` of packed states, ``(t, y, *args) -> dy/dt``, checked; ``rows``: of a batch of which some were dropped.
 
@@ -102,7 +109,7 @@ def slope_of(rhs: Callable[..., Any], layout: Layout, constant: bool = False) ->
     """
     device = layout.device.type
     called, cast = under(cast_as_now(device), rhs), casts(device)
-    quiet = compat.unseen if constant else contextlib.nullcontext
+    quiet = unasked if constant else contextlib.nullcontext
 
     def slope(t: Tensor, y: Tensor, *args: Any, rows: int | None = None) -> Tensor:
         with quiet():

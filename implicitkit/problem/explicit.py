@@ -17,6 +17,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.foundation.numbers import largest
+from implicitkit.problem.collocation import unasked
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 
@@ -41,7 +42,7 @@ _STIFF, _CALM = 15, 6  # steps there until an equation is called stiff, and else
 def stages(f: Slope, t: Tensor, y: Tensor, first: Tensor, h: float | Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     """One step: the state after it, the sixth stage, which is at the same time, and the seven slopes, of which the last is
     that at the step's end."""
-    with compat.unseen():
+    with unasked():
         times = (t + h * t.new_tensor(_C)).unbind()
     slopes, states = [first], [y]
     for row, now in zip(_A, times, strict=True):
@@ -52,7 +53,7 @@ def stages(f: Slope, t: Tensor, y: Tensor, first: Tensor, h: float | Tensor) -> 
 
 def _along(y: Tensor, h: float | Tensor, row: Sequence[float], slopes: Sequence[Tensor]) -> Tensor:
     """``y + h sum_j a_j k_j``; no mode of a solve around this one looks at each term."""
-    with compat.unseen():
+    with unasked():
         if not isinstance(h, float):
             return y + h * sum(a * k for a, k in zip(row, slopes, strict=True) if a)
         for a, k in zip(row, slopes, strict=True):
@@ -141,7 +142,7 @@ class March:
         last = abs(h) >= 0.999 * abs(end - now)
         step = end - now if last else h
         new, before, slopes = stages(self.f, self.now, self.y, self.slope, step)
-        with compat.unseen():
+        with unasked():
             return self._judged(h, step, goal if last else None, new, before, slopes)
 
     def _judged(

@@ -125,7 +125,8 @@ def _undetermined(
         r = residual(z).repeat(A.batch // len(z), 1)  # below vmap A has a block for every direction
         d = solve(A.T if transposed else A, r).x[: len(z)]
         with compat.own_graphs():
-            push, pull = autodiff.products(*autodiff.recorded(residual, z - d, twice=True))
+            again = lambda: autodiff.recorded(residual, z - d, twice=True)  # noqa: E731
+            push, pull = autodiff.products(*autodiff.recorded(residual, z - d), again)
         product, back = (pull, push) if transposed else (push, pull)
         if A.batch == len(z) and times > _MOST:
             share, x = _changing(A, x.view(times, *z.shape), back, solve)

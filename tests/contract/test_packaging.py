@@ -275,7 +275,7 @@ def test_ci_runs_the_test_command_of_the_readme_and_nothing_else() -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-@pytest.mark.parametrize("fails", ["nothing", "ruff", "mypy", "python"])
+@pytest.mark.parametrize("fails", ["nothing", "ruff", "codespell", "mypy", "python"])
 def test_make_test_runs_every_check_and_fails_with_any(fails: str, tmp_path: Path) -> None:
     """With stand-ins for the programs: that of mypy waits for the tests to begin."""
     began = tmp_path / "began"
@@ -284,7 +284,7 @@ def test_make_test_runs_every_check_and_fails_with_any(fails: str, tmp_path: Pat
         (tmp_path / name).touch()
     for name, does in {
         "ruff": "", "mypy": f"for i in $(seq 500); do test -e {began} && break; sleep 0.01; done; test -e {began} || exit 2",
-        "python": f"touch {began}",
+        "python": f"touch {began}", "codespell": "",
     }.items():  # fmt: skip
         program = tmp_path / "bin" / name
         program.write_text(f"#!/bin/sh\n{does}\necho '{name} has run'\nexit {int(name == fails)}\n")
@@ -296,7 +296,8 @@ def test_make_test_runs_every_check_and_fails_with_any(fails: str, tmp_path: Pat
     done = subprocess.run(command, env=plain, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (done.returncode == 0) == (fails == "nothing"), done.stdout + done.stderr
     said = re.findall(r"^(\w+) has run$", done.stdout, re.M)
-    assert said == (["ruff"] if fails == "ruff" else ["ruff", "python", "mypy"])
+    before = ["ruff", "codespell"]
+    assert said == (before[: before.index(fails) + 1] if fails in before else [*before, "python", "mypy"])
 
 
 def test_readme_has_code() -> None:
