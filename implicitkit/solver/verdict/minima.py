@@ -30,6 +30,7 @@ from implicitkit.solver.verdict.scales import in_working_precision
 _PRODUCTS = 12  # Lanczos steps where the solver may have climbed, or not moved
 _FEW = 3  # ... where it has come down to the point
 _LONGER, _UNLIKE = 16.0, 0.1  # times as far a difference of gradients is like another but for this
+_FINE = 1e-6  # where differences of gradients tell jumps: not in half precision
 _JUMPS = 1e-6  # of the gradient at the start: a change of it over half the digits that may be a jump
 LENGTHS = (1.0, -1.0, 1e-1, -1e-1, 1e-2, -1e-2, 1e-3, -1e-3)  # of the step off a saddle, relative to max(|z|, 1)
 SHORT = (
@@ -99,7 +100,7 @@ def downhill(
         suspect = suspect & (curvature < least)
         lowest = torch.where(suspect, torch.maximum(lowest, curvature), lowest)
     best = _lower(probe, z, at.value(z), suspect, direction, lowest) if bool(suspect.any()) else z
-    if steep is not None:
+    if steep is not None and eps < _FINE:
         doubtful = which & (best == z).all(1) & (~descended | (largest * moved.squeeze(1) >= _JUMPS * steep))
         if bool(doubtful.any()):
             doubtful = doubtful & _is_odd(probe, z, g, moved, *tried[0], doubtful & ~descended)

@@ -26,6 +26,7 @@ RISEN = (
 _FEASIBLE = 1e-8  # of the way that a solve has come: how far from where a constraint holds its start may be
 _VALLEY = 2.0  # times what a convex objective may have risen by, of a point that meets its tolerance
 _BETWEEN = (0.0, 0.125, 0.375, 0.625, 0.875)  # of the way from the start
+_RISE = 1e-3  # of the objective: what lies between valleys, and not between warm start and minimum
 _SHOWN = 0.1  # of a rise, that the gradients there must show
 
 
@@ -48,7 +49,7 @@ class Start:
 
     def risen(self, z: Tensor, which: Tensor) -> Tensor:
         """Which of the samples ``which`` at ``z`` are higher than a start that meets the constraints, by more than rounding
-        and ``|g(z)| |z - z_0|`` explain, ``(batch,)``.
+        (be it that of residuals that cancel) and ``|g(z)| |z - z_0|`` explain, ``(batch,)``.
 
         Two evaluations of a program, one of other minima or none; and up to a dozen where there is a rise.
         """
@@ -61,7 +62,7 @@ class Start:
         value = self._value(z)
         size = torch.maximum(value.abs(), level.abs())
         rise = value - level
-        which = which & (rise > ROUNDING * self.f.eps * size)  # false for NaN, and from where it is infinite
+        which = which & (rise > max(_RISE, ROUNDING * self.f.eps) * size)  # false for NaN, and from where it is infinite
         if bool(which.any()):
             which = which & self._meets(z, start)
         if bool(which.any()):
