@@ -68,9 +68,6 @@ _BY_ROUNDING: _Rows = {
     ),
 }
 _BY_REASON: _Rows = {
-    "stalled on the way out, and saved by the last word, which does not ask whether a residual below atol vanishes": (
-        ("1 - tanh(1000 z), at infinity", "float64", "auto", (1e-6, 1e-4, 1e-2, 1.0)),
-    ),
     "from 1e-6 beside a singular zero two equations are squares, 1e-12 at the start, and come down to a twentieth": tuple(
         (name, "float32", solver, (1e-6,))
         for name in ("powell_singular", "extended_powell_singular20")
