@@ -508,11 +508,6 @@ MUTANTS = [
         ("suspect = suspect & ~(high & (behind.abs() >= F.abs()).all(1))", "pass"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/vanishing.py",
-        "tests/solver/test_nothing_ran_away.py -k last_unit_before",
-        ("cut = cut | _underflows_behind(f, z, F, d, suspect)", "pass"),
-    ),
-    *mutants(
         "implicitkit/solver/verdict/underflow.py",
         ROUNDED,
         ("lost = lost | (asked & ~grows(", "lost = lost & (asked & ~grows("),

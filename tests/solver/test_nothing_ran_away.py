@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -368,19 +366,3 @@ def test_a_correction_that_is_known_needs_no_null_space(n, monkeypatch):
     monkeypatch.setattr(probing, "lstsq_batched", lambda *given, **options: pytest.fail("a null space was looked for"))
     found = ik.root(lambda z: z**3 + z + 0.1 * z.flip(-1) - c, torch.ones(n, dtype=F64))
     assert float(found.value.min()) > 5
-
-
-@pytest.mark.parametrize("start", [1e-9, 1e-3])
-@pytest.mark.parametrize("solver", ["auto", "pseudo_transient"])
-def test_the_last_unit_before_a_residual_underflows_is_no_zero(solver: str, start: float) -> None:
-    """At 0.019 one unit in the last place of 1 is left, and a correction leads to nothing at all, as every way out does."""
-    z0 = torch.tensor([start], dtype=F64)
-    found = ik.steady_state(lambda z: 1 - torch.tanh(1000 * z), z0, solver=solver, on_failure="ignore")
-    assert ik.Status(int(found.status)).name == "DIVERGED"
-
-
-@pytest.mark.parametrize("solver", ["auto", "pseudo_transient"])
-def test_a_zero_that_a_correction_meets_to_the_last_bit_is_one(solver: str) -> None:
-    z0 = torch.tensor([2.0], dtype=F64)
-    found = ik.steady_state(lambda z: 1 - torch.tanh(1000 * (z - 3)) * 2, z0, solver=solver)
-    torch.testing.assert_close(found.value, z0 + 1 + math.atanh(0.5) / 1000)

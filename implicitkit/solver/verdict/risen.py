@@ -62,7 +62,9 @@ class Start:
         value = self._value(z)
         size = torch.maximum(value.abs(), level.abs())
         rise = value - level
-        which = which & (rise > max(_RISE, ROUNDING * self.f.eps) * size)  # false for NaN, and from where it is infinite
+        which = which & (
+            rise > max(_RISE, ROUNDING * self.f.eps) * size
+        )  # false for NaN, and from where it is infinite
         if bool(which.any()):
             which = which & self._meets(z, start)
         if bool(which.any()):

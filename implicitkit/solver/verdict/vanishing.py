@@ -55,7 +55,6 @@ def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         return torch.where(cut, AWAY, 0)
     A = f.linearize(z)
     d, rows = _correction(A, F, *_ROUGHLY)
-    cut = cut | _underflows_behind(f, z, F, d, suspect)
     suspect, stands, sound, after = _leads_nowhere(f, z, F, scale, d, suspect)
     if z.shape[1] > DENSE and bool(suspect.any()):
         d, rows = _correction(A, F, *_SURELY)
@@ -65,16 +64,6 @@ def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         whole = torch.linalg.vector_norm(least / rows, dim=1) <= torch.linalg.vector_norm(noise / rows, dim=1)
         suspect = suspect & ~(whole | (sound | (least <= noise)).all(1))
     return torch.where(suspect, torch.where(stands, STANDS, AWAY), torch.where(cut, AWAY, 0))
-
-
-def _underflows_behind(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, suspect: Tensor) -> Tensor:
-    """Where a correction ``d`` leads outwards to nothing at all, of which the last units of ``F`` were left at ``z`` (those
-    of ``1 - tanh(1000 z)`` at 0.019), ``(batch,)``: no zero, since it has underflowed there."""
-    point = in_working_precision(z)
-    behind = (point + d).to(z.dtype)
-    after = f.residual(behind)
-    gone = suspect.unsqueeze(1) & (after == 0) & (F != 0) & ((point + d).abs() - point.abs() > _OUTWARD * point.abs())
-    return has_underflowed(f, behind, gone)[0] if bool(gone.any()) else torch.zeros_like(suspect)
 
 
 def _correction(A: Operator, F: Tensor, rtol: float, products: int) -> tuple[Tensor, Tensor]:
