@@ -823,8 +823,8 @@ MUTANTS = [
         "tests/solver/test_no_higher_than_the_start.py",
         ("rise > _VALLEY * self._explained(z, start)", "rise > 0 * self._explained(z, start)"),
         ("_SHOWN * rise <=", "0 * rise <="),
-        ("(self.model.violation(constraints) <= least)", "(self.model.violation(constraints) <= 100)"),
-        ("least = _FEASIBLE * way *", "least = _FEASIBLE * way +"),
+        ("(self.model.violation(before) <= _FEASIBLE", "(self.model.violation(before) <= 100 + _FEASIBLE"),
+        ("_FEASIBLE * (after - before).abs()", "0.0"),
     ),
     *mutants(
         "implicitkit/solver/polyalgorithm.py",

@@ -529,7 +529,8 @@ def test_more_numbers_are_shared_where_that_takes_little_memory(monkeypatch: pyt
 
 
 def test_a_program_is_evaluated_once_at_each_point() -> None:
-    """A portfolio with a factor model: conditions at the start, a step there, two trials, and the verdict."""
+    """A portfolio with a factor model: conditions at the start, a step there, two trials, and the verdict; and whether the
+    objective is higher than at the start."""
     rng, n = np.random.default_rng(0), 1000
     F, D = torch.from_numpy(rng.standard_normal((n, 30)) / 30**0.5), torch.from_numpy(rng.uniform(0.1, 1.1, n))
     r = torch.from_numpy(0.1 * rng.standard_normal(n))
@@ -537,4 +538,4 @@ def test_a_program_is_evaluated_once_at_each_point() -> None:
     limits: dict[str, Any] = {"constraints": [ik.Equality(lambda z, r: z.sum() - 1)], "bounds": (0.0, None)}
     for _ in range(2):  # the first finds the pattern
         found = ik.argmin(risk, torch.full((n,), 1 / n, dtype=torch.float64), (r,), **limits)
-    assert bool(found.converged) and found.evaluations <= 6, found
+    assert bool(found.converged) and found.evaluations <= 8, found

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.extend import BlackBox
 from implicitkit.solver import finding
 from implicitkit.solver.verdict.risen import Start
 
@@ -60,9 +61,11 @@ def test_the_sample_that_has_risen_alone() -> None:
     assert [ik.Status(int(s)).name for s in found.status] == ["STALLED", "CONVERGED"]
 
 
-@ik.register_solver("ends_beside_one", solves="minimise", batch="loop")
 def _ends_beside_one(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> ik.Found:
     return ik.Found(torch.ones_like(z0) - (1e-8 if rtol < 1e-3 else 1e-3))
+
+
+ENDS_BESIDE_ONE = BlackBox(_ends_beside_one, name="ends_beside_one", solves="minimise")
 
 
 def _bowl(z: Tensor) -> Tensor:
@@ -76,10 +79,10 @@ def _rounded(z: Tensor) -> Tensor:
 
 NO_RISE: dict[str, Callable[[], Any]] = {
     "from the minimum itself, loosely": lambda: ik.argmin(
-        _bowl, torch.ones(1, dtype=F64), solver="ends_beside_one", rtol=1e-2, atol=1e-2
+        _bowl, torch.ones(1, dtype=F64), solver=ENDS_BESIDE_ONE, rtol=1e-2, atol=1e-2
     ),
     "an objective that is all rounding": lambda: ik.argmin(
-        _rounded, torch.ones(1, dtype=F64), solver="ends_beside_one", atol=1e-6
+        _rounded, torch.ones(1, dtype=F64), solver=ENDS_BESIDE_ONE, atol=1e-6
     ),
     "from outside of the constraints": lambda: ik.argmin(
         lambda z: z.square().sum(), torch.zeros(3, dtype=F64), constraints=[ik.Equality(lambda z: z.sum() - 1)]
@@ -96,7 +99,7 @@ NO_RISE: dict[str, Callable[[], Any]] = {
     "from where it is minus infinity": lambda: ik.argmin(
         lambda z: torch.where(z == 0, torch.log(z), (z - 1).square()).sum(),
         torch.zeros(1, dtype=F64),
-        solver="ends_beside_one",
+        solver=ENDS_BESIDE_ONE,
         atol=1e-6,
     ),
 }

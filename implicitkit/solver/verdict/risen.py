@@ -23,7 +23,7 @@ RISEN = (
     "The objective is higher at the point found than at z0: a stationary point that no descent from there leads to, since a "
     "step has jumped into another valley. Try another solver=, or begin nearer to the minimum that is meant"
 )
-_FEASIBLE = 1e-8  # of the way that a solve has come: how far from where a constraint holds its start may be
+_FEASIBLE = 1e-8  # of what a constraint has changed by: how far from where it holds the start may be
 _VALLEY = 2.0  # times what a convex objective may have risen by, of a point that meets its tolerance
 _BETWEEN = (0.0, 0.125, 0.375, 0.625, 0.875)  # of the way from the start
 _RISE = 1e-3  # of the objective: what lies between valleys, and not between warm start and minimum
@@ -85,14 +85,11 @@ class Start:
         return self.model.values(z0)[0], torch.cat([z0, self.model.split(z)[1]], 1)
 
     def _meets(self, z: Tensor, start: Tensor) -> Tensor:
-        """Whether the start meets the constraints, but for a share of the way from there to ``z``, ``(batch,)``."""
+        """Whether the start meets the constraints, but for a share of what they change by on the way to ``z``, ``(batch,)``."""
         if self.model is None or not self.model.count:
             return torch.ones_like(start[:, 0], dtype=torch.bool)
-        z0, _ = self.model.split(start)
-        _, _, constraints, J = self.model.local(z0)
-        way = torch.linalg.vector_norm(self.model.split(z)[0] - z0, dim=1, keepdim=True)
-        least = _FEASIBLE * way * torch.linalg.vector_norm(J, dim=2)
-        return (self.model.violation(constraints) <= least).all(1)
+        before, after = (self.model.values(self.model.split(point)[0])[1] for point in (start, z))
+        return (self.model.violation(before) <= _FEASIBLE * (after - before).abs()).all(1)
 
     def _value(self, z: Tensor) -> Tensor:
         return self.f.value(z) if self.model is None else self.model.values(self.model.split(z)[0])[0]
