@@ -56,7 +56,7 @@ _WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the 
 
 def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
     """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, constrained or not, on to a minimum."""
-    start = Start(f, z0)
+    begun = Start(f, z0)
     outcome = _run(solver, f, z0, options)
     warn_of_seminorm(f, z0, outcome, options)
     if refuse_noise(f, outcome):
@@ -72,9 +72,9 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
         return outcome
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
     _look_down(f, z0, outcome)
-    _leave_saddles(solver, start, options, outcome)
-    if _look_up(solver, start, options, outcome):
-        _leave_saddles(solver, start, options, outcome)
+    _leave_saddles(solver, begun, options, outcome)
+    if _look_up(solver, begun, options, outcome):
+        _leave_saddles(solver, begun, options, outcome)
     if f.kind.minimisation:
         _look_back(f, outcome)
     failed = torch.zeros_like(outcome.status, dtype=torch.bool)

@@ -85,7 +85,7 @@ class Start:
         return self.model.values(z0)[0], torch.cat([z0, self.model.split(z)[1]], 1)
 
     def _meets(self, z: Tensor, start: Tensor) -> Tensor:
-        """Whether the start meets the constraints, but for a share of what they change by on the way to ``z``, ``(batch,)``."""
+        """Whether the start meets the constraints, but for a share of their change on the way to ``z``, ``(batch,)``."""
         if self.model is None or not self.model.count:
             return torch.ones_like(start[:, 0], dtype=torch.bool)
         before, after = (self.model.values(self.model.split(point)[0])[1] for point in (start, z))
