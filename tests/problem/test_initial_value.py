@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.linear.steps_pattern import coloured_steps
 from implicitkit.problem.collocation import radau
 from implicitkit.problem.explicit import follow
 from implicitkit.problem.integration import dormand_prince
 from implicitkit.problem.running_sums import RunningSums
+from implicitkit.sparsity.patterns import SMALLEST
 
 T = torch.tensor([0.0, 0.3, 1.0, 1.7], dtype=torch.float64)
 
@@ -198,6 +200,19 @@ def test_stiff_equations_under_transforms(transform: str) -> None:
     apply = getattr(torch.func, transform)
     found, exact = (apply(f)(double(200.0)[0]) for f in (ours, lambda k: relaxed(1.0, k)))
     torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-12)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd])
+def test_a_large_jacobian_under_transforms(transform: Callable[..., Any]) -> None:
+    """A pattern is looked for where all tensors are wrapped: then there is none."""
+    z, seen = torch.ones(1, SMALLEST, dtype=torch.float64), []
+
+    def asked(k: Tensor) -> Tensor:
+        seen.append(JacobianMatrix(relax).at(lambda y: relax(k, y, k), z * torch.ones_like(k)))
+        return k.square()
+
+    transform(asked)(double(2.0)[0])
+    assert (seen[0] == -2 * np.eye(SMALLEST)).all()
 
 
 def test_stiff_equations_under_hooks_of_saved_tensors() -> None:
