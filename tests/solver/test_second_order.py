@@ -3,6 +3,7 @@ no minimum within its constraints is unbounded."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import implicitkit as ik
 from implicitkit.solver import finding
 from implicitkit.solver.constrained.second_order import _Look, falls_forever_within
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict import minima
 
 F64 = torch.float64
 
@@ -345,3 +347,27 @@ def test_a_wall_close_behind_hides_no_saddle(name: str, within: bool) -> None:
     found = ik.argmin(objective, torch.tensor([0.0, 1.0], dtype=F64), on_failure="ignore", **more)
     well = (c / (2 * b)) ** 0.5
     assert not bool(found.converged) or abs(abs(float(found.value[0])) - well) < 1e-2 * well
+
+
+def test_a_wall_beside_one_sample_says_nothing_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a wall is nearer than the difference reaches, derivatives tell the curvature, of that sample alone."""
+    told: list[torch.Tensor] = []
+
+    def lower(probe, z, value, which, direction, curvature=None):
+        told.append(curvature)
+        return z
+
+    monkeypatch.setattr(minima, "_lower", lower)
+    wall = torch.tensor([1.0, 0.0], dtype=torch.float64)
+
+    def objective(z: torch.Tensor, wall: torch.Tensor) -> torch.Tensor:
+        saddle = z[:, 0] ** 2 + torch.cos(1.3 * z[:, 1] + 0.7) + 1.3 * math.sin(0.7) * z[:, 1]
+        return saddle + 1e6 * wall * torch.relu(z.abs() - 1e-6).square().sum(1)
+
+    def curvature(walls: torch.Tensor) -> torch.Tensor:
+        told.clear()
+        z0 = torch.zeros(len(walls), 2, dtype=torch.float64)
+        ik.argmin(objective, z0, (walls,), batch_dims=1, in_dims=0, on_failure="ignore")
+        return told[0][-1]
+
+    assert float(curvature(wall)) == float(curvature(wall[1:]))

@@ -95,8 +95,9 @@ def downhill(
         there, back = (torch.where(torch.isfinite(t), t, g) for t in (there, back))
         curvature = ((there - back) * direction).sum(1) / (2 * h.squeeze(1))
         least = -30 * eps ** (2 / 3) * largest
-        if bool((suspect & ~(curvature < least)).any()):  # a wall nearer than that
-            curvature = torch.minimum(curvature, _curvature(probe, z, direction))
+        walled = suspect & ~(curvature < least)
+        if bool(walled.any()):  # nearer than that
+            curvature = torch.where(walled, torch.minimum(curvature, _curvature(probe, z, direction)), curvature)
         suspect = suspect & (curvature < least)
         lowest = torch.where(suspect, torch.maximum(lowest, curvature), lowest)
     best = _lower(probe, z, at.value(z), suspect, direction, lowest) if bool(suspect.any()) else z
