@@ -852,7 +852,10 @@ MUTANTS = [
         "implicitkit/solver/verdict/minima.py",
         "tests/solver/test_second_order.py -k wall",
         ("for t in SHORT if curvature is not None and bool(walled.any()) else ():", "for t in ():"),
-        ("curvature = torch.minimum(curvature, _curvature(probe, z, direction))", "pass"),
+        (
+            "curvature = torch.where(walled, torch.minimum(curvature, _curvature(probe, z, direction)), curvature)",
+            "pass",
+        ),
     ),
     *mutants(
         "implicitkit/solver/constrained/second_order.py",
