@@ -53,6 +53,7 @@ _LARGEST = 1024  # unknowns of which singular values are taken
 _NUMBERS = 1 << 25  # in all matrices, at most
 _BACK = 8  # corrections on the way back to a solution
 _ROUNDED = 1e3  # units of rounding
+_BENT = 100.0  # times the relative error of a solution: how far its null space may be from the one there
 _SAID = (
     "the Jacobian of the equations is singular at the solution: solutions are not isolated there (a gauge, such as "
     "potentials or ratings up to a constant). The result does not change along them, and its derivative holds for every "
@@ -64,12 +65,13 @@ _SAID = (
 def without_gauge(
     A: Operator, b: Tensor, found: LinearSolution, *, rtol: float, near: float, residual: Map, z: Tensor
 ) -> LinearSolution:
-    """``found``, and where it failed at a singular block the ``x`` of least norm, if ``|A x - b| <= near |b|``.
+    """``found``, and where it failed at a singular block the ``x`` of least norm, if ``|A x - b| <= rtol |b|``; at a
+    solution that is known to ``e = |A^{-T} F| / |z|`` its null space is, too: ``100 e`` in the place of ``rtol``.
 
     Args:
         A: the transposed Jacobian of every sample. b: right-hand sides, the blocks running fastest, ``(k batch, n)``.
-        rtol: singular values below this share of the largest are zero. near: how well the null space is known, as the
-            solution is; no less than ``sqrt(eps)`` counts.
+        rtol: singular values below this share of the largest are zero; of the residual, too. near: the most that counts of
+            a solution that is known badly, or ``sqrt(eps)``.
         residual: ``F``. z: the solution ``(samples, n)``; the blocks of ``A`` are those of its samples, again and again.
     """
     open_ = ~found.converged & torch.isfinite(b).all(1)
@@ -80,8 +82,9 @@ def without_gauge(
         return found
     x = inverse.of_transposed(b)
     left = torch.linalg.vector_norm(torch.cat([A.mv(v) for v in x.nan_to_num().split(A.batch)]) - b, dim=1)
-    near = max(near, torch.finfo(b.dtype).eps ** 0.5)
-    taken = open_ & x.isfinite().all(1) & (left <= near * torch.linalg.vector_norm(b, dim=1))
+    known = _known_to(inverse, residual, z).clamp(rtol, max(rtol, near, torch.finfo(b.dtype).eps ** 0.5))
+    limit = known.to(b).repeat(len(b) // len(z)) * torch.linalg.vector_norm(b, dim=1)
+    taken = open_ & x.isfinite().all(1) & (left <= limit)
     if bool(taken.any()):
         taken = taken & _in_families(inverse, residual, z).repeat(len(b) // len(z))
     if not bool(taken.any()):
@@ -89,6 +92,13 @@ def without_gauge(
     x = torch.where(taken.unsqueeze(1), x, found.x)
     norm = torch.where(taken, left, found.residual_norm)
     return found._replace(x=x, residual_norm=norm, converged=found.converged | taken, doubt=found.doubt or _SAID)
+
+
+def _known_to(inverse: _Pseudoinverse, residual: Map, z: Tensor) -> Tensor:
+    """How well the null spaces at ``z`` are known, by the corrections that ``F`` asks for, ``(samples,)``."""
+    with torch.no_grad():
+        d = torch.linalg.vector_norm(inverse.of(residual(z)), dim=1)
+    return (_BENT * d / torch.linalg.vector_norm(z.to(d), dim=1)).nan_to_num()
 
 
 def _in_families(inverse: _Pseudoinverse, residual: Map, z: Tensor) -> Tensor:

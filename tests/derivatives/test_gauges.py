@@ -129,6 +129,10 @@ def test_units_in_which_nobody_knows_what_is_zero() -> None:
     derivative = torch.func.jacrev(lambda p: ik.root(equations, P.new_zeros(5), (p,)).value[4] * 1e-12)
     with pytest.raises(ik.ConvergenceError, match="singular"):
         derivative(P.new_ones(1))
+    for share in (1e-6, 1e-8, 1e-10):  # beside what the gauge leaves alone: its derivative would be zero
+        z = lambda p: ik.root(equations, P.new_zeros(5), (p,)).value  # noqa: E731
+        with pytest.raises(ik.ConvergenceError, match="singular"):
+            torch.func.jacrev(lambda p: z(p)[0] - z(p)[1] + share * z(p)[4])(P.new_ones(1))  # noqa: B023
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])

@@ -77,7 +77,7 @@ MUTANTS = [
         "implicitkit/rule/gauge.py",
         "tests/derivatives/test_large_gauges.py",
         ("lambda factors, v: factors.split(v)[1]", "lambda factors, v: factors.split(v)[0]"),
-        ("    near = max(near, ", "    near = max(0.0, "),
+        (".clamp(rtol, max(rtol, near, torch", ".clamp(rtol, max(rtol, 0.0, 0 * torch"),
     ),
     *mutants(
         "implicitkit/solver/steps/factored.py",

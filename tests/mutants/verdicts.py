@@ -168,7 +168,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/rule/gauge.py",
         "tests/derivatives/test_gauges.py",
-        ("& (left <= near * torch.linalg.vector_norm(b, dim=1))", ""),
+        ("& (left <= limit)", ""),
         ("doubt=found.doubt or _SAID", "doubt=found.doubt"),
     ),
     *mutants(
