@@ -330,7 +330,7 @@ def linear_failure(
     b: Tensor,
     transposed: bool,
     on_failure: str,
-    record: Record | None = None,
+    record: Record,
 ) -> None:
     """Raise or warn that ``A x = b`` was not solved for some samples (``transposed``: in reverse mode); ``record``: of the
     solve whose derivative is asked for."""
@@ -348,7 +348,7 @@ def linear_failure(
     )
     if not bool(torch.isfinite(b).all()):
         text += ". The incoming derivative itself has NaN or Inf"
-    text += _cause(record, worst[0]) if record is not None else ""
+    text += _cause(record, worst[0])
     text += (
         '. A singular Jacobian has the minimum-norm answer with rule=ik.Implicit(linear_solver="lsmr"); otherwise try '
         'another linear_solver=, raise its max_steps= or rtol=, or accept it with on_failure="warn" or "ignore"'
@@ -359,13 +359,13 @@ def linear_failure(
     raise ConvergenceError(text, None, tuple(worst), tuple(worst_norms))
 
 
-def _samples(rows: Tensor, record: Record | None) -> int:
+def _samples(rows: Tensor, record: Record) -> int:
     """How many samples the rows are of: many of each, the samples running fastest, where there are many derivatives."""
-    known = 0 if record is None or record.outcome is None else len(record.outcome.status)
+    known = 0 if record.outcome is None else len(record.outcome.status)
     return known if known and len(rows) % known == 0 else len(rows)
 
 
-def failed_samples(converged: Tensor, record: Record | None) -> tuple[int, ...]:
+def failed_samples(converged: Tensor, record: Record) -> tuple[int, ...]:
     """The samples of a solve that have a derivative which was not found."""
     good = converged.view(-1, _samples(converged, record)).all(0)
     return tuple((~good).nonzero().squeeze(1).tolist())

@@ -154,7 +154,7 @@ class ComponentStepper:
 
     # -------------------------------------------------------------------------------------------------------- details
     def _look_back(self, claims: Tensor) -> None:
-        if self._last is not None and bool(claims.any()) and self.judge.asks_for_strides(self.z):
+        if self._last is not None and bool(claims.any()) and self.judge.asks_for_strides():
             point, before = self._last
             said = by_the_last_step(True, self.z, self.f.residual(self.z), point, before, claims)
             self._steep = torch.where(claims, said, self._steep)

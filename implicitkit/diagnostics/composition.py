@@ -130,7 +130,7 @@ def analyse(
     for text in found:
         warn(text, ConvergenceWarning)
     growth = _growth(_assemble(matrices, tuple(n for block in joint.blocks for n in block), states))
-    choice, reason = _recommend(costs, len(joint.graph))
+    choice, reason = _recommend(costs)
     return Analysis(coupling, radius, max(radius.values()), growth, costs, choice, reason, tuple(found))
 
 
@@ -237,7 +237,7 @@ def _linear(
     return linear
 
 
-def _recommend(costs: Mapping[str, Cost], nodes: int) -> tuple[str, str]:
+def _recommend(costs: Mapping[str, Cost]) -> tuple[str, str]:
     joint, blocks = costs["joint"], costs["sequential"]
     if blocks.evaluations is None:
         if joint.evaluations is None:

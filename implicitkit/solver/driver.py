@@ -204,7 +204,7 @@ class _Loop:
                 left_here = self.active.logical_xor(running).logical_and_(self._rests()).logical_and_(~improved)
                 improved.logical_or_(self.judge.hiding(self.best, left_here))
             better = self.alive if claimed == self.alive else _count(improved)[0]
-        if claimed and self.last is not None and self.judge.asks_for_strides(self.z):
+        if claimed and self.last is not None and self.judge.asks_for_strides():
             F, last = self.f.residual(self.z), self.last
             sizes = None if last.size is None else (self.judge.size_of(self.z), last.size)
             said = by_the_last_step(relative, self.z, F, last.z, last.F, claims, sizes)

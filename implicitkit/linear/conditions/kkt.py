@@ -110,7 +110,7 @@ class KKT(LinearSolver):
             if self.degenerate == "raise":
                 reason = SINGULAR
             else:
-                x, norm, converged, reason = self._least_norm(A, b, x, norm, converged, rtol, atol)
+                x, norm, converged, reason = self._least_norm(A, b, x, converged, rtol, atol)
         lost = converged & (norm > _LEFT * norms(b))
         doubt = _NOT_DETERMINED if reason == "" and bool(lost.any()) else ""
         return LinearSolution(x, torch.where(norm.isfinite(), norm, torch.nan), steps, converged, reason, doubt)
@@ -131,7 +131,7 @@ class KKT(LinearSolver):
         return LinearSolution(x, norm, steps, met, reason, doubt)
 
     def _least_norm(
-        self, A: Operator, b: Tensor, x: Tensor, norm: Tensor, converged: Tensor, rtol: float, atol: float
+        self, A: Operator, b: Tensor, x: Tensor, converged: Tensor, rtol: float, atol: float
     ) -> tuple[Tensor, Tensor, Tensor, str]:
         """``A^+ b`` for the samples that are left."""
         bad = ~converged

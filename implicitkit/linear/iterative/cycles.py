@@ -26,6 +26,7 @@ from implicitkit.linear.base import LinearSolution
 
 SolveMethod = TypeVar("SolveMethod", bound=Callable[..., LinearSolution])
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+_PROGRESS = 0.95  # a cycle that leaves more than this share of a residual has stalled
 
 
 def norms(x: Tensor) -> Tensor:
@@ -119,7 +120,6 @@ def restarted(
     max_steps: int | None,
     stalled: str,
     failed: str = "",
-    progress: float = 0.95,
     patience: int = 0,
 ) -> LinearSolution:
     """Run ``cycle`` until every sample's true residual meets its tolerance, stops improving, or runs out of products.
@@ -127,7 +127,7 @@ def restarted(
     Args:
         cycle: returns a correction for the residual it is given.
         A, b, rtol, atol, max_steps: as in :meth:`LinearSolver.solve`.
-        stalled: the clause to report when a cycle shrinks a residual by less than the factor ``progress``.
+        stalled: the clause to report when a cycle shrinks a residual to more than ``_PROGRESS`` times what it was.
         failed: the clause to report for the samples that the cycle marks as failed.
         patience: cycles in which a residual must be halved if, falling on as it did in them, it would need more products
             than are left; 0: never asked.
@@ -158,7 +158,7 @@ def restarted(
         if not bool(open_.any()):
             break
         residual = torch.where(column(better), trial_residual, residual)
-        stuck = live & ~(trial_norm <= progress * before)
+        stuck = live & ~(trial_norm <= _PROGRESS * before)
         past.append((norm, steps))
         if len(past) > patience > 0:
             stuck = stuck | _too_slow(norm, target, steps, limit, *past.pop(0))

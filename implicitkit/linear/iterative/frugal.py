@@ -184,15 +184,14 @@ def looks(price: float, unasked: int = 0) -> tuple[int, ...]:
     return tuple(first << k for k in range(times))
 
 
-def is_slow(left: Tensor, target: Tensor, price: float, unasked: int = 0) -> Tensor:
+def is_slow(left: Tensor, target: Tensor, price: float) -> Tensor:
     """Which samples take more products than ``price`` at the rate of the last ones, also where that is NaN; ``(batch,)``.
 
     Args:
         left: norms of the residuals that 0 to ``j`` products leave, ``(batch, j + 1)``. target: what they must come to.
-        unasked: as in :func:`looks`.
     """
     j = left.shape[1] - 1
-    return ~(products_ahead(left, target, looks(price, unasked)[0]) <= price - j)
+    return ~(products_ahead(left, target, looks(price)[0]) <= price - j)
 
 
 def products_ahead(left: Tensor, target: Tensor, first: int) -> Tensor:

@@ -69,7 +69,7 @@ class LSMR(LinearSolver):
             if not bool(live.any()):
                 break
             start = r.where(column(live), r.new_zeros(()))
-            dx, used, scale = _bidiagonalise(A, start, norm, target, normal_rtol, live, limit - steps)
+            dx, used, scale = _bidiagonalise(A, start, target, normal_rtol, live, limit - steps)
             steps = steps + used
             trial = x + dx
             trial_r = b - A.mv(trial)
@@ -105,7 +105,7 @@ def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bidiagonalise(
-    A: Operator, b: Tensor, norm: Tensor, target: Tensor, normal_rtol: float, live: Tensor, budget: Tensor
+    A: Operator, b: Tensor, target: Tensor, normal_rtol: float, live: Tensor, budget: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One run of LSMR from ``x = 0``: ``x`` ``(batch, n)``, products used ``(batch,)``, the estimate of ``|A|``.
 

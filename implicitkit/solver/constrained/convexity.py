@@ -69,7 +69,7 @@ class Curved:
             torch.where(self.convex.unsqueeze(1), self.at.slope, self.at.slope + pull / units),
         )
 
-    def disappointed(self, d: Tensor, multipliers: Tensor, failed: Tensor) -> bool:
+    def disappointed(self, d: Tensor, failed: Tensor) -> bool:
         """Has a step let down what was expected of it, an inequality or a bound at rest?  Then less is expected."""
         open_ = ~self.convex & ~failed
         left = self.at.constraints + (self.at.jacobian @ d.unsqueeze(2)).squeeze(2)

@@ -302,7 +302,7 @@ class Judge:
         rtol = torch.where(norm <= self.first, lenient, self.rtol).unsqueeze(1)
         return open_ & (self._excess(z, open_, rtol, careful=True) <= 1)
 
-    def asks_for_strides(self, z: Tensor) -> bool:
+    def asks_for_strides(self) -> bool:
         """Does the last step count?  Not of fixed points at a loose tolerance: slow maps stride to their ends."""
         return not self.relative_to_state or self.rtol <= self.f.eps**0.5
 
@@ -320,7 +320,7 @@ class Judge:
                 status = torch.where(nowhere == AWAY, int(Status.DIVERGED), status)
                 known = self._reviewed(z, norm, status, None, False)
                 return torch.where(nowhere == STANDS, int(Status.STALLED), known)
-        counts = steep is not None and self.relative_to_state and self.asks_for_strides(z) and bool(steep.any())
+        counts = steep is not None and self.relative_to_state and self.asks_for_strides() and bool(steep.any())
         return self._reviewed(z, norm, status, steep if counts else None, converged)
 
     def _reviewed(self, z: Tensor, norm: Tensor, status: Tensor, strode: Tensor | None, converged: bool) -> Tensor:

@@ -70,8 +70,9 @@ def _same(t: Tensor, out: Any) -> bool:
     return t is out
 
 
-def _argument(place: int, name: str = "dim", default: Any = None) -> Dims:
-    return lambda args, kwargs: kwargs.get(name, args[place] if len(args) > place else default)
+def _dim(place: int, default: Any = None) -> Dims:
+    """The argument ``dim``, by its name or at its place."""
+    return lambda args, kwargs: kwargs.get("dim", args[place] if len(args) > place else default)
 
 
 def _layer(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -164,13 +165,13 @@ _MATRICES = names(
 )
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_SECOND, along(_argument(1))),
-    **{name: along(_argument(2)) for name in _THIRD},
+    **dict.fromkeys(_SECOND, along(_dim(1))),
+    **{name: along(_dim(2)) for name in _THIRD},
     "sort": along(lambda a, k: k.get("dim", next((x for x in a[1:] if type(x) is int), -1))),
-    "topk": along(_argument(2, default=-1)),
-    "kthvalue": along(_argument(2, default=-1)),
-    "median": along(_argument(1)),
-    "nanmedian": along(_argument(1)),
+    "topk": along(_dim(2, default=-1)),
+    "kthvalue": along(_dim(2, default=-1)),
+    "median": along(_dim(1)),
+    "nanmedian": along(_dim(1)),
     "renorm": along(lambda a, k: [d for d in range(a[0].dim()) if d != a[2] % a[0].dim()]),
     "linalg_cross": along(lambda a, k: k.get("dim", -1)),
     "native_layer_norm": along(_layer),
