@@ -19,7 +19,7 @@ import scipy.sparse as sp
 from implicitkit.linear.factors.analysis import WIDEST_BAND, Analysis, analyse, of_repeated_parts
 from implicitkit.linear.factors.block_triangular import SMALLEST_PART
 from implicitkit.linear.factors.complex_pairs import pairs_of
-from implicitkit.sparsity.colouring import Colouring, groups_of_columns
+from implicitkit.sparsity.colouring import groups_of_columns, of_columns
 from implicitkit.sparsity.compression import Coloured
 
 _KEPT = 1 << 20  # entries of a pattern that is kept for the next solve, at most
@@ -56,17 +56,17 @@ def _coloured(coupling: sp.csr_matrix, steps: int, stages: int, event: bool) -> 
     parity = np.arange(steps).reshape(-1, 1, 1) % 2
     place = np.arange(s).reshape(1, -1, 1) + (np.arange(s) == s - 1).reshape(1, -1, 1) * parity
     groups, total = (place * count + colours).reshape(-1), (s + 1) * count
-    apart = np.zeros(0, dtype=np.int64)
+    rows: list[int] = []
     whole = _pattern(coupling, steps, s)
     if event:
         whole = _with_event(whole, n)
-        groups, total, apart = np.append(groups, total), total + 1, np.array([whole.shape[0] - 1])
-    if 2 * (total + len(apart)) > whole.shape[0]:
+        groups, total, rows = np.append(groups, total), total + 1, [whole.shape[0] - 1]
+    told = of_columns(groups, total, rows)
+    if 2 * told.products > whole.shape[0]:
         return None
-    ready = Coloured(whole, "given")
+    ready = Coloured(whole, "given", told=told)
     if not event and 2 * s * n > WIDEST_BAND:
         ready.remembered((analyse,), lambda: _analysis(whole, s * n, pairs_of(inner) is not None))
-    object.__setattr__(ready, "colouring", Colouring(False, groups, total, apart, np.zeros_like(apart), len(apart)))
     return ready
 
 

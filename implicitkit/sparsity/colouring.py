@@ -17,6 +17,7 @@ which have nothing on the diagonal: theirs show the Jacobian of the constraints 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +82,12 @@ def colour(
     if not candidates:
         return None
     return min(candidates, key=lambda c: c[0])[1]
+
+
+def of_columns(groups: np.ndarray, count: int, rows: Sequence[int] = ()) -> Colouring:
+    """Products with ``count`` groups of columns, and one with each of these rows, where that is known beforehand."""
+    apart = np.array(rows, dtype=np.int64)
+    return Colouring(False, groups, count, apart, np.arange(len(apart)), len(apart))
 
 
 def fewest(pattern: IndexSets) -> int:

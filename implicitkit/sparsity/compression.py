@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from implicitkit.foundation import graph, seeded
 from implicitkit.foundation.numbers import numbers
-from implicitkit.sparsity.colouring import Colouring, colour, fewest, most
+from implicitkit.sparsity.colouring import Colouring, colour, fewest, most, of_columns
 from implicitkit.sparsity.index_sets import IndexSets
 from implicitkit.sparsity.same_pattern import Pattern, with_entries
 
@@ -37,18 +37,21 @@ class Coloured(Pattern):
     Attributes:
         origin: who said so: ``"detected"`` or ``"given"``. symmetric: the matrix is.
         known: its entries are, and need not be found from products.
+        told: the colours, where they follow from those of a smaller matrix and need not be looked for.
     """
 
     origin: str = "detected"
     symmetric: bool = False
     known: bool = False
+    told: Colouring | None = field(default=None, repr=False, compare=False)
 
     @functools.cached_property
     def colouring(self) -> Colouring:
         """Which products show the entries."""
-        none = np.zeros(0, dtype=np.int64)
+        if self.told is not None:
+            return self.told
         plan = None if self.known else colour(self.pattern, symmetric=self.symmetric)
-        return Colouring(False, none, 0, none, none, 0) if plan is None else plan
+        return of_columns(np.zeros(0, dtype=np.int64), 0) if plan is None else plan
 
     @functools.cached_property
     def places(self) -> np.ndarray:
@@ -58,7 +61,8 @@ class Coloured(Pattern):
     @property
     def products(self) -> int:
         """How many show the entries; at least, while their colours are not known."""
-        return self.colouring.products if "colouring" in self.__dict__ else self.analysed(fewest)
+        found = self.told is not None or "colouring" in self.__dict__
+        return self.colouring.products if found else self.analysed(fewest)
 
     @functools.cached_property
     def _as_shown(self) -> IndexSets:
