@@ -234,16 +234,8 @@ class Request:
             answer, whole = self._without_gauge(A, b, answer, limited)
         if answer.error is not None and not whole:
             raise answer.error(failed_samples(answer.converged, self.record))
-        if A.formed is not None and A.formed.regular:
-            self.system.factored = A.formed.T if transposed else A.formed
-        elif A.exact is not None and isinstance(
-            self.system.factored, DenseBlocks
-        ):  # those of a point nearby are done with
-            self.system.factored = A.exact.T if transposed else A.exact
-        # an exact solver that finds -b where it asked for A: J = 0, is it?
-        as_if = A.asked and A.fixed_point and self.linear_solver.exact and torch.equal(answer.x, -b) and bool(b.any())
-        if as_if and (len(b) != A.batch or torch.equal(A.mv(answer.x), b)):
-            refuse_hidden(self.record)
+        self._keep_factors(A, transposed)
+        self._refuse_hidden(A, b, answer.x)
         shaped = self.system.layout.unpack_batch
         self.record.linear.append(
             LinearReport(shaped(answer.converged), shaped(answer.residual_norm), shaped(answer.steps), transposed)
@@ -273,6 +265,22 @@ class Request:
                 name, answer.converged, answer.residual_norm, answer.reason, b, transposed, self.on_failure, self.record
             )
         return answer.x
+
+    def _keep_factors(self, A: Operator, transposed: bool) -> None:
+        """The next derivative at this point finds the factors that this one has made."""
+        made = A.formed if A.formed is not None and A.formed.regular else None
+        if made is None and isinstance(self.system.factored, DenseBlocks):
+            made = A.exact  # in place of those of a point nearby, which have done their work
+        if made is not None:
+            self.system.factored = made.T if transposed else made
+
+    def _refuse_hidden(self, A: Operator, b: Tensor, x: Tensor) -> None:
+        """Raise where the solution of ``(J - I) x = b`` is ``x = -b``: then ``J = 0``, and autograd has seen no ``z`` in the
+        map."""
+        assert self.linear_solver is not None
+        is_minus = A.asked and A.fixed_point and self.linear_solver.exact and torch.equal(x, -b) and bool(b.any())
+        if is_minus and (len(b) != A.batch or torch.equal(A.mv(x), b)):
+            refuse_hidden(self.record)
 
     def _without_gauge(
         self, A: Operator, b: Tensor, found: LinearSolution, limited: dict[str, Any]
