@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
-from implicitkit.foundation.compat import tree_flatten, tree_map
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError
 from implicitkit.foundation.estimate import InverseEstimate
+from implicitkit.foundation.pytrees import tree_flatten, tree_map
 from implicitkit.foundation.wording import UNSTEADY
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.compat import tree_flatten
+from implicitkit.foundation.pytrees import tree_flatten
 from implicitkit.foundation.wording import raise_of_shapes
 
 HALF = (torch.float16, torch.bfloat16)

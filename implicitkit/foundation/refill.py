@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from implicitkit.foundation.compat import tree_flatten, tree_unflatten
+from implicitkit.foundation.pytrees import tree_flatten, tree_unflatten
 
 
 def refilled(args: tuple[Any, ...]) -> Callable[[Sequence[Tensor]], tuple[Any, ...]]:

@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat, tracers
-from implicitkit.foundation.compat import tree_flatten, tree_map, tree_unflatten
+from implicitkit.foundation import pytrees, tracers
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.numbers import real_parts
+from implicitkit.foundation.pytrees import tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.wording import check_returned, kind_of
 
 __all__ = [
@@ -78,18 +78,18 @@ class Layout:
         for i, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 raise TypeError(
-                    f"{name}{compat.key_path(tree, i)} is {kind_of(leaf)}, not a tensor{_instead(leaf, name)}"
+                    f"{name}{pytrees.key_path(tree, i)} is {kind_of(leaf)}, not a tensor{_instead(leaf, name)}"
                 )
             if not (leaf.is_floating_point() or leaf.is_complex()):
                 raise TypeError(
-                    f"{name}{compat.key_path(tree, i)} has dtype {leaf.dtype}; an unknown must be real or complex "
+                    f"{name}{pytrees.key_path(tree, i)} has dtype {leaf.dtype}; an unknown must be real or complex "
                     f"floating point: pass {name}.to(torch.get_default_dtype())"
                 )
             if leaf.is_nested or leaf.layout != torch.strided or leaf.dtype.itemsize == 1 or tracers.is_fake(leaf):
-                refuse_unusual(leaf, f"{name}{compat.key_path(tree, i)}")
+                refuse_unusual(leaf, f"{name}{pytrees.key_path(tree, i)}")
             if leaf.ndim < batch_dims:
                 raise ValueError(
-                    f"batch_dims={batch_dims} is larger than the rank of {name}{compat.key_path(tree, i)}, which has "
+                    f"batch_dims={batch_dims} is larger than the rank of {name}{pytrees.key_path(tree, i)}, which has "
                     f"shape {tuple(leaf.shape)}"
                 )
         first = leaves[0]
@@ -98,17 +98,17 @@ class Layout:
         for i, leaf in enumerate(leaves[1:], 1):
             if _real(leaf) != self.dtype:
                 raise TypeError(
-                    f"the leaves of {name} have different precisions: {name}{compat.key_path(tree, i)} has {leaf.dtype}, "
+                    f"the leaves of {name} have different precisions: {name}{pytrees.key_path(tree, i)} has {leaf.dtype}, "
                     f"the first leaf has {first.dtype}; convert them to one"
                 )
             if leaf.device != self.device:
                 raise ValueError(
-                    f"the leaves of {name} are on different devices: {name}{compat.key_path(tree, i)} on {leaf.device}, "
+                    f"the leaves of {name} are on different devices: {name}{pytrees.key_path(tree, i)} on {leaf.device}, "
                     f"the first leaf on {self.device}"
                 )
             if leaf.shape[:batch_dims] != self.batch_shape:
                 raise ValueError(
-                    f"the leaves of {name} disagree on the batch: {name}{compat.key_path(tree, i)} has batch shape "
+                    f"the leaves of {name} disagree on the batch: {name}{pytrees.key_path(tree, i)} has batch shape "
                     f"{tuple(leaf.shape[:batch_dims])}, the first leaf {tuple(self.batch_shape)}"
                 )
         if self.device.type == "meta":
@@ -375,7 +375,7 @@ def _real(t: Tensor) -> torch.dtype:
 
 
 def _at(tree: Any, index: int) -> str:
-    where = compat.key_path(tree, index)
+    where = pytrees.key_path(tree, index)
     return f" at {where}" if where else ""
 
 
@@ -394,7 +394,7 @@ def describe_leaves(tree: Any, name: str, test: Callable[[Tensor], str]) -> list
     """The paths of the leaves of which ``test`` says something, followed by that, for messages."""
     leaves = [
         (path, test(leaf))
-        for path, leaf in compat.tree_flatten_with_path(tree)
+        for path, leaf in pytrees.tree_flatten_with_path(tree)
         if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
     ]
     return [f"{name}{path}{said}".rstrip() for path, said in leaves if said]

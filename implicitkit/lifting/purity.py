@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from implicitkit.foundation import compat, tracers
+from implicitkit.foundation import compat, pytrees, tracers
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.unversioned_writes import IN_PLACE, FirstCalls
 from implicitkit.lifting.entries import present
@@ -110,7 +110,7 @@ def _draws(again: Callable[[], Any], out: Any, device: torch.device) -> bool:
 
 
 def _differ(*trees: Any) -> bool:
-    plain = ([compat.physical(t) for t in compat.tensors_in(tree)] for tree in trees)  # no vmap may be asked
+    plain = ([compat.physical(t) for t in pytrees.tensors_in(tree)] for tree in trees)  # no vmap may be asked
     return any(not torch.equal(a.detach().nan_to_num(), b.detach().nan_to_num()) for a, b in zip(*plain, strict=False))
 
 

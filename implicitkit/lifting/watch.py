@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import compat, graph
-from implicitkit.foundation.compat import tensors_in
 from implicitkit.foundation.faithful import is_replaced
+from implicitkit.foundation.pytrees import tensors_in
 from implicitkit.lifting.overlay import replaced
 from implicitkit.lifting.replacing import Replacing
 from implicitkit.lifting.work import Tally

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from implicitkit.foundation.compat import tensors_in
+from implicitkit.foundation.pytrees import tensors_in
 
 _PRODUCTS = {
     "matmul": 0,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from implicitkit.foundation.compat import tensors_in
+from implicitkit.foundation.pytrees import tensors_in
 from implicitkit.lifting.watch import Looks
 
 _PART = 1e-3  # of what F changes by: what counts

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import tracers
-from implicitkit.foundation.compat import tree_flatten
+from implicitkit.foundation.pytrees import tree_flatten
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.index_sets import IndexSets
 

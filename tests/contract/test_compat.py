@@ -1,7 +1,7 @@
 """The private names of torch that are used, held to their contract; and the traps of torch that say nothing.
 
-The first half fails when a release of torch moves or changes what ``foundation/compat.py``, ``graph.py`` and ``tracers.py``
-rely on.
+The first half fails when a release of torch moves or changes what ``foundation/compat.py``, ``pytrees.py``, ``graph.py`` and
+``tracers.py`` rely on.
 The second half holds one row for every way known to us in which a derivative of an implicit function is lost without an
 error: ours must be right, or refuse.
 """
@@ -30,7 +30,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 import implicitkit as ik
-from implicitkit.foundation import compat, graph, tracers
+from implicitkit.foundation import compat, graph, pytrees, tracers
 
 D = torch.float64
 TIGHT: dict[str, Any] = {"rtol": 1e-13, "atol": 1e-13}
@@ -76,25 +76,25 @@ LEVELS = ("grad", "jvp", "vmap", "vmap of grad")
 
 def test_trees() -> None:
     tree = {"b": [torch.ones(1), 2], "a": (None, OrderedDict(k=torch.zeros(2))), "p": Point(torch.ones(3), "s")}
-    leaves, spec = compat.tree_flatten(tree)
-    assert isinstance(spec, compat.TreeSpec)
-    again = compat.tree_unflatten(leaves, spec)
+    leaves, spec = pytrees.tree_flatten(tree)
+    assert isinstance(spec, pytrees.TreeSpec)
+    again = pytrees.tree_unflatten(leaves, spec)
     assert list(again) == ["b", "a", "p"]  # keys keep their order
     assert isinstance(again["p"], Point)
     assert isinstance(again["a"][1], OrderedDict)
-    assert compat.tree_flatten(again)[1] == spec
-    assert compat.tree_flatten({"b": 1})[1] != compat.tree_flatten({"a": 1})[1]
-    assert compat.tree_flatten((1,))[1] != compat.tree_flatten([1])[1]
+    assert pytrees.tree_flatten(again)[1] == spec
+    assert pytrees.tree_flatten({"b": 1})[1] != pytrees.tree_flatten({"a": 1})[1]
+    assert pytrees.tree_flatten((1,))[1] != pytrees.tree_flatten([1])[1]
 
-    bare, spec = compat.tree_flatten(TWO)
-    assert compat.tree_unflatten(bare, spec) is TWO and spec == compat.tree_flatten(1)[1]
+    bare, spec = pytrees.tree_flatten(TWO)
+    assert pytrees.tree_unflatten(bare, spec) is TWO and spec == pytrees.tree_flatten(1)[1]
 
 
 def test_tensors_in() -> None:
     a, b, c, d = (torch.full((1,), float(i)) for i in range(4))
-    found = compat.tensors_in((a, [3, None, "b", (b,)], {"k": c, "e": {}}, Point(d, "s"), torch.float32, slice(1, 2)))
+    found = pytrees.tensors_in((a, [3, None, "b", (b,)], {"k": c, "e": {}}, Point(d, "s"), torch.float32, slice(1, 2)))
     assert list(map(id, found)) == list(map(id, (a, b, c, d)))
-    assert compat.tensors_in(torch.ones(2, 2).max(1))[1].dtype == torch.int64  # what operations return by name
+    assert pytrees.tensors_in(torch.ones(2, 2).max(1))[1].dtype == torch.int64  # what operations return by name
 
 
 def test_untracked() -> None:
@@ -106,17 +106,17 @@ def test_untracked() -> None:
 
 
 def test_tree_map() -> None:
-    assert compat.tree_map(lambda x: x + 1, {"a": (1, [2])}) == {"a": (2, [3])}
-    kept = compat.tree_map(lambda x: "leaf", [(1, 2), 3], is_leaf=lambda x: isinstance(x, tuple))
+    assert pytrees.tree_map(lambda x: x + 1, {"a": (1, [2])}) == {"a": (2, [3])}
+    kept = pytrees.tree_map(lambda x: "leaf", [(1, 2), 3], is_leaf=lambda x: isinstance(x, tuple))
     assert kept == ["leaf", "leaf"]
 
 
 def test_paths() -> None:
     tree = {"h": [10, (20, 30)]}
-    assert compat.tree_flatten_with_path(tree) == [("['h'][0]", 10), ("['h'][1][0]", 20), ("['h'][1][1]", 30)]
-    assert [leaf for _, leaf in compat.tree_flatten_with_path(tree)] == compat.tree_flatten(tree)[0]
-    assert compat.key_path(tree, 2) == "['h'][1][1]"
-    assert compat.key_path(7, 0) == ""
+    assert pytrees.tree_flatten_with_path(tree) == [("['h'][0]", 10), ("['h'][1][0]", 20), ("['h'][1][1]", 30)]
+    assert [leaf for _, leaf in pytrees.tree_flatten_with_path(tree)] == pytrees.tree_flatten(tree)[0]
+    assert pytrees.key_path(tree, 2) == "['h'][1][1]"
+    assert pytrees.key_path(7, 0) == ""
 
 
 def test_transforms_active() -> None:
@@ -864,7 +864,8 @@ CONTRACTS = {
 
 
 def test_every_name_has_a_contract() -> None:
-    assert sorted(" ".join(CONTRACTS.values()).split()) == sorted([*compat.__all__, *graph.__all__, *tracers.__all__])
+    names = [name for module in (compat, graph, pytrees, tracers) for name in module.__all__]
+    assert sorted(" ".join(CONTRACTS.values()).split()) == sorted(names)
 
 
 def test_a_solve_does_not_load_the_compiler() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 import implicitkit as ik
-from implicitkit.foundation import compat, trees
+from implicitkit.foundation import pytrees, trees
 
 D = torch.float64
 A = torch.tensor([0.3, 0.7], dtype=D)
@@ -170,23 +170,23 @@ TREES: dict[str, Any] = {
 @pytest.mark.parametrize("name", TREES)
 def test_the_same_leaves_and_structure(name: str) -> None:
     tree = TREES[name]
-    leaves, spec = compat.tree_flatten(tree)
+    leaves, spec = pytrees.tree_flatten(tree)
     right, wanted = _pytree.tree_flatten(tree)
     assert len(leaves) == len(right) and all(a is b for a, b in zip(leaves, right, strict=True))
     assert spec == wanted and repr(spec) == repr(wanted)
-    again = compat.tree_unflatten(leaves, spec)
+    again = pytrees.tree_unflatten(leaves, spec)
     assert type(again) is type(tree)
     leaves.append(None)  # what somebody does with the leaves is nobody else's
-    assert len(compat.tree_flatten(tree)[0]) == len(right)
+    assert len(pytrees.tree_flatten(tree)[0]) == len(right)
 
 
 def test_one_structure_is_made_once() -> None:
-    assert compat.tree_flatten((T, (T,)))[1] is compat.tree_flatten((T + 1, (T,)))[1]
-    assert compat.tree_flatten((T, (T,)))[1] != compat.tree_flatten(((T,), T))[1]
+    assert pytrees.tree_flatten((T, (T,)))[1] is pytrees.tree_flatten((T + 1, (T,)))[1]
+    assert pytrees.tree_flatten((T, (T,)))[1] != pytrees.tree_flatten(((T,), T))[1]
 
 
 def test_leaves_that_somebody_names() -> None:
-    leaves, _ = compat.tree_flatten((T, (T,)), is_leaf=lambda x: isinstance(x, tuple) and len(x) == 1)
+    leaves, _ = pytrees.tree_flatten((T, (T,)), is_leaf=lambda x: isinstance(x, tuple) and len(x) == 1)
     assert len(leaves) == 2 and leaves[1] == (T,)
 
 

@@ -32,7 +32,7 @@ MUTANTS = [
     ),
     *mutants("implicitkit/problem/integration.py", ANSWERS, ("if not g.is_floating_point():", "if False:")),
     *mutants(
-        "implicitkit/foundation/compat.py",
+        "implicitkit/foundation/pytrees.py",
         "tests/core/test_keys_in_any_order.py",
         ("return None if None in shapes else tuple(shapes)", "return tuple(shapes)"),
         ("if type(tree) is tuple and is_leaf is None:", "if type(tree) is tuple:"),

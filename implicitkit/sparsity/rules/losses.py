@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from implicitkit.foundation import tracers
-from implicitkit.foundation.compat import tree_flatten
+from implicitkit.foundation.pytrees import tree_flatten
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.rules.mixing import mix
 from implicitkit.sparsity.rules.pointwise import pointwise

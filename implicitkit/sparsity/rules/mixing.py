@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from implicitkit.foundation import tracers
-from implicitkit.foundation.compat import tree_flatten
+from implicitkit.foundation.pytrees import tree_flatten
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.tracing import Rule, Trace, names
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import tracers
-from implicitkit.foundation.compat import tree_flatten, tree_map
+from implicitkit.foundation.pytrees import tree_flatten, tree_map
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.tracing import Rule, Trace, names
 

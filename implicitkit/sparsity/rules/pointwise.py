@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from implicitkit.foundation.compat import tree_flatten
+from implicitkit.foundation.pytrees import tree_flatten
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.index_sets import IndexSets
 from implicitkit.sparsity.tracing import Rule, Trace, names
