@@ -33,6 +33,7 @@ extensions = [
     "api_pages",
     "script_pages",
     "benchmark_page",
+    "module_page",
     "breaks",
 ]
 exclude_patterns = ["_build", "inventories", "**/sg_execution_times.rst", "gallery/*.md5"]

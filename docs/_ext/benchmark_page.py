@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pictures
+from made_pages import write_page
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -226,10 +227,7 @@ def draw(path: Path, picture: Path) -> None:
 def write(docs: Path) -> None:
     """The page and its pictures, touched only where they change."""
     files = sorted(RESULTS.glob("*.json"))
-    text = page(files)
-    target = docs / "benchmarks.md"
-    if not target.exists() or target.read_text() != text:
-        target.write_text(text)
+    write_page(docs / "benchmarks.md", page(files))
     for path in files:
         picture = docs / "pictures" / f"{path.stem}.png"
         drawn = any("who" in row for row in json.loads(path.read_text())["rows"])

@@ -17,6 +17,7 @@ MADE = (
     (r"\.\./examples/gallery", "/gallery/index.rst"),
     (r"\.\./examples", "/scripts/index.md"),
     (r"\.\./benchmarks", "/benchmarks.md"),
+    (r"\.\./implicitkit", "/modules.md"),
     (r"examples_by_name\.md", "/reference/index.md"),
 )
 _ITEM = re.compile(r"^- \[[^]]+\]\((\S+?)\)", re.M)

@@ -1,5 +1,6 @@
-"""The nodes of a graph of autograd, one by one: what they are, and what they give for a cotangent.  The private names of
-torch for them, as in :mod:`compat`.
+"""The nodes of a graph of autograd, one by one: what they are, and what they give for a cotangent.
+
+The private names of torch for them, as in :mod:`~implicitkit.foundation.compat`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What records a program instead of running it, or watches it run: ``torch.compile``, exporters and tracers, dispatch modes.
-The private names of torch for them, as in :mod:`compat`.
+"""What records a program or watches it run: ``torch.compile``, exporters and tracers, dispatch modes.
+
+The private names of torch for them, as in :mod:`~implicitkit.foundation.compat`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""What a callable can reach: the modules whose tensors it may use, the lock under which they are used, and their buffers,
-which keep what they have where a module is run before it is lifted."""
+"""What a callable can reach: the modules whose tensors it may use, and the lock under which they are used.
+
+Where a module is run before it is lifted, its buffers are given back what they held.
+"""
 
 from __future__ import annotations
 

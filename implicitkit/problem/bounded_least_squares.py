@@ -1,5 +1,6 @@
-r"""Least squares within bounds: the constrained minimisation of ``|r(z)|^2 / 2`` over ``lower <= z <= upper``, which also
-gives ``r`` itself, for the methods that live on it.
+r"""Least squares within bounds: minimise ``|r(z)|^2 / 2`` over ``lower <= z <= upper``.
+
+A constrained minimisation that also gives ``r`` itself, for the methods that live on it.
 
 The optimality conditions and the derivative are those of :mod:`implicitkit.problem.constrained`,
 ``z - P(z - R'r) = 0`` with ``P`` the projection on the box.

@@ -1,5 +1,6 @@
-"""Cheap, approximate rules: the inverse of ``I - J`` at a fixed point (for ``neumann`` also that of a Hessian at a minimum)
-replaced by a few terms of a series.
+"""Cheap, approximate rules: an inverse replaced by a few terms of its series.
+
+The inverse is that of ``I - J`` at a fixed point; for ``neumann`` also that of a Hessian at a minimum.
 
 Their gradients descend on contractive maps, and are too short, the more so the closer the map is to losing
 contraction; every one says so in its name.

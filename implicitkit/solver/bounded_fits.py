@@ -1,5 +1,6 @@
-r"""Least squares within bounds at a point: the residuals ``r``, half their squared norm, its gradient ``R'r``, and the graph
-that gives products with ``R``, all from one evaluation of the residuals.
+r"""What a fit within bounds asks for at a point, all from one evaluation of the residuals ``r``.
+
+That is ``r``, half its squared norm, the gradient ``R'r`` of that, and the graph that gives products with ``R``.
 
 A program asks for its objective, for the slope of that and for residuals at different times: a trial for its value, the
 driver for the residual of the conditions, the next step for the slope and the Jacobian.  What is known of the last two

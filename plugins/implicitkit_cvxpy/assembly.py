@@ -1,5 +1,6 @@
-r"""From the parameter vector to the data of a cone program, a dense one without the variables that only name something, and
-from its unknowns back to the variables that were asked for.
+r"""From the parameter vector to the data of a cone program, and from its unknowns back to the variables asked for.
+
+A dense program is made smaller on the way: variables that only name something are left out.
 
 cvxpy writes ``sum_squares(S x)`` as ``t't`` with ``t = S x``.  Where an equality gives a variable that cvxpy itself
 introduced, ``D t = b_E - E x`` with ``D`` diagonal and constant, it is substituted, ``t = T x + t_0``:

@@ -1,5 +1,6 @@
-"""The generic way: solved and differentiated by implicitkit's rule, to any order, in any mode, under any transform; first in
-the user's units, then, where numbers ask for it, in units near the solution.
+"""The generic way: solved and differentiated by implicitkit's rule, to any order and under any transform.
+
+A program is solved in the user's units first, and then, where its numbers ask for it, in units near the solution.
 
 :func:`~implicitkit_cvxpy.polish.finish` alone says what is solved: a second judge would now and then find nothing there,
 and a sample that is called solved would have a derivative of zero.

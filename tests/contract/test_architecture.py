@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,9 @@ import pytest
 import torch
 
 import implicitkit as ik
+
+sys.path.insert(0, str(house.ROOT / "docs" / "_ext"))
+from module_page import folders, purpose
 
 MODULES = house.modules()
 ARROWS = house.graph(MODULES)
@@ -47,6 +51,20 @@ def test_imports_count_wherever_they_stand() -> None:
     )
     wanted = {"implicitkit.solving.verbs", "implicitkit.foundation.errors", "implicitkit.foundation.trees"}
     assert house.imports(source, MODULES) == wanted
+
+
+def test_the_page_names_every_room_and_folder() -> None:
+    page = (house.ROOT / "docs" / "architecture.md").read_text()
+    folders = {path.parent.relative_to(house.LIBRARY).as_posix() for path in house.LIBRARY.rglob("__init__.py")} - {"."}
+    files = {path.name for path in house.LIBRARY.glob("*.py")}
+    said = {folder for folder in folders if re.search(rf"[` /]{folder.split('/')[-1]}/", page)}
+    assert len(folders) > 20 and (folders - said) | {name for name in files if f"`{name}`" not in page} == set()
+
+
+def test_every_module_says_in_a_line_what_it_is_for() -> None:
+    told = {path: purpose(path) for folder, files in folders() for path in (folder / "__init__.py", *files)}
+    assert set(told) == {*MODULES.values(), *PLUGIN_FILES}
+    assert {path: line for path, line in told.items() if not re.fullmatch(r".{4,125}[.?!]", line)} == {}
 
 
 # ---------------------------------------------------------------------------------------------------------------- law 2

@@ -20,6 +20,9 @@ import pytest
 
 import implicitkit as ik
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "_ext"))
+from made_pages import MADE
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -30,7 +33,7 @@ LIBRARY = sorted((ROOT / "implicitkit").rglob("*.py"))
 PLUGINS = sorted((ROOT / "plugins").rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-HOMES = ("compat.py", "graph.py", "tracers.py")  # where private names of other libraries may be
+HOMES = ("compat.py", "graph.py", "pytrees.py", "tracers.py")  # where private names of other libraries may be
 PRIVATE = re.compile(
     r"^(torch\._|torch\.utils\._|torch\.autograd\.forward_ad\._|forward_ad\._|fwAD\._|(scipy|cvxpy)(\.\w+)*\._)"
 )
@@ -310,10 +313,9 @@ def test_readme_has_code() -> None:
 def test_the_source_distribution_holds_what_its_tests_need(tmp_path: Path) -> None:
     """Everything that the tests import, read or run, is in it."""
     copy = tmp_path / "copy"
-    made = ("_build", "gallery", "reference", "scripts", "benchmarks.md")  # by `make docs`
     ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "output")
     shutil.copytree(
-        ROOT, copy, ignore=lambda at, names: {*ignored(at, names), *(made if at == str(ROOT / "docs") else ())}
+        ROOT, copy, ignore=lambda at, names: {*ignored(at, names), *(MADE if at == str(ROOT / "docs") else ())}
     )
     build = "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"
     done = subprocess.run([sys.executable, "-c", build], capture_output=True, text=True, timeout=300, cwd=copy)

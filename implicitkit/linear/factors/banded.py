@@ -1,5 +1,7 @@
-"""Cholesky factors of symmetric band matrices, by LAPACK's ``pbtrf``: of a narrow band in a tenth of the time of general
-sparse factors, and they say whether the matrix is positive definite."""
+"""Cholesky factors of symmetric band matrices, by LAPACK's ``pbtrf``.
+
+Those of a narrow band take a tenth of the time of general sparse factors, and say whether the matrix is positive definite.
+"""
 
 from __future__ import annotations
 

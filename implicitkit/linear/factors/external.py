@@ -1,5 +1,7 @@
-"""Sparse factors from another package, of which its linear solver has to say nothing else: CHOLMOD's
-(:mod:`implicitkit.linear.factors.cholmod`), PARDISO's."""
+"""Linear solvers that take their sparse factors from another package: CHOLMOD, PARDISO.
+
+Each says how its package factors a matrix, and nothing else.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The blocks of an operator as sparse matrices of one pattern, with their factors, which samples may share: a linear
-equation for many right-hand sides."""
+"""The blocks of an operator as sparse matrices of one pattern, with their factors.
+
+Samples of the batch may share one matrix and its factors: a linear equation for many right-hand sides.
+"""
 
 from __future__ import annotations
 

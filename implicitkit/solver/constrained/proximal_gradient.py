@@ -1,5 +1,7 @@
-"""First-order methods for sets and terms: accelerated projected and proximal gradient, mirror descent on simplices, block
-coordinate descent."""
+"""First-order methods for sets and terms.
+
+Accelerated projected and proximal gradient, mirror descent on simplices, block coordinate descent.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""BFGS, with a dense inverse Hessian for each sample, and with limited memory; a line search, the test of a pair, and what
-happens when a search fails are shared."""
+"""BFGS, with a dense inverse Hessian for each sample, and with limited memory.
+
+The two share the line search, the test of a pair of changes, and what happens when a search fails.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Is a residual zero because it has underflowed or been rounded away (``exp(-1000 z)`` at 1, ``1 - tanh(z)`` at 30), or
-because a number on its way there has overflowed (``(1 + z^2)^-0.05`` where ``z^2`` is infinite)?"""
+"""Is a residual zero because a number underflowed, was rounded away or overflowed, and not because ``z`` is a zero?
+
+Examples are ``exp(-1000 z)`` at 1, ``1 - tanh(z)`` at 30, and ``(1 + z^2)^-0.05`` where ``z^2`` is infinite.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Interpolation and adaptive averages: constant linear maps, one for each dimension of space, and their transposes; and
-samples of a constant image at places that are unknown.
+"""Interpolation, adaptive averages, and samples of a constant image at places that are unknown.
+
+The first two are constant linear maps, one for each dimension of space, or the transposes of such maps.
 
 The map of a dimension of ``n`` entries, ``(P x)_o = sum_i P_oi x_i`` with ``sum_i P_oi = 1``, sees a window of ``w``
 entries at most.  So ``m = 2 w + 1`` vectors show it: that of the residue class ``r`` is one where ``i = r`` modulo ``m``,
