@@ -3,7 +3,7 @@
 Each kind says what its names (or places) are bound to, and makes a copy in which they are bound to something else, past
 whatever a class of the user's does where it is made, or where an attribute is set.  A class is copied as one derived from
 it, of which the copies of its objects are.  A module is not copied: its attributes are held for the time of an evaluation.
-Tuples, partials, methods and the like are never bound anew: they are looked through.
+Tuples, partials, methods and the like are never bound anew: they are looked through (:mod:`~implicitkit.lifting.parts`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import collections
 import functools
 import operator
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,8 +29,8 @@ from implicitkit.lifting.names import (
     slots,
     used,
 )
+from implicitkit.lifting.parts import LONGEST, parts_of, rebuilt
 
-_LONGEST = 4096  # entries of a container that is followed
 _DEFAULTS = ("__defaults__", "__kwdefaults__", "__dict__")
 _ABSENT, _OWN = object(), object()
 
@@ -45,7 +45,7 @@ def holders(given: Iterable[Any]) -> list[Any]:
         if kind is None:
             continue
         if kind is Parts:
-            found += holders(_parts(x))
+            found += holders(parts_of(x))
         elif kind.follows(x):
             found.append(x)
     return found
@@ -57,37 +57,14 @@ def put(x: Any, made: Mapping[int, Any]) -> Any:
         return made[id(x)]
     if kind_of(type(x)) is not Parts:
         return x
-    old = _parts(x)
+    old = parts_of(x)
     new = [put(part, made) for part in old]
-    return _rebuilt(x, new) if any(map(operator.is_not, old, new)) else x
-
-
-def _parts(x: Any) -> Sequence[Any]:
-    if isinstance(x, tuple):
-        return (*x[:_LONGEST], x.__dict__) if hasattr(x, "__dict__") else x[:_LONGEST]
-    if isinstance(x, functools.partial):
-        return (x.func, *x.args, *x.keywords.values())
-    if isinstance(x, types.MethodType):
-        return (x.__func__, x.__self__)
-    return (x.fget,) if isinstance(x, property) else (x.__func__,)
-
-
-def _rebuilt(x: Any, parts: Any) -> Any:
-    if isinstance(x, tuple):
-        copy: Any = tuple.__new__(type(x), (*parts[: min(len(x), _LONGEST)], *x[_LONGEST:]))
-        if hasattr(x, "__dict__"):
-            copy.__dict__ = parts[-1]
-        return copy
-    if isinstance(x, functools.partial):
-        given = 1 + len(x.args)
-        return functools.partial(*parts[:given], **dict(zip(x.keywords, parts[given:], strict=True)))
-    if isinstance(x, property):
-        return property(parts[0], x.fset, x.fdel, x.__doc__)
-    return type(x)(*parts)
+    return rebuilt(x, new) if any(map(operator.is_not, old, new)) else x
 
 
 class Kind:
-    """Of what holds values.  ``by_class``: some of them for all objects of its class. ``own``: names that are not bound."""
+    """One way in which values are held.  ``by_class``: some of them for all objects of a class. ``own``: names that are
+    never bound anew."""
 
     by_class = False
     own: frozenset[Any] = frozenset()
@@ -104,7 +81,7 @@ class Kind:
 
     @classmethod
     def now(cls, x: Any) -> Bound:
-        """The same, only to be looked at."""
+        """What :meth:`bound` returns, or the thing itself where it is only looked at: nothing is copied."""
         return cls.bound(x)
 
     @classmethod
@@ -128,7 +105,7 @@ class Parts(Kind):
 
 
 class Tensors(Kind):
-    """They hold nothing."""
+    """Tensors, which hold nothing."""
 
     @classmethod
     def follows(cls, x: Any) -> bool:
@@ -194,7 +171,7 @@ class Sequences(Kind):
 
     @classmethod
     def follows(cls, x: Any) -> bool:
-        return (len(x) if type(x) in _BASES else _base(type(x)).__len__(x)) <= _LONGEST
+        return (len(x) if type(x) in _BASES else _base(type(x)).__len__(x)) <= LONGEST
 
     @classmethod
     def bound(cls, x: Any) -> Bound:
@@ -274,7 +251,7 @@ class Objects(Kind):
 
 
 class Named(Objects):
-    """Those whose class says which attributes they call (``reaches``): no other is followed."""
+    """Objects whose class says which of their attributes they call (``reaches``): no other is followed."""
 
     @classmethod
     def bound(cls, x: Any) -> Bound:
@@ -363,8 +340,8 @@ _BASES: dict[Any, type[Kind]] = {
 
 @by_class
 def kind_of(kind: Any) -> type[Kind] | None:
-    """Of the objects of a class.  Those with attributes are of a class in the language, of the user's or of ours, and may be
-    copied (where one ends, files may be closed)."""
+    """How objects of a class hold values; ``None``: nobody looks into them.  Objects with attributes must be of a class in
+    the language, of the user's or of ours, and be safe to copy (where one ends, files may be closed)."""
     if kind is types.FunctionType:
         return Functions
     if kind in (type, abc.ABCMeta):
@@ -396,5 +373,5 @@ def _base(kind: Any) -> Any:
 
 
 def values(bound: Bound) -> Iterable[Any]:
-    """Of what is bound."""
+    """The values among what is bound, names or not."""
     return bound if type(bound) is list else bound.values()
