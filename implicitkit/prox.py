@@ -214,7 +214,7 @@ class group_lasso(Prox):
         check_options(self, weight=each(not_negative()))
 
     def sizes(self, n: int) -> list[int]:
-        """Of the groups in a vector of ``n`` numbers."""
+        """The sizes of the groups in a vector of ``n`` numbers."""
         return [self.groups] * (n // self.groups) if isinstance(self.groups, int) else list(self.groups)
 
     def blocks(self, shape: tuple[int, ...]) -> list[int]:

@@ -208,7 +208,7 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
 
 
 def _of_overflow(record: Record) -> str:
-    """Of samples whose numbers are finite, but not their norm: do the squares overflow that it adds up?"""
+    """What to say where the numbers of a sample are finite and their norm is not: the squares overflow that it adds up."""
     outcome, system, F = record.outcome, record.system, None
     lost = outcome.status == int(Status.NONFINITE)
     with contextlib.suppress(Exception), compat.untracked(), compat.own_graphs():
@@ -226,7 +226,8 @@ def _of_overflow(record: Record) -> str:
 
 
 def _of_jumps(record: Record, failed: Tensor) -> str:
-    """Of double precision: along a line through the points that failed, does the function jump by as much as is left of it?
+    """What to say where, along a line through the points that failed, the function jumps by as much as is left of it; asked
+    in double precision only.
 
     Second differences of a smooth function fall to a sixteenth with steps of a quarter, those at a kink are few.  Rounding
     in single precision, or an iteration inside that ends early, is in a third of them and more.
@@ -258,7 +259,7 @@ def _of_jumps(record: Record, failed: Tensor) -> str:
 
 
 def _of_rounding(z: Tensor, norms: Tensor) -> str:
-    """Of a fixed point: is what is left of the residual the rounding of the precision in which the function computes?"""
+    """What to say of a fixed point where what is left of the residual is the rounding of the function's own precision."""
     dtype = computing_dtype(z.dtype, z.device.type)
     cast, rounding = dtype is not z.dtype, torch.finfo(dtype).eps
     if not bool((norms <= 2 * rounding * torch.linalg.vector_norm(z, dim=1)).all()):
@@ -276,7 +277,7 @@ def _of_rounding(z: Tensor, norms: Tensor) -> str:
 
 
 def _of_slow_maps(outcome: Any) -> str:
-    """Of a fixed point in low precision: did the residual come down to the tolerance where no fixed point can be seen?"""
+    """What to say of a fixed point in low precision whose residual met the tolerance where no fixed point can be seen."""
     far, dtype = outcome.status == int(Status.DIVERGED), outcome.z.dtype
     if dtype is torch.float64 or outcome.tolerance is None or not bool(far.any()):
         return ""
@@ -289,7 +290,7 @@ def _of_slow_maps(outcome: Any) -> str:
 
 
 def plain_solution(solution: Solution) -> Solution:
-    """The same on plain tensors, whatever transforms surround the call (under ``torch.vmap`` with the batch in front)."""
+    """A solution on plain tensors, whatever transforms surround the call (under ``torch.vmap`` with the batch in front)."""
     layout, z = solution._layout, solution._record.outcome.z
     if len(z) == layout.batch:
         value = layout.unpack(z)

@@ -97,7 +97,7 @@ class System:
 
     @property
     def eps(self) -> float:
-        """Of the precision in which the function computes, under autocast too."""
+        """The rounding unit of the precision in which the function computes, under autocast too."""
         return torch.finfo(precision(self.layout.dtype, self.autocast)).eps
 
     @property
@@ -248,7 +248,8 @@ class System:
 
     @property
     def identity_now(self) -> tuple[Hashable, ...]:
-        """The same, and how its objects are set: for what is asked once of a function as it is, and never checked again."""
+        """The :attr:`identity` and how its objects are set: for what is asked once of a function as it is, and never checked
+        again."""
         return *self.identity, self.settings_now
 
     @property

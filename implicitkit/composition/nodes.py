@@ -72,7 +72,7 @@ class Nodes:
         return self.system.over_levels(base)
 
     def live_theta(self, theta: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Those tensors of the joint system that a live kernel needs."""
+        """The tensors of the joint system that a live kernel needs."""
         return tuple(theta[: self.live_count])
 
     def component(self, nodes: Sequence[str], *, sweep: bool) -> Component:

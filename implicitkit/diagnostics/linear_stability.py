@@ -168,7 +168,7 @@ def _dense(A: Operator, sign: float, shift: float, count: int) -> Tensor:
 
 
 def _arnoldi(A: Operator, sign: float, shift: float, count: int) -> Tensor:
-    """The same by Arnoldi's method, block by block; NaN for a block where it has found none."""
+    """Eigenvalues as of :func:`_dense`, by Arnoldi's method, block by block; NaN for a block where it has found none."""
     k = min(count, A.size - 2)
     rows = [_arnoldi_block(A, i, sign, shift, k) for i in range(A.batch)]
     return torch.from_numpy(np.stack(rows)).to(A.like.device, torch.promote_types(A.like.dtype, torch.complex64))

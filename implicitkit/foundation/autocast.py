@@ -94,7 +94,7 @@ def computing_dtype(dtype: torch.dtype, device_type: str) -> torch.dtype:
 
 
 def precision(dtype: torch.dtype, context: Any) -> torch.dtype:
-    """The same in a context of :func:`cast_as_now`."""
+    """The dtype in which a function computes for a state of ``dtype`` in a context of :func:`cast_as_now`."""
     return context.dtype if isinstance(context, Cast) and dtype is not torch.float64 else dtype
 
 

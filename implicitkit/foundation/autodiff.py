@@ -293,7 +293,8 @@ def jacobian(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
 
 
 def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
-    """The same of ``out`` ``(batch, m)`` by ``point`` ``(batch, n)``, which its graph leads to and which is kept."""
+    """The Jacobian ``(batch, m, n)`` of ``out`` ``(batch, m)`` by ``point`` ``(batch, n)``, by going through the graph of
+    ``out``, which is kept."""
     if tracers.lost_second_derivative(out):
         raise RuntimeError(COMPILED_ONCE)
     (batch, n), m = point.shape, out.shape[1]

@@ -185,7 +185,7 @@ def unseen() -> Any:
 
 
 def unwrap_dead_wrappers(values: Sequence[Any]) -> tuple[Any, ...]:
-    """The same, and in the place of tensors that have outlived their transform what is in them."""
+    """These values as they are, but tensors that have outlived their transform unwrapped."""
     return tuple([_functorch.unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in values])
 
 

@@ -229,7 +229,7 @@ def _logcumsumexp(input: Tensor, dim: int, **named: Any) -> Tensor:
 
 
 def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
-    """Of two that are minus infinity, as what is masked is, the derivative is zero."""
+    """``log(exp(a) + exp(b))``, whose derivative is zero where both are minus infinity, as masked entries are."""
     top = torch.maximum(a, b).detach()
     top = torch.where(top.isfinite(), top, 0)
     summed = (a - top).exp() + (b - top).exp()
@@ -287,7 +287,8 @@ def _select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
 
 
 def _sparse(maker: Callable[..., Tensor], where: int) -> Callable[..., Tensor]:
-    """Of a maker of sparse tensors whose values are its argument number ``where``."""
+    """``maker``, which makes sparse tensors, refusing values (its argument number ``where``) whose derivative torch would
+    lose."""
 
     def made(*args: Any, **named: Any) -> Tensor:
         values = args[where] if len(args) > where else named.get("values")

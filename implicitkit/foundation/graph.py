@@ -47,7 +47,7 @@ Edge: TypeAlias = tuple[Any, int]
 
 
 def is_freed() -> bool:
-    """Of the graph in whose backward this is asked: is what it has saved freed on the way (no ``retain_graph=True``)?"""
+    """Asked within a backward: does it free what its graph has saved (no ``retain_graph=True``)?"""
     return not torch._C._autograd._get_current_graph_task_keep_graph()
 
 

@@ -21,7 +21,7 @@ _SHORT, _SLOWER = 8, 4  # numbers in a row below which an operation takes as man
 
 
 class Matrices(NamedTuple):
-    """Those that a product through a graph multiplies by, in numbers of them.
+    """How many numbers are in the matrices that a product through a graph multiplies by.
 
     Attributes:
         read: each three times, since to read one takes as long as nine rows that are multiplied by it, and once more for
@@ -42,9 +42,9 @@ def nodes_of(out: Tensor) -> list[Any]:
 
 
 def size_of_graph(nodes: Sequence[Any], unknown: int = 1) -> tuple[int, int, int]:
-    """Of the ``nodes`` of a graph: how many they are, the numbers that come into all of them when it is gone through
-    backwards (those in rows of a few four times: torch's loops run along rows), and those that are added up at places of an
-    index.  A node of somebody's own, or one whose work the numbers do not tell, counts as ``unknown`` nodes."""
+    """How many ``nodes`` a graph has, the numbers that come into all of them when it is gone through backwards (those in
+    rows of a few four times: torch's loops run along rows), and those that are added up at places of an index.  A node of
+    somebody's own, or one whose work the numbers do not tell, counts as ``unknown`` nodes."""
     count = numbers = placed = 0
     for node in nodes:
         is_long, is_placed = _kind_of(type(node).__name__)
@@ -57,7 +57,7 @@ def size_of_graph(nodes: Sequence[Any], unknown: int = 1) -> tuple[int, int, int
 
 
 def read_by_products(nodes: Sequence[Any]) -> Matrices:
-    """Of the ``nodes`` of a graph."""
+    """The matrices that these ``nodes`` of a graph multiply by."""
     found = {node: _matrices_at(node) for node in nodes if _multiplies(type(node).__name__)[0]}
     later = _behind(nodes, found) if len(found) > 1 else set()
     read, rows = (sum(sizes[k] for sizes in found.values()) for k in (0, 1))

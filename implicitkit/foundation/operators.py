@@ -221,8 +221,8 @@ class Operator:
         self.selects = selects
 
     def selected_by(self, of: Callable[..., Operator], *parts: Operator) -> Operator:
-        """This operator, made of operators ``parts`` in such a way that ``of(samples, *selected parts)`` makes that of some
-        samples."""
+        """This operator, told how to make that of some samples: ``of(samples, *selected parts)``, of the operators ``parts``
+        that it is made of itself."""
         if all(part.selects is not None for part in parts):
 
             def selects(samples: Tensor) -> Operator | None:
@@ -340,7 +340,8 @@ def repeated(A: Operator, times: int) -> Operator:
 
 
 def within(A: Operator, samples: Tensor, available: Tensor) -> Operator:
-    """Of the operator ``A`` of the samples ``available``, in rising order, that of ``samples``: the others are zero."""
+    """The operator of ``samples``, made of ``A``, that of the samples ``available`` (in rising order): the others are given
+    zeros."""
     if len(samples) == len(available):
         return A
     places = torch.searchsorted(available, samples)

@@ -300,7 +300,7 @@ def one_of(*choices: str) -> Requirement:
 
 
 def optional(requirement: Requirement) -> Requirement:
-    """The same, or ``None``."""
+    """What ``requirement`` allows, or ``None``."""
     return replace(requirement, absent=True)
 
 
@@ -315,12 +315,12 @@ def tensor() -> Requirement:
 
 
 def or_tensor(requirement: Requirement) -> Requirement:
-    """The same, or a real tensor of any values."""
+    """What ``requirement`` allows, or a real tensor of any values."""
     return replace(requirement, tensors=True)
 
 
 def each(requirement: Requirement) -> Requirement:
-    """The same, or a real tensor of such numbers, which are looked at where the option is given."""
+    """What ``requirement`` allows, or a real tensor of such numbers, which are looked at where the option is given."""
     return replace(requirement, tensors=True, each=True)
 
 

@@ -135,13 +135,13 @@ class _Backwards:
         return self.point.new_zeros(self.rows, *self.point.shape) if found is None else found
 
     def _note(self, diagonal: Diagonal) -> None:
-        """How much is added to the rows of the Jacobian."""
+        """Note how much is added to the rows of the Jacobian."""
         values, places = (t.reshape(-1) for t in diagonal)
         self.added.view(-1).index_add_(0, places.clamp_min(0), values.abs())  # of none the values are zero
 
     # ------------------------------------------------------------------------------------------------ what is met
     def give(self, node: Any, number: int, diagonal: Diagonal) -> None:
-        """To argument ``number`` of the operation of ``node``, which may have been smaller than its result."""
+        """Hand cotangents to what argument ``number`` of ``node`` came from, which may have been smaller than the result."""
         edge = node.next_functions[number]
         if edge[0] not in self.leads:
             return
@@ -152,7 +152,7 @@ class _Backwards:
             self._add_full(edge, found)
 
     def give_full(self, node: Any, number: int, cotangents: Tensor) -> None:
-        """The same of full ones, ``(rows, *shape)``."""
+        """Hand full cotangents ``(rows, *shape)`` to what argument ``number`` of ``node`` came from."""
         edge = node.next_functions[number]
         if edge[0] not in self.leads:
             return
@@ -166,7 +166,7 @@ class _Backwards:
 
     @staticmethod
     def _cast(cotangents: Tensor, edge: Edge) -> Tensor:
-        """In the dtype of what they are cotangents of, which its derivative is given as torch gives it."""
+        """The cotangents in the dtype of the tensor that they belong to, in which torch would give them."""
         dtype = graph.dtype_at(edge)
         if not (dtype.is_floating_point and cotangents.is_floating_point()):
             raise Unusual
@@ -218,7 +218,8 @@ class _Backwards:
         return before
 
     def _narrowed(self, diagonal: Diagonal, shape: Sequence[int]) -> Diagonal | Tensor:
-        """Of a tensor of this ``shape`` that has been expanded: added up; full, where one entry acts on several of ``F``."""
+        """Cotangents of a tensor of this ``shape`` from those of its expansion: added up; full, where one entry acts on
+        several of ``F``."""
         values, places = diagonal
         extra = values.ndim - len(shape)
         if tuple(values.shape) == tuple(shape):

@@ -49,10 +49,10 @@ class Way(Protocol):
     leads: set[Any]
 
     def give(self, node: Any, number: int, diagonal: Diagonal) -> None:
-        """To argument ``number`` of the operation of ``node``, which may have been smaller than its result."""
+        """Hand cotangents to what argument ``number`` of ``node`` came from, which may have been smaller than the result."""
 
     def give_full(self, node: Any, number: int, cotangents: Tensor) -> None:
-        """The same of full ones, ``(rows, *shape)``."""
+        """Hand full cotangents ``(rows, *shape)`` to what argument ``number`` of ``node`` came from."""
 
     def affords(self, numbers: int) -> bool:
         """May ``rows`` times so many be held?"""
@@ -76,7 +76,7 @@ def through(way: Way, node: Any, given: dict[int, Diagonal]) -> bool:
 
 
 def through_full(way: Way, node: Any, full: Tensor) -> bool:
-    """The same with full cotangents ``(rows, *shape)`` of the only result of ``node``; False: that is left to autograd."""
+    """Take full cotangents ``(rows, *shape)`` of the only result of ``node`` through it; False: that is left to autograd."""
     name = graph.operation_of(node)
     if name in _PRODUCTS:
         return _product_full(way, node, full)
@@ -165,8 +165,8 @@ _PRODUCTS = {
 
 
 def _factors(way: Way, node: Any) -> list[tuple[int, Tensor, bool]]:
-    """Of ``L R``, matrices or batches of them: of each factor that leads to the point its number, the other ``(b, p, q)`` as
-    it stands in ``A u``, and whether that is ``R' L'``, the product turned."""
+    """The factors of a product ``L R`` of matrices or batches of them that lead to the point: the number of each, the other
+    factor ``(b, p, q)`` as it stands in ``A u``, and whether that is ``R' L'``, the product turned."""
     first, *names = _PRODUCTS[graph.operation_of(node)]
     found = []
     for k, other in ((first, names[1]), (first + 1, names[0])):
@@ -199,7 +199,7 @@ def _product(way: Way, node: Any, given: Diagonal) -> bool:
 
 
 def _product_full(way: Way, node: Any, full: Tensor) -> bool:
-    """The same of full cotangents, in one product of matrices."""
+    """Take full cotangents through a product of matrices, all in one product."""
     factors = _factors(way, node)
     blocks = _as_blocks(full, full.ndim - 1)
     if not all(way.affords(blocks[0].numel() // A.shape[1] * A.shape[2]) for _, A, _ in factors):

@@ -301,7 +301,7 @@ def from_arrays(tree: Any, *beside: Any) -> Any:
 
 
 def _device(*trees: Any) -> torch.device | None:
-    """Of the first tensor among the leaves."""
+    """The device of the first tensor among the leaves."""
     return next((leaf.device for tree in trees for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)), None)
 
 

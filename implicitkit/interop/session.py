@@ -75,7 +75,7 @@ class Session:
         return self._array(self._f.jacobian(self._tensor(x)))
 
     def jvp(self, x: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """The same times ``v``, ``(n,)``."""
+        """The Jacobian at ``x`` times ``v``, ``(n,)``."""
         return self._array(self._f.jvp(self._tensor(x), self._tensor(v)))
 
     def value(self, x: np.ndarray) -> float:

@@ -62,7 +62,7 @@ class Entries:
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module], arguments: bool, inside: bool) -> Entries:
-        """Those of ``modules`` and of all below them; without ``arguments`` none becomes one."""
+        """The entries of ``modules`` and of all below them; without ``arguments`` none of them becomes an argument."""
         to, constants, rest, seen = {}, {}, [], set()  # type: ignore[var-annotated]
         for module in modules:
             for m in below(module):
@@ -107,7 +107,7 @@ class Rest:
         self.constant = [isinstance(t, Tensor) and not t.requires_grad for t in self.was]
 
     def modules(self) -> list[nn.Module]:
-        """Those of the user's own classes, or of none, whose attributes he may bind anew."""
+        """The modules whose attributes the user may bind anew: those of his own classes, or of none."""
         own = [m for m, kind, _ in self.slots if not kind]
         return [m for m in own if type(m) is nn.Module or not type(m).__module__.startswith("torch.")]
 

@@ -144,7 +144,8 @@ class _Noted:
         return any(name not in bound and name not in self.own and self.kind.told_by(self.x, name) for name in now)
 
     def forget_changed(self) -> bool:
-        """Those that are are its own; of what has no names nothing is left to be noted."""
+        """Note no more what has been bound anew: these names are the object's own.  False: it has no names, and nothing is
+        left to note."""
         bound, now = self.bound, self.kind.bound(self.x)
         if type(bound) is list:
             return False

@@ -158,7 +158,7 @@ class Lifted:
         return self.recomputed or (self.recomputed is None and not self.as_torch and torch.is_grad_enabled())
 
     def on_the_spot(self, z: Any, theta: Sequence[Tensor]) -> Any:
-        """The same value during the call that lifted, where the modules still hold their tensors."""
+        """The value of :meth:`__call__` during the call that lifted, where the modules still hold their tensors."""
         if not self.live or self._recomputes():
             return self(z, theta)
         args = self.rebuild(theta[: self.from_args])

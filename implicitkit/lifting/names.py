@@ -40,7 +40,7 @@ def _slots(kind: Any) -> Sequence[tuple[str, int]]:
 
 
 def attributes(x: Any) -> dict[str, Any]:
-    """Those of an object, past whatever its class does where one is read."""
+    """The attributes of an object, past whatever its class does where one is read."""
     found = dict(getattr(x, "__dict__", ()))
     members = slots(type(x))
     if not members:

@@ -18,8 +18,9 @@ from implicitkit.lifting.watch import swapped
 
 @contextlib.contextmanager
 def surroundings(lifted: Any, slots: Any, tensors: Sequence[Tensor], captured: Sequence[Tensor]) -> Iterator[None]:
-    """Of an evaluation, or a part of it that is computed once more: modules hold ``tensors``, operations get ``captured`` in
-    the place of what the function captures, and others in the place of those that torch has wrong derivatives of."""
+    """The surroundings of an evaluation, or of a part of it that is computed once more: modules hold ``tensors``, operations
+    get ``captured`` in the place of what the function captures, and operations of torch that have wrong derivatives are
+    replaced."""
     with (
         modules_in_use.lock if lifted.guarded else contextlib.nullcontext(),
         contextlib.nullcontext() if lifted.compiled or lifted.as_torch else faithful(),

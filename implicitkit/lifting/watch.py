@@ -200,7 +200,7 @@ class Substitute(Replacing):
 
 
 class SubstituteWithin(Substitute):
-    """Also those that the function gives to a transform of ``torch.func`` that it begins, which shows them wrapped.
+    """A :class:`Substitute` that also knows tensors that a transform of ``torch.func`` inside the function shows it wrapped.
 
     One wrapper takes the place of another in all operations, since a derivative may be taken by it.
     """

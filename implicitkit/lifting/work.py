@@ -36,15 +36,15 @@ _LEAVES = frozenset(["numpy", "__array__", "tolist", "item", "__float__", "__com
 
 
 class Work(NamedTuple):
-    """Of one evaluation: ``operations``, the ``numbers`` that they return, and ``products`` of two numbers in products of
-    matrices; zeros: that is not known."""
+    """The work of one evaluation: ``operations``, the ``numbers`` that they return, and ``products`` of two numbers in
+    products of matrices; zeros: that is not known."""
 
     operations: int = 0
     numbers: int = 0
     products: int = 0
 
     def share(self, part: float) -> Work:
-        """That of a part of the function, of which all parts are alike."""
+        """The work of a ``part`` of a function all of whose parts are alike."""
         return Work(*(math.ceil(part * count) for count in self))
 
 

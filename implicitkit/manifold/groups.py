@@ -123,7 +123,7 @@ class SO3(Manifold):
         return (U * sign.unsqueeze(-2)) @ Vh
 
     def distance(self, z: Tensor) -> Tensor:
-        """Of ``R^T R`` from the identity, and of the determinant from 1."""
+        """How far ``R^T R`` is from the identity, and the determinant from 1, added up."""
         gram = z.mT @ z - torch.eye(3, dtype=z.dtype, device=z.device)
         return gram.abs().amax((-1, -2)) + (torch.linalg.det(z) - 1).abs()
 
@@ -204,7 +204,7 @@ class SE3(Manifold):
         return _motion(SO3().project(z[..., :3, :3]), z[..., :3, 3:])
 
     def distance(self, z: Tensor) -> Tensor:
-        """Of the rotation from SO3, and of the last row from ``0, 0, 0, 1``."""
+        """How far the rotation is from SO3, and the last row from ``0, 0, 0, 1``, added up."""
         last = torch.eye(4, dtype=z.dtype, device=z.device)[3]
         return SO3().distance(z[..., :3, :3]) + (z[..., 3, :] - last).abs().amax(-1)
 

@@ -61,7 +61,8 @@ class Restated:
         return self.split(state, *self.args[: self.lead])
 
     def plain_parts(self, state: Any, calls: int) -> tuple[Any, Any]:
-        """Those of a plain state, below all transforms: with ``calls`` of the caller's batches in front, if more than 1."""
+        """Value and multipliers of a plain state, below all transforms: with ``calls`` of the caller's batches in front, if
+        more than 1."""
         if not self.lead:
             return self.split(state)
         leaves, spec = trees.tree_flatten(self.args[: self.lead])
@@ -268,7 +269,7 @@ class Problem(Configured):
         return out, A
 
     def _state_structure(self) -> None:
-        """Of what the user says about the Jacobian, one thing follows from another.
+        """Draw what follows from what the user says about the Jacobian.
 
         Raises:
             TypeError: a flag that is none. ValueError: a word for a pattern.

@@ -76,8 +76,8 @@ class BoundedLeastSquares(ConstrainedMinimisation):
         return kernel(torch.cat([z, z.new_zeros(len(z), 2)], 1))
 
     def flat_curvature(self, r: Tensor, share: Tensor) -> Tensor | None:
-        """Of a robust loss (:meth:`~implicitkit.problem.robust.Robust.curvature`); Gauss and Newton's where residuals have
-        another unit than its scale: that takes a twentieth more evaluations."""
+        """The curvature of a robust loss (:meth:`~implicitkit.problem.robust.Robust.curvature`); ``None``, Gauss and
+        Newton's, where residuals have another unit than its scale: that takes a twentieth more evaluations."""
         return self.residuals.curvature(r, share) if isinstance(self.residuals, Robust) and not self.costed else None
 
 

@@ -169,7 +169,8 @@ class Collocation(Problem):
 
     @functools.cached_property
     def jac_sparsity(self) -> Any:
-        """Of all steps, coloured (:mod:`~implicitkit.linear.steps_pattern`); ``None`` where that is of no use."""
+        """The pattern of all steps, coloured (:mod:`~implicitkit.linear.steps_pattern`); ``None`` where that is of no
+        use."""
         import scipy.sparse as sp
 
         steps, n, s = len(self.mesh.number), self.layout.size, self.stages

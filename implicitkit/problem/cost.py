@@ -119,7 +119,7 @@ def _length(v: Tensor) -> Tensor:
 
 
 def _any(mask: Tensor) -> bool:
-    """Of all samples, below whatever transforms there are."""
+    """Is it true of any sample, below whatever transforms there are?"""
     return bool(compat.physical(mask).any())
 
 

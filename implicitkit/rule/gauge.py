@@ -148,7 +148,7 @@ def _pseudoinverse(A: Operator, samples: int, rtol: float) -> _Pseudoinverse | N
 
 
 class _BySingularValues:
-    """Of dense matrices ``A`` ``(batch, n, n)``; singular values below ``rtol`` of the largest are zero."""
+    """``A^+`` of dense matrices ``A`` ``(batch, n, n)``; singular values below ``rtol`` of the largest are zero."""
 
     def __init__(self, A: Tensor, samples: int, rtol: float) -> None:
         self._A, self._rtol = A, rtol
@@ -171,7 +171,7 @@ class _BySingularValues:
 
 
 class _ByFactors:
-    """Of sparse matrices ``A``.  In ``b = x + A w``, ``J x = 0``, ``w`` is ``A^+ b`` where there is a solution."""
+    """``A^+`` of sparse matrices ``A``.  In ``b = x + A w``, ``J x = 0``, ``w`` is ``A^+ b`` where there is a solution."""
 
     def __init__(self, blocks: SparseBlocks, samples: int) -> None:
         J = blocks.T

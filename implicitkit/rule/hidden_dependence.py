@@ -103,7 +103,7 @@ def warn_if_hidden(
 
 
 def _compare_objective(f: Evaluations, z: Tensor, v: Tensor, h: float) -> None:
-    """The same of an objective, whose gradient is ``f``."""
+    """Warn where an objective does not change along ``v`` as its gradient ``f`` says."""
     slope = (_tried(f, z, z) * v).sum(1)
     value = lambda y: f.value(y).unsqueeze(1)  # noqa: E731
     at = _tried(value, z, slope.unsqueeze(1))
@@ -111,7 +111,8 @@ def _compare_objective(f: Evaluations, z: Tensor, v: Tensor, h: float) -> None:
 
 
 def _compare_numbers(system: System, z: Tensor, theta: Sequence[Tensor], F: Tensor, h: float) -> bool:
-    """The same along a direction of the tensors that the function may have made numbers of (:func:`by_numbers`)."""
+    """Warn where ``F`` changes along a direction of the tensors that the function may have made numbers of
+    (:func:`by_numbers`)."""
     ways = {i: _way(theta[i], seed=0x5F + i) for i in system.lifted.numbers}
 
     def residual(s: float) -> Tensor:
@@ -133,8 +134,8 @@ def _way(t: Tensor, seed: int) -> Tensor:
 
 
 def _compare_program(values: Callable[[Tensor], Tensor], z: Tensor, v: Tensor, h: float) -> bool:
-    """The same of an objective and its constraints, ``(batch, 1 + m)``, whose conditions of optimality have derivatives
-    of their own."""
+    """Warn where an objective and its constraints, ``(batch, 1 + m)``, do not change along ``v`` as autograd says; the
+    conditions of optimality have derivatives of their own."""
     try:
         F, pullback = autodiff.vjp(values, z)
     except Exception:  # as in _tried
@@ -152,7 +153,8 @@ def _tried(function: Callable[[Tensor], Tensor], z: Tensor, like: Tensor) -> Ten
 
 
 class _Change(NamedTuple):
-    """Of a ``function``, ``F`` at ``z``, along ``v``; as autograd has it ``along(w) = (A'w)'v``."""
+    """How a ``function`` that is ``F`` at ``z`` changes along ``v``, and what autograd says of that, ``along(w) =
+    (A'w)'v``."""
 
     function: Callable[[Tensor], Tensor]
     z: Tensor
@@ -161,13 +163,14 @@ class _Change(NamedTuple):
     along: Callable[[Tensor], Tensor]
 
     def noise(self, h: float) -> Tensor:
-        """Of each equation, its standard deviation, with the mean over the equations added, ``(batch, m)``."""
+        """The standard deviation of the rounding of each equation, with the mean over the equations added, ``(batch,
+        m)``."""
         values = torch.stack([_tried(self.function, self.z + k * h * self.v, self.F) for k in range(-3, 4)])
         sigma = (values.diff(n=4, dim=0).square().mean(0) / 70).sqrt()
         return sigma + sigma.nan_to_num(0, 0, 0).mean(1, keepdim=True)
 
     def widened(self) -> _Change:
-        """The same along a ``v`` of the root of eps, where that is longer: beside 1e-16 ``1 - exp(-z)`` is flat."""
+        """This change along a ``v`` of the root of eps, where that is longer: beside 1e-16 ``1 - exp(-z)`` is flat."""
         longest = self.v.abs().amax(1, keepdim=True)
         times = (torch.finfo(self.v.dtype).eps ** 0.5 / longest).nan_to_num(1, 1, 1).clamp_min(1)
         return self._replace(v=times * self.v, along=lambda w: times.squeeze(1) * self.along(w))

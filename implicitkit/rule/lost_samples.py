@@ -171,7 +171,7 @@ class _StandIn:
             put([], False)
 
     def _ids(self, lifted: Any) -> set[int]:
-        """Of the tensors that are explicit."""
+        """The identities of the tensors that are explicit."""
         return {id(t) for t in (*lifted.theta, *lifted.captured)}
 
 

@@ -45,7 +45,7 @@ class ImplicitSolve(Protocol):
         """Does :meth:`solve_linear` factor a matrix once for all right-hand sides?"""
 
     def batched(self, dims: Sequence[int | None], batch: int) -> ImplicitSolve:
-        """The same ``batch`` times over."""
+        """This solve ``batch`` times over."""
 
     def find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """The solution of plain tensors, and its figures under transforms."""

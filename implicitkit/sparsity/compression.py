@@ -150,7 +150,8 @@ class Coloured(Pattern):
         return last
 
     def _error(self, values: np.ndarray, v: np.ndarray, product: np.ndarray) -> np.ndarray:
-        """Of each sample; of samples with one matrix, ``values`` ``(1, nnz)``."""
+        """The relative error of each sample, or of the one matrix of all, ``values`` ``(1, nnz)``, in its product with
+        ``v``."""
         v, shown = np.tile(v, len(values)), np.abs(product)
         wrong = np.abs(self._product(values, v).reshape(len(values), -1) - product)
         error = _relative(wrong, shown)
@@ -177,7 +178,7 @@ class Coloured(Pattern):
         return not bool(more.any())
 
     def _product(self, values: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """That of every sample's matrix, as it is shown: transposed, if it is by rows."""
+        """Every sample's matrix times ``v``; of products by rows the transposed."""
         return np.asarray(below_each_other(self._as_shown, values) @ v)
 
     def with_rows(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -53,8 +53,8 @@ _Product = Callable[[Tensor], Tensor]
 
 
 class Entries(NamedTuple):
-    """Of every sample's matrix ``A + U V``: ``A`` ``(batch, nnz)`` in the order of the pattern, ``U`` ``(batch, m, k)``, and
-    ``V`` ``(batch, k, n)``, its rows orthonormal, or zero where fewer are enough."""
+    """What there is of every sample's matrix ``A + U V``: ``A`` ``(batch, nnz)`` in the order of the pattern, ``U``
+    ``(batch, m, k)``, and ``V`` ``(batch, k, n)``, its rows orthonormal, or zero where fewer are enough."""
 
     A: np.ndarray
     U: np.ndarray
@@ -114,7 +114,7 @@ class Bordered(Pattern):
         return entries, error
 
     def _from_products(self, mv: _Product, rmv: _Product, batch: int, like: Tensor) -> tuple[Entries, np.ndarray]:
-        """The same from products with all seeds."""
+        """The entries and their error as of :meth:`values`, from products with all seeds."""
         (m, n), k = self.pattern.shape, self.rank
         weights = np.zeros((_GROUPS * k + len(self.alone), m))
         weights[np.arange(_GROUPS * k, len(weights)), self.alone] = 1
@@ -208,7 +208,8 @@ class Bordered(Pattern):
     def _symmetric_parts(
         self, shown: np.ndarray, V: np.ndarray, L: np.ndarray, weights: np.ndarray, seeds: np.ndarray, signs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The same of a symmetric matrix ``A + V' M V``, from the combinations with these ``weights``, which are ``L V``."""
+        """``A`` and ``U`` of a sample's symmetric matrix ``A + V' M V``, from the combinations with these ``weights``, which
+        are ``L V``."""
         M = np.linalg.lstsq(weights @ V.T, L, rcond=None)[0]
         U = V.T @ (0.5 * (M + M.T))
         rows, columns = np.repeat(np.arange(len(U)), np.diff(self.pattern.indptr)), self.pattern.indices

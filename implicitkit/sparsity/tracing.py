@@ -198,7 +198,7 @@ def places(t: Tensor) -> np.ndarray:
 
 
 def _address(t: Tensor) -> int:
-    """Of the memory of ``t``; 0 if it has none."""
+    """Where the memory of ``t`` begins; 0 if it has none."""
     if t.layout is not torch.strided:
         return 0
     return int(t.untyped_storage().data_ptr())

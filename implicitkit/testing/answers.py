@@ -145,7 +145,7 @@ def stays_at_a_solution(subject: Subject) -> None:
     "Begin at z0, and take every step from the point it was given: a start near one of several solutions chooses it."
 )
 def starts_where_it_is_told(subject: Subject) -> None:
-    """Of two solutions the one is found that ``z0`` is next to."""
+    """Where there are two solutions, the one is found that ``z0`` is next to."""
     problem, chosen = twofold(subject.kind, batch=3, size=subject.size)
     tolerance = subject.rtol()
     z0 = 1.01 * chosen

@@ -210,7 +210,7 @@ def close(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
 
 
 def solved(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
-    """As :func:`close`, for what every other check needs.
+    """Assert :func:`close` of what every other check needs: without it they say nothing.
 
     Raises:
         Unsolved: it is not.

@@ -46,7 +46,7 @@ def _always(part: Any) -> bool:
 
 
 def is_deterministic(subject: Any) -> None:
-    """The same use twice has the same answer but for rounding, and what it was given is as it was."""
+    """A second use has the same answer but for rounding, and what it was given is as it was."""
     given = subject.example()
     kept, version = given.clone(), given._version
     first = subject.act(given)
@@ -71,7 +71,8 @@ def copies_and_pickles(subject: Any) -> None:
 
 
 def leaves_the_process_alone(subject: Any) -> None:
-    """It moves no global random generator, changes no setting of torch, NumPy or Python's warnings, and prints nothing."""
+    """A part moves no global random generator, changes no setting of torch, NumPy or Python's warnings, and prints
+    nothing."""
     given = subject.example()
     kept = torch.get_default_dtype(), torch.get_rng_state(), random.getstate(), np.random.get_state()
     subject.act(given)  # what is imported at the first use may set what it likes

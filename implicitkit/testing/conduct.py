@@ -65,7 +65,7 @@ def does_not_change_its_input(subject: Subject) -> None:
 
 @check("Keep no state between solves (in self, in globals), and draw no random numbers without a fixed generator.")
 def is_deterministic(subject: Subject) -> None:
-    """The same solve twice takes the same steps to the same point but for rounding, at its end and on the way there."""
+    """A second solve takes the same steps to the same point but for rounding, at its end and on the way there."""
     for known in subject.known():
         for limit in (2, None):
             first, second = (subject.solve(known, max_steps=limit, on_failure="ignore") for _ in range(2))

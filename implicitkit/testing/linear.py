@@ -298,7 +298,7 @@ def batch_equals_loop(subject: LinearSubject) -> None:
 
 @check("0 / 0 is NaN: a residual of zero is a solution, before anything is divided by it.")
 def zero_has_the_solution_zero(subject: LinearSubject) -> None:
-    """Of a right-hand side that is zero, alone and beside another, the solution is zero."""
+    """A right-hand side that is zero, alone or beside another, has the solution zero."""
     M, b = subject.matrices(), subject.right_sides(3, 5)
     for zeros in (torch.tensor([1], device="cpu"), torch.tensor([0, 1, 2], device="cpu")):
         b = b.index_fill(0, zeros, 0.0)

@@ -223,7 +223,7 @@ PROGRAMS = Suite("solver", ProgramSubject)
 
 
 def check(mend: str, applies: Callable[[Any], bool] = _takes_some) -> Any:
-    """As :meth:`Suite.check`, of solvers that take some of the programs."""
+    """A check (:meth:`Suite.check`) of solvers that take some of the programs."""
     return PROGRAMS.check(mend, applies)
 
 

@@ -56,7 +56,7 @@ class RuleSubject:
         return solve(problem or known.problem, z0, (theta,), **(how | options))
 
     def gradient(self, known: Known, theta: Tensor, **options: Any) -> Tensor:
-        """That of a nonlinear function of the solution."""
+        """The gradient of a nonlinear function of the solution."""
         theta = theta if theta.requires_grad else theta.detach().requires_grad_()
         return torch.autograd.grad(_loss(self.solve(known, theta, **options).value).sum(), theta)[0]
 
@@ -176,7 +176,7 @@ def gradient_is_exact(subject: RuleSubject) -> None:
     lambda rule: not _says_exact(rule),
 )
 def gradient_points_the_same_way(subject: RuleSubject) -> None:
-    """Of a rule that says ``exact = False``: each sample's gradient is within 60 degrees of the exact one."""
+    """Each sample's gradient by a rule that says ``exact = False`` is within 60 degrees of the exact one."""
     for known in subject.known():
         got, wanted = subject.gradient(known, known.theta), _exact(known, known.theta)
         cosine = torch.nn.functional.cosine_similarity(got, wanted, dim=1)
@@ -328,7 +328,7 @@ def tells_of_failure(subject: RuleSubject) -> None:
 
 @check("Work in the dtype of z: tensors by z.new_* / *_like, tolerances by torch.finfo(z.dtype).eps.")
 def keeps_dtype(subject: RuleSubject) -> None:
-    """Of float32 the gradient is float32, and that of an exact rule as good as that allows."""
+    """In float32 the gradient is float32, and that of an exact rule as good as that allows."""
     for known in subject.known(dtype=torch.float32, linear=False):
         got = subject.gradient(known, known.theta)
         assert got.dtype == torch.float32, f"{known.name}: the gradient is {got.dtype}"

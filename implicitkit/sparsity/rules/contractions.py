@@ -78,7 +78,7 @@ def attention(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, An
 
 
 def _rows(trace: Trace, t: Tensor) -> IndexSets:
-    """Of each row of ``t`` all that its entries depend on."""
+    """For each row of ``t`` all that its entries depend on."""
     count, width = t.shape[:-1].numel(), t.shape[-1]
     return index_sets.merge(trace.read(t), np.repeat(np.arange(count), width), count)
 
