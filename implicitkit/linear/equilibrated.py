@@ -181,11 +181,11 @@ class _Factors:
         return lambda v: left * forth(right * v), lambda w: right * back(left * w)
 
     def some(self, samples: Tensor) -> _Factors:
-        """Those of some samples ``(k,)``."""
+        """The matrices of some samples ``(k,)``."""
         return _Factors(self._of.some(samples), self.left[samples], self.right[samples])
 
     def factored(self, factorise: Any) -> _Factors:
-        """The same matrices with factors of another make."""
+        """These matrices, factored by ``factorise``."""
         return _Factors(self._of.factored(factorise), self.left, self.right)
 
     @staticmethod

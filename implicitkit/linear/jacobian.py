@@ -19,7 +19,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 class JacobianMatrix:
-    """Of functions ``(batch, n) -> (batch, n)``, row by row, of one make.
+    """Jacobians of functions ``(batch, n) -> (batch, n)`` of one make, row by row.
 
     Args:
         make: what tells them from others (a user's function); patterns are remembered by it. smallest: unknowns from which
@@ -33,7 +33,8 @@ class JacobianMatrix:
         return Sparsity((type(self), identity_of(self.make), tuple(z.shape)), smallest=self.smallest)
 
     def pattern(self, function: Function, z: Tensor) -> Any:
-        """Of one sample's ``(n, n)``, in compressed rows, looked for anew; ``None`` where it has none worth having."""
+        """The pattern of one sample's ``(n, n)``, in compressed rows, looked for anew; ``None`` where it has none worth
+        having."""
         found = detected(function, z) if z.shape[1] >= self.smallest else None
         return None if found is None else found.pattern
 

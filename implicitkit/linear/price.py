@@ -71,7 +71,7 @@ def price_of(
     alike: float = 1.0,
     wide: float = 0.0,
 ) -> Price:
-    """Of ``batch`` sparse matrices of one pattern.
+    """The price of the factors of ``batch`` sparse matrices of one pattern.
 
     Args:
         products: that show them. entries: of one. band: its width, ``None`` where there is none. fill: entries of its
@@ -128,8 +128,8 @@ def price_of_dense(
     conjugate: bool = False,
     rows: int = 0,
 ) -> Price:
-    """Of ``batch`` dense matrices, in steps of GMRES: to orthogonalise costs these as much as the product, and where
-    there are few numbers more; or in those of conjugate gradients, which orthogonalise nothing.
+    """The price of ``batch`` dense matrices and their factors in steps of GMRES, where to orthogonalise costs as much as the
+    product, and more where there are few numbers; or in steps of conjugate gradients, which orthogonalise nothing.
 
     Args:
         weight: numbers that one product touches beside the state, a sample. alike: samples that have one matrix, each of
@@ -154,8 +154,8 @@ def price_of_dense(
 
 
 def price_of_dense_like(A: Operator, alike: int = 1, weight: int = 0, conjugate: bool = False) -> Price:
-    """Of the dense matrices of ``A``, of which what its products go through is known; ``weight``: numbers of parameters, a
-    sample; ``conjugate``: in steps of conjugate gradients."""
+    """The price of the dense matrices of ``A``, where it is known what its products go through; ``weight``: numbers of
+    parameters, a sample; ``conjugate``: in steps of conjugate gradients."""
     nodes, numbers, placed = A.graph() or (0, 0, 0)
     wide = max(0.0, float(numbers - nodes * A.batch * A.size)) + _PLACED / _TOUCHED * placed
     matrices = A.read()
@@ -165,7 +165,8 @@ def price_of_dense_like(A: Operator, alike: int = 1, weight: int = 0, conjugate:
 
 
 def cost_of_product(numbers: int, nodes: int, through: int, parameters: int) -> float:
-    """Of one product with the Jacobian of a batch of maps, in numbers: as much as of an evaluation of the map.
+    """The cost of one product with the Jacobian of a batch of maps, or of an evaluation of them, in numbers that are
+    touched.
 
     Args:
         numbers: of the state. nodes: of its graph; of an evaluation, two for each operation, and one. through: numbers that
@@ -197,8 +198,8 @@ def product_of_fit(batch: int, size: int, work: Work) -> float:
 
 
 def price_of_dense_fit(batch: int, rows: int, size: int, work: Work, singular: bool = False) -> float:
-    """Of ``batch`` dense Jacobians ``(rows, size)`` of residuals and the factors of their normal equations (``singular``:
-    their singular values as well), in steps of conjugate gradients."""
+    """The price of ``batch`` dense Jacobians ``(rows, size)`` of residuals and the factors of their normal equations
+    (``singular``: their singular values as well), in steps of conjugate gradients."""
     side = min(rows, 2 * size)
     found = 2 * CALL + side * max(_SIDE_FIT * batch * size + _SIDE_WEIGHT_FIT * work.weight, work.touched)
     mults = rows * size**2 / (1 + size / _BLOCKED)
@@ -209,8 +210,8 @@ def price_of_dense_fit(batch: int, rows: int, size: int, work: Work, singular: b
 def price_of_sparse_fit(
     batch: int, size: int, products: int, entries: int, work: Work, fill: int = 0, reach: int = 0
 ) -> float:
-    """The same of sparse ones; ``products``: that show them; ``entries``, ``fill`` and ``reach`` of ``R'R`` as in
-    :func:`price_of`."""
+    """The price of sparse Jacobians of residuals and of their normal equations' factors, in steps of conjugate gradients.
+    ``products``: that show the entries; ``entries``, ``fill`` and ``reach`` of ``R'R`` as in :func:`price_of`."""
     found = _FORMED + products * max(batch * size, work.touched)
     factored = _ENTRY_FIT / _ENTRY * price_of(batch, size, 0, entries, None, fill, reach).factors
     return (found + factored * (CALL + batch * size)) / product_of_fit(batch, size, work)

@@ -41,7 +41,8 @@ def coloured_steps(coupling: sp.csr_matrix, steps: int, stages: int, event: bool
 
 @functools.lru_cache(maxsize=8)
 def _known(said: tuple[int, bytes, bytes, np.dtype[Any]], steps: int, stages: int, event: bool) -> Coloured | None:
-    """The same of a pattern by its numbers: what has been found out of it is known to the next solve."""
+    """The coloured steps of a pattern that is given by its numbers, which can be looked up: the next solve need not find
+    them."""
     n, pointer, indices, kind = said
     found = np.frombuffer(indices, dtype=kind), np.frombuffer(pointer, dtype=kind)
     coupling = sp.csr_matrix((np.ones(len(found[0]), dtype=bool), *found), shape=(n, n))

@@ -60,7 +60,8 @@ class ConeKKT(ik.LinearSolver):
     def solve(
         self, A: ik.extend.Operator, b: Tensor, *, rtol: float = _RTOL, atol: float = 0.0, max_steps: int | None = None
     ) -> ik.extend.LinearSolution:
-        """As every linear solver; warns where a derivative is determined in the sense of least squares only."""
+        """``u`` as every linear solver returns it; warns where a derivative is determined in the sense of least squares
+        only."""
         found = self._found(A, b, rtol, atol, max_steps)
         if found.doubt:
             extend.warn(found.doubt, extend.DegenerateWarning)

@@ -123,7 +123,7 @@ class Parameters:
         return found or ()
 
     def dtype(self, values: Sequence[Tensor]) -> torch.dtype:
-        """That of the results."""
+        """The dtype of the results."""
         dtype = torch.get_default_dtype() if not values else values[0].dtype
         for value in values[1:]:
             dtype = torch.promote_types(dtype, value.dtype)

@@ -79,7 +79,7 @@ def finish(
 
 
 def _in_one_unit(problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None) -> _Point:
-    """The same in one unit for all unknowns and one for the objective."""
+    """The points of :func:`finish`, found in one unit for all unknowns and one for the objective."""
     plain, units = data, None
     if not problem.dual.smoothing:  # that is a number in the user's units
         data, units = in_units(data)
@@ -92,7 +92,8 @@ def _in_one_unit(problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, 
 
 
 def _checked(problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None) -> _Point:
-    """The same in units in which the data are of ordinary size."""
+    """The points of programs whose data are of ordinary size: those that are ``wrong`` are left out, and a ``start`` is
+    tried first."""
     scale = 1 + _norm(torch.cat([data.q, data.b], 1))
     invalid = (wrong > 0).any(1)
     if start is None and not bool(invalid.any()):
@@ -119,7 +120,7 @@ def _with_rows(point: _Point, rows: Tensor, new: Sequence[Tensor]) -> _Point:
 
 
 def _solve(problem: ConeProgram, backend: Any, data: Data, scale: Tensor) -> _Point:
-    """The same for valid samples, from the solver's own start."""
+    """The points of valid samples, from the solver's own start."""
     w, status, steps = backend(data)
     failed = (status == int(Status.INFEASIBLE)) | (status == int(Status.UNBOUNDED))
     w, norm = _newton(problem, data, w, scale, ~failed, 60 if problem.dual.smoothing else 4)

@@ -28,7 +28,8 @@ _BLUR = 1e3  # units of rounding
 
 
 def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None = None) -> Tensor:
-    """Of the points ``w`` ``(batch, n + m)`` of programs in some ``units``, the user's where that is ``None``, ``(batch,)``.
+    """How rough the points ``w`` ``(batch, n + m)`` are, ``(batch,)``; of programs in some ``units``, the user's where that
+    is ``None``.
 
     Zero where ``|F|`` has said all: where numbers are of ordinary size, and of sparse programs rows.
     """
@@ -61,8 +62,8 @@ def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None =
 
 
 def _of_sparse(problem: ConeProgram, data: Data, w: Tensor) -> Tensor:
-    """Of a sparse program, of which nothing is measured: do linear rows of very different size hide which are active, or
-    make it seem infeasible?"""
+    """The roughness of a sparse program, which is not measured but asked: do linear rows of very different size hide which
+    are active, or make it seem infeasible?"""
     size = row_sizes(data)[:, : problem.dual.cones.linear]
     uneven = ((size > _ORDINARY) | ((size > 0) & (size < 1 / _ORDINARY))).any(1)
     none = torch.zeros_like(w[:, 0])

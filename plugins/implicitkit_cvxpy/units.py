@@ -27,7 +27,7 @@ _NOTHING = 1e-12  # of the least number given, or of one: what is smaller is zer
 
 
 class Units(NamedTuple):
-    """Of a batch of programs: ``D`` ``(batch, n)``, ``t`` ``(batch, 1)``, and ``T``; what is less than ``least``
+    """The units of a batch of programs: ``D`` ``(batch, n)``, ``t`` ``(batch, 1)``, and ``T``; what is less than ``least``
     ``(batch, 1)`` in the user's units is nothing."""
 
     columns: Tensor
@@ -37,7 +37,7 @@ class Units(NamedTuple):
 
     @classmethod
     def users(cls, dual: DualCone, data: Data) -> Units:
-        """Those in which the programs were given."""
+        """The units in which the programs were given."""
         q, b = data.q.detach(), data.b.detach()
         one = torch.ones_like(q[:, :1])
         least = torch.cat([torch.where(b != 0, b.abs(), 1), one], 1).amin(1, keepdim=True)
@@ -64,7 +64,7 @@ class Units(NamedTuple):
 
     @classmethod
     def of_rows(cls, dual: DualCone, data: Data) -> Units:
-        """Those in which the linear rows of sparse programs are of the size one; all else stays as it is."""
+        """The units in which the linear rows of sparse programs are of the size one; all else stays as it is."""
         users, linear = cls.users(dual, data), dual.cones.linear
         size = row_sizes(data)
         rows = power_of_two(torch.where(size > 0, 1 / size, 1))
@@ -73,7 +73,7 @@ class Units(NamedTuple):
 
     @classmethod
     def of_tensors(cls, dual: DualCone, columns: Tensor, objective: Tensor, least: Tensor, *turn: Tensor) -> Units:
-        """Those of which these are the :attr:`tensors`."""
+        """The units that have these :attr:`tensors`."""
         return cls(columns, objective, least, Automorphism(dual, *turn))
 
     @property

@@ -208,7 +208,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
     # ------------------------------------------------------------------------------------------------------- settings
     @property
     def settings(self) -> Settings:
-        """Those of the present mode."""
+        """The settings of the present mode, training or evaluation."""
         return self.train_settings if self.training else self.eval_settings
 
     @contextlib.contextmanager

@@ -66,7 +66,8 @@ class Settings(ik.extend.Configured):
         return dataclasses.replace(self, **changes)
 
     def options(self) -> dict[str, Any]:
-        """As keyword arguments of :func:`ik.solve`: a :class:`Forgive` ignores failures there, and forgives them here."""
+        """These settings as keyword arguments of :func:`ik.solve`: a :class:`Forgive` ignores failures there, and forgives
+        them here."""
         given = dict(vars(self))
         policy = self.on_failure
         if isinstance(policy, Forgive):

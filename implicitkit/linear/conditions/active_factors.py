@@ -102,7 +102,7 @@ class ActiveFactors:
         return self._each(ActiveSystem.size, x)
 
     def _each(self, what: Callable[[ActiveSystem, np.ndarray, bool], np.ndarray], x: Tensor) -> Tensor:
-        """Of every sample, column by column."""
+        """``what`` of every sample's system and every column of ``x``, shaped as ``x``."""
         given = array(x)
         columns = given.reshape(*given.shape[:2], -1)
         out = np.empty(columns.shape)

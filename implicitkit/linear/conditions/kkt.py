@@ -242,7 +242,8 @@ def _lu(M: Tensor, b: Tensor) -> Tensor:
 
 
 def _plain_lu(M: Tensor, b: Tensor) -> Tensor:
-    """The same of small blocks, without a second look at those that seem singular: for these the caller has other ways."""
+    """``M^{-1} b`` of small blocks, NaN where ``M`` seems singular: unlike :func:`_lu` it does not look twice, since the
+    caller has other ways for these."""
     lu, pivots, _ = torch.linalg.lu_factor_ex(M)
     low, high = lu.diagonal(dim1=1, dim2=2).abs().aminmax(dim=1)
     x = torch.linalg.lu_solve(lu, pivots, b.unsqueeze(2)).squeeze(2)

@@ -59,7 +59,7 @@ class Analysis:
 
     @functools.cached_property
     def of_parts(self) -> list[Analysis]:
-        """That of each part; parts of one pattern share it."""
+        """The analysis of each part; parts of one pattern share it."""
         assert self.parts is not None
         order, bounds = self.parts
         moved = sp.csr_matrix(self.pattern[order][:, order])
@@ -81,7 +81,7 @@ class Analysis:
 
     @functools.cached_property
     def halved(self) -> Analysis:
-        """That of the complex matrix."""
+        """The analysis of the complex matrix, which is half as large."""
         assert self.pairs is not None
         half = self.pairs.pattern
         symmetric = _is_symmetric(half)
@@ -109,7 +109,7 @@ class _Repeated(Analysis):
 
     @functools.cached_property
     def likely_fill(self) -> int:
-        """That of one part, so many times."""
+        """The likely fill of one part, times how many there are."""
         assert self.parts is not None and self.part is not None
         layered = has_layers(self.reach, self.pattern.shape[0])
         return 0 if layered else (len(self.parts.bounds) - 1) * self.part.likely_fill

@@ -43,7 +43,7 @@ class Arrowhead:
 
     @staticmethod
     def of(rows: np.ndarray, columns: np.ndarray, n: int, size: int) -> Arrowhead | None:
-        """Of a pattern ``(size, size)`` with ``n`` unknowns in front; ``None`` where it is no arrowhead."""
+        """The arrowhead of a pattern ``(size, size)`` with ``n`` unknowns in front; ``None`` where it is none."""
         m, left = size - n, columns < n
         coupled = bool(((rows < columns) & left).any())
         if not 0 < m < n or coupled or int(left.sum()) - n < _FULL * m * n:

@@ -47,7 +47,7 @@ class Orders:
         return max(self.alone.fill, *(layout.ordering.fill for layout in self.bordered.values()), 0)
 
     def layout(self, K: sp.csc_matrix, border: int) -> Layout:
-        """That of ``K``, with a border of so many rows."""
+        """The layout of ``K``, with a border of so many rows."""
         if border not in self.bordered:
             self.bordered[border] = Layout(K)
         return self.bordered[border]
@@ -79,7 +79,7 @@ class Gram:
         return bool(np.isfinite(self.N.data).all() and np.isfinite(self.W).all())
 
     def both_sides(self, d: np.ndarray) -> None:
-        """This becomes ``diag(d) (N + W' S W) diag(d)``."""
+        """Turn this into ``diag(d) (N + W' S W) diag(d)``."""
         self.N.data *= d[self.N.indices] * d[self._columns]
         self.W = self.W * d
 
@@ -130,14 +130,16 @@ def product_of_all(grams: Sequence[Gram]) -> Callable[[np.ndarray], np.ndarray]:
 
 
 class _Cholesky:
-    """Of a matrix whose factors are hardly sparse, without the unknowns that it has nothing but ``shift`` of."""
+    """Dense Cholesky factors, for a matrix whose sparse ones would be hardly sparse.  Unknowns of which it has nothing but
+    ``shift`` are left out."""
 
     def __init__(self, factor: Any, kept: np.ndarray, shift: float) -> None:
         self.factor, self.kept, self.shift = factor, kept, shift
 
     @classmethod
     def of(cls, shifted: sp.csc_matrix, there: np.ndarray, shift: float) -> _Cholesky | None:
-        """``None`` where it is not positive definite; ``there``: which unknowns it has more of."""
+        """The factors of ``shifted``, ``None`` where it is not positive definite; ``there``: which unknowns it has more
+        of."""
         kept = np.flatnonzero(there)
         if not shift and len(kept) < len(there):
             return None
@@ -166,7 +168,7 @@ class _Bordered:
 
 
 def of_sparse(ready: Coloured, values: np.ndarray) -> list[Gram]:
-    """Of sparse matrices of one pattern with these entries, ``(batch, nnz)``; their long rows apart."""
+    """``R'R`` of each of the sparse matrices of one pattern with these entries, ``(batch, nnz)``; their long rows apart."""
     rows, found = ready.analysed(long_rows), ready.analysed(squares)
     signs, keep = np.ones(len(rows)), np.ones(ready.shape[0], dtype=bool)
     keep[rows] = False
@@ -181,7 +183,7 @@ def of_sparse(ready: Coloured, values: np.ndarray) -> list[Gram]:
 
 
 def of_low_rank(A: sp.csr_matrix, U: np.ndarray, V: np.ndarray) -> Gram:
-    """Of ``A + U V``."""
+    """``R'R`` of ``R = A + U V``."""
     k = len(V)
     eye = np.eye(k)
     UU = U.T @ U

@@ -69,7 +69,7 @@ class Squares:
         self.diagonal = np.flatnonzero(self.columns == found.indices)
 
     def entries(self, values: np.ndarray) -> np.ndarray:
-        """Of ``R'R``, in the order of :attr:`N`, ``(batch, nnz)``, from those of ``R``."""
+        """The entries of ``R'R``, in the order of :attr:`N`, ``(batch, nnz)``, from those of ``R``."""
         sums = np.zeros((len(values), len(self._starts) + 1))  # a column without entries has none
         some = max(1, _CHUNK // max(1, len(self._left)))
         for first in range(0, len(values) if len(self._left) else 0, some):

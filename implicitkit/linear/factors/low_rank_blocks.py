@@ -61,7 +61,7 @@ class LowRankBlocks:
         return self.extended.regular
 
     def factored(self, factorise: Callable[[sp.csc_matrix], Any]) -> LowRankBlocks:
-        """The same with factors of ``E`` of another make."""
+        """These matrices, every ``E`` factored by ``factorise``."""
         return LowRankBlocks(self.extended.factored(factorise), self.signs)
 
     @property

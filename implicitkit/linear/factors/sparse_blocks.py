@@ -58,7 +58,7 @@ class SparseBlocks:
         return self._factors[0]
 
     def factored(self, factorise: Callable[[sp.csc_matrix], Any]) -> SparseBlocks:
-        """The same matrices with factors of another make, each an object with ``solve(b, trans)`` or ``None``."""
+        """These matrices, factored by ``factorise``, which returns an object with ``solve(b, trans)`` or ``None``."""
         other = SparseBlocks(self.ready, self.values)
         other.transposed = self.transposed
         other._factors.append(SparseFactor(self.ready.analysed(analyse), self.values, factorise))
@@ -209,7 +209,8 @@ def _with_diagonal(pattern: sp.csr_matrix) -> tuple[Coloured, np.ndarray, np.nda
 
 
 def factors(analysis: Analysis, values: np.ndarray) -> SparseFactor | SharedFactor:
-    """Of every sample's matrix, ``values`` ``(batch, nnz)``; one for all samples whose entries are the same, bit by bit."""
+    """Factors of every sample's matrix, ``values`` ``(batch, nnz)``; one for all samples whose entries are the same, bit by
+    bit."""
     which = np.arange(len(values))
     if values.strides[0] == 0:  # known to be one
         which = np.zeros_like(which)
@@ -247,7 +248,8 @@ class SharedFactor:
         self.column[order] = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
 
     def solve(self, b: Tensor, transpose: bool = False) -> Tensor:
-        """As :meth:`SparseFactor.solve`: the right-hand sides of all samples with one matrix at once."""
+        """``x`` as :meth:`SparseFactor.solve` has it: the right-hand sides of all samples with one matrix are solved at
+        once."""
         columns = b.unsqueeze(2) if b.ndim == 2 else b
         which, column = (torch.from_numpy(t).to(b.device) for t in (self.which, self.column))
         n, k = columns.shape[1:]

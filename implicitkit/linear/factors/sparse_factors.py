@@ -156,7 +156,7 @@ class SparseFactor:
         return bool(self.analysis.pattern.nnz * _FULL > self.size**2)
 
     def _factors_of(self, i: int) -> Any:
-        """Of one scaled block; ``None`` where there are none."""
+        """The factors of block ``i``, scaled; ``None`` where there are none."""
         A = self._block(i)
         if self._factorise is not None:
             factors = self._factorise((sp.diags_array(self.scale[i]) @ A).tocsc())

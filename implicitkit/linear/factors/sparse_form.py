@@ -104,8 +104,8 @@ def confirmed(
 def confirmed_bordered(
     sparsity: Sparsity, function: Callable[[Tensor], Tensor], z: Tensor, mv: MatVec, rmv: MatVec
 ) -> tuple[Any, Any] | None:
-    """The same of a matrix that is sparse but for a few numbers that all unknowns share
-    (:mod:`implicitkit.sparsity.low_rank`): its pattern, and its entries."""
+    """Pattern and entries as of :func:`confirmed`, of a matrix that is sparse but for a few numbers that all unknowns share
+    (:mod:`implicitkit.sparsity.low_rank`)."""
     ready = sparsity.find_bordered(function, z)
     if ready is None:
         return None
@@ -117,10 +117,10 @@ def confirmed_bordered(
 
 
 def _worst(error: Any) -> float:
-    """Of all samples; NaN: the matrix is not finite."""
+    """The largest error of all samples; those with NaN, whose matrices are not finite, do not count."""
     return max((e for e in error.tolist() if not math.isnan(e)), default=0.0)
 
 
 def _tolerance(z: Tensor) -> float:
-    """Of what a product may differ by, relative."""
+    """How much a product may differ from that of the entries, relative."""
     return float(torch.finfo(z.dtype).eps) ** 0.25

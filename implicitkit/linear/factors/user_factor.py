@@ -56,7 +56,7 @@ class UserFactor:
         return torch.from_numpy(x[:, :, 0] if b.ndim == 2 else x).to(b)
 
     def size(self, x: Tensor) -> Tensor:
-        """Of what is added up in a product with ``A``: not known, and so nothing."""
+        """Zeros: what is added up in a product with ``A`` is not known."""
         return torch.zeros_like(x)
 
     def _solve(self, one: Any, b: np.ndarray) -> np.ndarray:

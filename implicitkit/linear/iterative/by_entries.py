@@ -63,11 +63,11 @@ class ByEntries:
 
     @property
     def operator(self) -> Operator:
-        """The same, or ``S A S`` once there is a scale."""
+        """The operator to solve with: :attr:`plain`, or ``S A S`` once there is a scale."""
         return self.plain if self.scale is None else _scaled(self.plain, self.scale)
 
     def expect(self, products: float) -> None:
-        """So many are to come: the matrix is written down if that pays and it can be."""
+        """Told that so many products are to come: write the matrix down if that pays and can be done."""
         if not products > _PAYS * self._products > 0:
             return
         self._products, self._blocks = 0, self.A.sparse()

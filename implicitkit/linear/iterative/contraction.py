@@ -142,7 +142,7 @@ Dearer = Callable[[Tensor], Tensor]
 
 
 def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor, size: int, dearer: Dearer) -> Tensor:
-    """Of which samples the series would cost less than GMRES, ``(batch,)``.
+    """For which samples would the series cost less than GMRES, ``(batch,)``?
 
     ``Ht``: ``(batch, k, k + 1)``, the transpose of ``H``; ``u``: ``(batch, k + 1)``, of which ``1 / |u_{0..j}|`` is the
     residual of GMRES.  That falls faster and faster: of ``size`` dimensions ``j`` vectors leave a share of ``1 - j / size``,
@@ -247,7 +247,7 @@ def _shorter(
     second: Tensor,
     dearer: Dearer,
 ) -> Tensor:
-    """Of which samples the series costs less than GMRES from ``r`` on, by two products, ``(batch,)``.
+    """For which samples does the series cost less than GMRES from ``r`` on, by two products, ``(batch,)``?
 
     ``first`` and ``second``: what they leave of a residual.  Powers go on between ``second`` and ``second^2 / first``, as
     their geometric mean: of eigenvalues that fill a disk both are its radius, of those on an interval 0.77 and 1.04 times
@@ -343,7 +343,7 @@ def _more(length: Tensor, latest: Tensor, aim: Tensor) -> Tensor:
 
 
 def _crawls(length: Tensor, before: Tensor, latest: Tensor, aim: Tensor, pace: Tensor | None, last: bool) -> Tensor:
-    """Of which samples a window of products has left too much of the residual, ``(batch,)``: what it left along a few
+    """For which samples has a window of products left too much of the residual, ``(batch,)``?  What it left along a few
     eigenvectors is quicker done by GMRES.
 
     ``before`` and ``latest``: residuals a window ago, and half of one. ``pace``: the logarithm of what each of the

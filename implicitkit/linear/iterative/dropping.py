@@ -75,7 +75,7 @@ class Fewer:
         return t.new_full((len(self._kept[0]), *t.shape[1:]), rest).index_copy_(0, self._places, t)
 
     def whole(self, answers: Answers) -> Answers:
-        """Those of all samples, given those of the samples in work."""
+        """The answers of all samples, given those of the samples in work."""
         if self._places is None:
             return answers
         return tuple(t.index_copy(0, self._places, a) for t, a in zip(self._kept, answers, strict=True))

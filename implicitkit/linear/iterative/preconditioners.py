@@ -137,7 +137,7 @@ class _Function:
         return _Function(self.forward, self.backward, self.z, not self.transposed)
 
     def solve(self, b: Tensor) -> Tensor:
-        """Of one vector a sample, or of several, one after another."""
+        """What the user's function makes of one vector a sample, or of several, one after another."""
         if b.ndim == 3:
             return torch.stack([self.solve(b[:, :, j]) for j in range(b.shape[2])], 2)
         if not self.transposed:
@@ -174,7 +174,7 @@ class _Diagonal:
 
     @property
     def T(self) -> _Diagonal:
-        """The same."""
+        """Itself: a diagonal matrix is symmetric."""
         return self
 
     def solve(self, b: Tensor) -> Tensor:
@@ -301,7 +301,8 @@ class PreconditionedSolver(LinearSolver):
         check_options(self, preconditioner=optional(one_of(*names)))
 
     def preconditioner_of(self, A: Operator) -> Any:
-        """That of ``A``, given to it if it has none; without either what the problem knows, or ``None``."""
+        """The preconditioner of ``A``, which is given this solver's if it has none; without either what the problem knows,
+        or ``None``."""
         if A.preconditioner is None and self.preconditioner is not None:
             A.preconditioner = preconditioner(self.preconditioner, A, A.like)
         return A.near if A.preconditioner is None else A.preconditioner

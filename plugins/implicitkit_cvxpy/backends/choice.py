@@ -70,7 +70,8 @@ class Backend:
         return generic.solve(data, options, self.name)
 
     def closely(self) -> Backend:
-        """The same to rounding, where that is Clarabel's and nobody asked for less: it stops where it gets no further."""
+        """This solver asked for as much as rounding allows, where that is Clarabel and nobody asked for less: it stops where
+        it gets no further."""
         given = dict(self.options)
         if self.name not in ("auto", "clarabel") or {"tol", *_CLOSE} & set(given):
             return self

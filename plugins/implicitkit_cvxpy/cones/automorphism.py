@@ -47,8 +47,8 @@ class Automorphism(NamedTuple):
 
     @classmethod
     def near(cls, dual: DualCone, A: Tensor, b: Tensor, x: Tensor, y: Tensor, least: Tensor) -> Automorphism:
-        """That after which what is added up at ``x`` and ``y`` is of one size in all parts of a cone; less than ``least``,
-        ``(batch, 1)``, is nothing."""
+        """The automorphism after which what is added up at ``x`` and ``y`` is of one size in all parts of a cone; less than
+        ``least``, ``(batch, 1)``, is nothing."""
         turn = cls.identity(dual, b)
         if dual.cones.soc:
             turn = turn._replace(axis=_axes(dual, b - (A @ x.unsqueeze(2)).squeeze(2), y))
@@ -150,7 +150,7 @@ def _axes(dual: DualCone, s: Tensor, y: Tensor) -> Tensor:
 
 
 def _factors(group: Group, size: Tensor) -> Tensor:
-    """Of the rows of cones ``(batch, number, size)``, in which numbers of that ``size`` are added up."""
+    """The factors of the rows of cones ``(batch, number, size)`` in which numbers of that ``size`` are added up."""
     if group.kind in ("soc", "exp"):
         return torch.ones_like(size)
     if group.kind == "psd":

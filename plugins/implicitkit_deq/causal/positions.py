@@ -187,7 +187,7 @@ class PerPosition(ik.Method):
         return changed | {"front": front, "front_best": best, "front_before": before, "waited": waited}
 
     def _first(self, f: Any, front: Tensor, which: Tensor) -> Tensor:
-        """Of several sequences in one system, those of ``which`` whose ``front`` is the first in time."""
+        """Where several sequences are in one system, those of ``which`` whose ``front`` is the first in time."""
         if len(front) == f.batch:
             return which
         times = front.view(f.batch, -1)

@@ -48,7 +48,7 @@ class PrefixNewton(ik.Method):
 
     @classmethod
     def like(cls, method: ik.NewtonKrylov, length: int) -> PrefixNewton | None:
-        """The same by prefixes: no larger ``forcing``, and no more vectors, than ``method`` allows.  ``None`` where it says
+        """``method`` by prefixes: no larger ``forcing``, and no more vectors, than it allows.  ``None`` where it says
         something of what is not done here: how steps are halved, or a preconditioner."""
         own = dataclasses.replace(
             ik.NewtonKrylov(), forcing=method.forcing, restart=method.restart, inner_steps=method.inner_steps

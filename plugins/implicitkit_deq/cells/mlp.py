@@ -69,7 +69,7 @@ class MLP(Cell):
         return z if self.readback is None else self.activation(self.readback(z))
 
     def state_shape(self, x: Tensor) -> tuple[int, ...]:
-        """That of ``x``, with ``features`` in the place of ``in_features``."""
+        """The shape of ``x``, with ``features`` in the place of ``in_features``."""
         return (*x.shape[1:-1], self.features)
 
     def recurrent_weights(self) -> list[Tensor]:

@@ -34,7 +34,7 @@ class Wrapped(Cell):
         return self.function(z, *injected)
 
     def state_shape(self, *inputs: Any) -> Any:
-        """As given."""
+        """The shape that was given, or what the function that was given says."""
         return self.state(*inputs) if callable(self.state) else self.state
 
 
@@ -104,11 +104,11 @@ class Stacked(Composed):
         return dict(self.stages.items())
 
     def inject(self, *inputs: Any) -> tuple[Any, ...]:
-        """That of the first cell; what the others get is part of the state."""
+        """What the first cell gets; what the others get is part of the state."""
         return self._cells()["layer1"].inject(*inputs)
 
     def output(self, z: dict[str, Any]) -> Any:
-        """That of the last cell."""
+        """The output of the last cell."""
         name, cell = list(self._cells().items())[-1]
         return cell.output(z[name])
 
@@ -124,7 +124,7 @@ class Stacked(Composed):
         return shapes
 
     def recurrent_weights(self) -> list[Tensor]:
-        """Those of all cells."""
+        """The recurrent weights of all cells."""
         return [weight for cell in self._cells().values() for weight in cell.recurrent_weights()]
 
 

@@ -56,6 +56,6 @@ class FrozenStack:
         }
 
     def finish(self, z: dict[str, Any], weights: Sequence[Tensor], injected: tuple[Any, ...]) -> None:
-        """As :meth:`Frozen.finish`, stage by stage."""
+        """After the solve: :meth:`Frozen.finish` of every stage."""
         for name, (stage, below) in self.stages.items():
             stage.finish(z[name], weights, injected if below is None else (z[below],))

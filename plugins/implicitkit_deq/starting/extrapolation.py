@@ -59,7 +59,7 @@ class Trend:
         return Trend, (self._most, self._by_position, self._careful)
 
     def keep(self, state: Any) -> None:
-        """This is the state now; one that is not like the last begins anew."""
+        """Take in the state as it is now; one that is not like the last begins anew."""
         (leaves, spec), seen = trees.tree_flatten(state), self._seen
         self._added = []
         if not self._most or seen is None or seen[3] != spec or not all(map(_alike, leaves, seen[0])):
@@ -92,8 +92,8 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def lasting(by_position: bool, now: Tensor, before: Tensor, earlier: Tensor | None = None) -> Tensor:
-    """As much of a change, and of its own, as the ones before let expect once more, each row by itself, or each position of
-    each row; ``(batch, ...)``.  Of changes that are zero nothing is expected."""
+    """The next change to expect: as much of the last one, and of what it changed itself, as the ones before let expect, each
+    row by itself, or each position of each row; ``(batch, ...)``.  After changes that are zero nothing is expected."""
     changes = [t for t in (now, before, earlier) if t is not None]
     if by_position and now.ndim > 1:
         return _lasting(*(t.flatten(0, 1) for t in changes)).view(now.shape)
@@ -101,8 +101,9 @@ def lasting(by_position: bool, now: Tensor, before: Tensor, earlier: Tensor | No
 
 
 def told(by_position: bool, change: Tensor, before: Tensor) -> Tensor:
-    """Of which rows, or positions of rows, what was expected ``before`` was at most half the ``change`` away from it, to be
-    broadcast against that; of others, as in steps that are large or noise, the last value is the better start."""
+    """Did rows, or positions of rows, change much as was expected ``before``, at most half of the ``change`` off?  To be
+    broadcast against ``change``.  Where they did not, as in steps that are large or noise, the last value is the better
+    start."""
     rows = 2 if by_position and change.ndim > 1 else 1
     shape = (*change.shape[:rows], *[1] * (change.ndim - rows))
     off, size = (
@@ -113,7 +114,7 @@ def told(by_position: bool, change: Tensor, before: Tensor) -> Tensor:
 
 
 def _lasting(now: Tensor, before: Tensor, earlier: Tensor | None = None) -> Tensor:
-    """As much of a change, and of its own, as the ones before let expect once more; none where that is not finite."""
+    """The next change to expect of each row; none where that is not finite."""
     if now.is_complex():
         return torch.view_as_complex(
             _lasting(*(torch.view_as_real(t) for t in (now, before, earlier) if t is not None))
