@@ -270,7 +270,7 @@ class Solution:
         return other
 
     def detach(self) -> Solution:
-        """The same figures beside a value without derivative: to keep a solution without its graph and its inputs.
+        """These figures beside a value without derivative: to keep a solution without its graph and its inputs.
 
         What was solved goes with them: a detached solution cannot be certified.
         """

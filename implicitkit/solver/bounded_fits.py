@@ -58,7 +58,7 @@ class FittedPoint:
         return self._slope
 
     def let_go(self) -> None:
-        """Of the graph: its slope is kept."""
+        """Let go of the graph; its slope is kept."""
         self._graph = None
 
 

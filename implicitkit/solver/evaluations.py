@@ -122,7 +122,7 @@ class Evaluations(Counted):
         return lambda y: autodiff.gradient(lambda x: self.problem.flat_objective(kernel, x), y)[1]
 
     def _of_fewer(self, system: System, theta: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-        """The same of some samples, counted as the evaluation that it takes."""
+        """The equations (:meth:`_equations`) of some samples, counted as the evaluation that it takes."""
         self.count(system.batch)
         return self._equations(lambda y: system.live(y, *theta))
 
@@ -158,14 +158,14 @@ class Evaluations(Counted):
         return self.price_of_dense(z, alike or 1, A) if price is None else float(price.factors)
 
     def price_of_dense(self, z: Tensor, alike: int = 1, A: Operator | None = None) -> float:
-        """The same of dense factors, where so many samples have one matrix; ``A``: what is known of its products."""
+        """The :meth:`price` of dense factors where so many samples have one matrix; ``A``: what is known of its products."""
         weight = sum(t.numel() for t in self.theta) // max(1, self.system.batch)
         if A is not None:
             return price_of_dense_like(A, alike, weight).factors
         return price_of_dense(len(z), z.shape[1], weight, alike).factors
 
     def price_of_sparse(self, z: Tensor) -> float | None:
-        """The same of sparse factors; ``None`` where there is no pattern."""
+        """The :meth:`price` of sparse factors; ``None`` where there is no pattern."""
         if z.shape[1] < self.problem.sparse_from:
             return None
         price = sparse_blocks(self.system.sparsity, self._of_problem, z).price()
@@ -260,8 +260,8 @@ class Evaluations(Counted):
         return small
 
     def beside(self, solves: str, system: System | None = None, theta: Sequence[Tensor] = ()) -> Evaluations:
-        """The same function for a solver of some kind, of some samples if their ``system`` is given: it remembers a point of
-        its own, and its evaluations count here, too."""
+        """This function for a solver of some kind, of some samples if their ``system`` is given: it remembers a point of its
+        own, and its evaluations count here, too."""
         return Evaluations(system or self.system, theta if system else self.theta, solves, self)
 
     def prime(self, z: Tensor, output: Tensor) -> None:

@@ -19,8 +19,8 @@ _SPREAD = 0.6180339887498949  # no two unknowns move by the same: |z_1 - z_2| ha
 
 
 def has_no_slope(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
-    """Of which unknowns the derivative at ``z`` is not finite where the function is, in the samples ``which``;
-    ``(batch, n)``."""
+    """Which unknowns have no finite derivative at ``z`` where the function is finite, in the samples ``which``; ``(batch,
+    n)``."""
     probe = f.beside("minimise" if f.kind.minimisation else "root")
     try:
         missing = which.unsqueeze(1) & ~torch.isfinite(_slope(probe, z))

@@ -110,5 +110,5 @@ class Waiting:
 
     @staticmethod
     def _points(columns: list[Tensor], at: Tensor) -> Point:
-        """Of each sample that at its own step."""
+        """The point of each sample at its own step."""
         return Point(*(column[at, torch.arange(len(at), device=at.device)] for column in columns))

@@ -34,6 +34,7 @@ PLUGINS = sorted((ROOT / "plugins").rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 HOMES = ("compat.py", "graph.py", "pytrees.py", "tracers.py")  # where private names of other libraries may be
+LEANS = re.compile(r"(Of|Those|That of|The same|Likewise|As :)\b")  # "Of every sample.", "The same by rows.": what is?
 PRIVATE = re.compile(
     r"^(torch\._|torch\.utils\._|torch\.autograd\.forward_ad\._|forward_ad\._|fwAD\._|(scipy|cvxpy)(\.\w+)*\._)"
 )
@@ -98,13 +99,15 @@ def behind_the_api(source: str) -> list[str]:
 
 
 def weak_spots(source: str) -> list[str]:
-    """Handlers that swallow everything, and unfinished places."""
+    """Handlers that swallow everything, unfinished places, and docstrings that lean on what stands somewhere else."""
     found = []
     for node in nodes(source):
         if isinstance(node, ast.ExceptHandler):
             everything = node.type is None or dotted(node.type) in ("Exception", "BaseException")
             if node.type is None or (everything and all(isinstance(s, (ast.Pass, ast.Continue)) for s in node.body)):
                 found.append(f"line {node.lineno}: swallows every exception")
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and LEANS.match(ast.get_docstring(node) or ""):
+            found.append(f"line {node.lineno}: the docstring of {node.name} does not say what it is")
     found += [
         f"line {i}: unfinished" for i, line in enumerate(source.splitlines(), 1) if re.search(r"#\s*TO" "DO", line)
     ]
@@ -179,6 +182,8 @@ def test_a_plugin_that_keeps_to_the_api_is_not() -> None:
         "try:\n    f()\nexcept Exception:\n    pass",
         "while 1:\n    try:\n        f()\n    except BaseException:\n        continue",
         "x = 1  # TODO",
+        'def f():\n    """Of every sample."""',
+        'class Rows:\n    """The same by rows."""',
     ],
 )
 def test_a_weak_spot_is_found(code: str) -> None:

@@ -129,7 +129,7 @@ class Barrier:
         return torch.maximum(wrong, largest_moduli(self.scales.rows * self.missing(at.constraints, at.s)))
 
     def _gradient(self, mu: Tensor) -> Tensor:
-        """Of ``phi`` by ``z``."""
+        """The gradient of ``phi`` by ``z``."""
         return torch.where(self.free, self.systems.slope - self._force(mu), 0.0)
 
     def _force(self, mu: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class Barrier:
         return torch.minimum(torch.minimum(low, high), _reach(self.at.s, step.s, self.sided, share))
 
     def longest_of_multipliers(self, step: Step, share: Tensor) -> Tensor:
-        """The same of the multipliers."""
+        """How much of a step the multipliers may take, as :meth:`longest` has it of the point."""
         low = _reach(self.at.low, step.low, self.has_low, share)
         high = _reach(self.at.high, step.high, self.has_high, share)
         return torch.minimum(torch.minimum(low, high), _reach(self.at.y, step.y, self.sided, share))

@@ -99,7 +99,8 @@ def after(systems: Systems, shift: Tensor, least: Tensor, short: Tensor, failed:
 
 
 class _Dense:
-    """Of a batch, by ``L D L'`` with pivots of one and two rows (Bunch & Kaufman 1977), whose blocks show the inertia."""
+    """Dense systems, factored as ``L D L'`` with pivots of one and two rows (Bunch & Kaufman 1977), whose blocks show the
+    inertia."""
 
     def __init__(self, model: Model, w: Tensor, free: Tensor) -> None:
         n = model.size

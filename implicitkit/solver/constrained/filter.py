@@ -35,7 +35,7 @@ class Filter(NamedTuple):
 
     @classmethod
     def empty(cls, theta: Tensor) -> Filter:
-        """Of iterates that begin with this violation."""
+        """A filter without entries, for iterates that begin with this violation."""
         size = theta.clamp_min(1)
         return cls(theta.new_full((len(theta), 1, 2), torch.inf), _SMALL * size, _LARGE * size)
 

@@ -67,8 +67,9 @@ class Model:
         return self.problem.values(self.f.kernel, self.join(z))
 
     def decrease(self, z: Tensor, value: Tensor, g: Tensor, trial: Tensor) -> Tensor:
-        """Of the objective from ``z``, where it is ``value`` with gradient ``g``, to ``trial``, ``(batch,)``; where rounding
-        hides it, by the trapezoidal rule on the gradients at both ends; ``-inf`` where the trial is not finite."""
+        """How much the objective falls from ``z``, where it is ``value`` with gradient ``g``, to ``trial``, ``(batch,)``;
+        where rounding hides it, by the trapezoidal rule on the gradients at both ends; ``-inf`` where the trial is not
+        finite."""
         new = self.values(trial)[0]
         difference, s = value - new, trial - z
         lost = (difference.abs() <= _LOST * torch.finfo(value.dtype).eps * value.abs()) & self.f.active
@@ -124,8 +125,8 @@ class Model:
         return None if found is None else (out, *found)
 
     def low_rank(self, w: Tensor) -> tuple[Tensor, Any, Any, Tensor] | None:
-        """The same where the Hessian of the Lagrangian is sparse but for a few numbers that all unknowns share: its pattern,
-        its entries, and ``J`` ``(batch, m, n)`` by as many products."""
+        """What :meth:`saddle` returns, where the Hessian of the Lagrangian is sparse but for a few numbers that all unknowns
+        share: its pattern, its entries, and ``J`` ``(batch, m, n)`` by as many products."""
         n = self.size
         out, A = self.f.saddle(w)
 

@@ -96,7 +96,8 @@ class SparseDirection:
 
     @property
     def factors(self) -> ActiveFactors | None:
-        """Of the optimality conditions of every sample, where a system with the active set of the end gave each its step."""
+        """Factors of the optimality conditions of every sample, if a system with the active set of the end gave each its
+        step."""
         return (
             ActiveFactors([self._settled[i] for i in range(len(self.d))]) if len(self._settled) == len(self.d) else None
         )

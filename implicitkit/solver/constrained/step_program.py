@@ -63,8 +63,8 @@ class Program:
         return point[0] * unit, multipliers, failed
 
     def solve_elastic(self, H: Tensor, slope: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same of the program that may violate its constraints, at the price ``weight`` ``(batch, m)`` or what would
-        outweigh the objective, whichever is more."""
+        """Step, multipliers and failures as of :meth:`solve`, where the constraints may be violated, at the price ``weight``
+        ``(batch, m)`` or what would outweigh the objective, whichever is more."""
         n, m, sided = self.model.size, self.model.count, self.model.one_sided
         batch, eye = len(slope), torch.eye(m, dtype=slope.dtype, device=slope.device)
         J, c = self.at.jacobian, self.at.constraints

@@ -36,7 +36,7 @@ UNITS_APART = (
 
 
 def lower_in_other_units(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
-    """Of which of the samples ``which`` a lower point of the set is found so, ``(batch,)``; ``w`` ``(batch, n)``."""
+    """For which of the samples ``which`` is a lower point of the set found so, ``(batch,)``?  ``w``: ``(batch, n)``."""
     model = Model(f)
     if not isinstance(model.problem.prox, Projected) or model.count:
         return torch.zeros_like(which)

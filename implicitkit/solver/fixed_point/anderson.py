@@ -279,7 +279,7 @@ class Anderson(Method):
 
 
 def _mixed_every(z: Tensor) -> int:
-    """So many steps, unless it is said; a few differences span few unknowns."""
+    """Steps from one mixing to the next, unless it is said: a few differences span few unknowns."""
     return min(_PERIOD, max(1, z.shape[1] // 4))
 
 

@@ -154,7 +154,7 @@ def outward(history: Tensor) -> Tensor:
 
 
 def _exceeding(H: Tensor, samples: Tensor) -> Tensor:
-    """Those of the ``samples`` whose ``|H^k|^(1/k)`` exceeds one for ``k`` of 1, 2 and 4, or is not finite."""
+    """The ``samples`` whose ``|H^k|^(1/k)`` exceeds one for ``k`` of 1, 2 and 4, or is not finite."""
     power = H if len(samples) == len(H) else H.index_select(0, samples)
     for k in _POWERS:
         above = (~(power.square().sum((1, 2)) <= (1 + _DOUBT) ** (2 * k))).nonzero().squeeze(1)

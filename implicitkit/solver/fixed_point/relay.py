@@ -146,7 +146,7 @@ def _method(solver: Any) -> Any:
 
 
 def _with(solver: Any, method: Any) -> Any:
-    """The same solver, as patient as it is, of another method."""
+    """``solver``, as patient as it is, with another method."""
     return replace(solver, method=method) if isinstance(solver, Impatient) else method
 
 

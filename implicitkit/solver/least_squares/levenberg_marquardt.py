@@ -204,9 +204,9 @@ def _shorter(
 
 
 def _by_old_values(f: Evaluations, model: _Singular, z: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of samples ``which``, where the gradient meets the tolerance, and the minimum is not at hand: what Gauss-Newton steps
-    with old singular values lead to, as long as the gradient falls; who met the tolerance, and who of them is not at the
-    minimum yet, ``(batch,)`` both.
+    """Where Gauss-Newton steps with old singular values lead, as long as the gradient falls, from samples ``which`` whose
+    gradient meets the tolerance before the minimum is at hand; who met the tolerance, and who of them is not at the minimum
+    yet, ``(batch,)`` both.
 
     Where columns of ``R`` nearly depend on each other a gradient is next to nothing at a distance from the minimum.
     """
@@ -277,7 +277,7 @@ class _Singular:
 
 
 class _Normal:
-    """The same by ``R'R + mu D^2``: its factors, sparse where ``R`` is, or products."""
+    """The model of :class:`_Singular` by ``R'R + mu D^2``: its factors, sparse where ``R`` is, or products."""
 
     def __init__(self, f: Evaluations, z: Tensor, share: Tensor) -> None:
         self.equations = normal_equations(f, z, weights=weights(f, z, share))

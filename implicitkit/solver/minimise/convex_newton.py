@@ -134,8 +134,8 @@ def _solved(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 def _by_products(
     f: Evaluations, A: Operator, z: Tensor, g: Tensor, first: Tensor, price: float
 ) -> tuple[Tensor, Tensor] | None:
-    """The same by conjugate gradients, as far as a step needs it, where factors cost more than their products; ``None``:
-    where these do."""
+    """What :func:`by_factors` returns, by conjugate gradients as far as a step needs it; ``None`` where these cost more than
+    factors."""
     norm = torch.linalg.vector_norm(g, dim=1)
     far = _FAR * torch.linalg.vector_norm(z, dim=1).clamp_min(1)
     target = norm * (norm / first).sqrt().clamp_max(_TARGET)

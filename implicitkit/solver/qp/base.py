@@ -49,7 +49,7 @@ class Unit(NamedTuple):
 
     @classmethod
     def of(cls, problem: Any, part: dict[str, Tensor]) -> Unit:
-        """Of the data of :meth:`QPConditions.data`."""
+        """The unit of programs with the data of :meth:`QPConditions.data`."""
         objective = [part[name] for name in ("P", "q") if name in part and part[name].numel()]
         lengths = [torch.linalg.vector_norm(t.detach().flatten(1), torch.inf, dim=1) for t in objective]
         size = functools.reduce(torch.maximum, lengths, part["q"].new_zeros(()))
@@ -65,7 +65,7 @@ class Unit(NamedTuple):
         return torch.cat([w[:, :n], w[:, n:] / self.c], 1)
 
     def at(self, w0: Tensor) -> Unit:
-        """The same with the start, packed."""
+        """This unit with the start, packed."""
         return self._replace(start=w0)
 
     def holds(self, w: Tensor, options: Options) -> Tensor:

@@ -142,8 +142,8 @@ class _Newton:
 
 
 class _Iterate(NamedTuple):
-    """Of the samples that still run: the point, its multipliers and slacks, and how it went: the lowest merit so far and
-    the steps since it fell by a tenth."""
+    """Where the samples that still run stand: the point, its multipliers and slacks, and how it went: the lowest merit so
+    far and the steps since it fell by a tenth."""
 
     z: Tensor
     y: Tensor

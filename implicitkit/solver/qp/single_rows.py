@@ -49,7 +49,7 @@ class Bounds:
         return found, of
 
     def multipliers(self, force: np.ndarray) -> np.ndarray:
-        """Of all rows, ``(m,)``, from what the bounds push each unknown with, positive at an upper one."""
+        """The multipliers of all rows, ``(m,)``, from what the bounds push each unknown with, positive at an upper one."""
         lam = np.zeros(len(self.taken))
         for of, push in ((self._above, force), (self._below, -force)):
             held = (of >= 0) & (push > 0)

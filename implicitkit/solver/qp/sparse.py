@@ -57,7 +57,7 @@ class SparseProgram:
         return len(self.q)
 
     def without_curvature(self) -> SparseProgram:
-        """The same with ``H = 0``."""
+        """This program with ``H = 0``."""
         layout = Layout(self.K) if self.layout is None else self.layout
         return replace(self, K=with_entries(self.K, np.where(layout.among(self.size), 0.0, self.K.data)))
 

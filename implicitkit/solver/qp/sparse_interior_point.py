@@ -75,7 +75,7 @@ class _Inequalities:
 
     @classmethod
     def of(cls, p: SparseProgram) -> _Inequalities:
-        """Those of a program; unknowns whose bounds are equal have none."""
+        """The inequalities of a program; unknowns whose bounds are equal have none."""
         open_ = p.lower < p.upper
         low, high = np.flatnonzero(open_ & np.isfinite(p.lower)), np.flatnonzero(open_ & np.isfinite(p.upper))
         rows = np.flatnonzero(p.one_sided)
@@ -103,7 +103,7 @@ class _Inequalities:
         return np.concatenate([self.push(stiff, 1.0), soft])
 
     def active(self, p: SparseProgram, at: _Point, stiff: float) -> Active:
-        """Those whose multiplier is more than ``stiff`` times as large as their slack."""
+        """The conditions whose multiplier is more than ``stiff`` times as large as their slack, as an active set."""
         k, more = len(self.rows), at.z > stiff * at.s
         bounds, rows = np.where(p.lower == p.upper, 1, 0), ~p.one_sided
         bounds[self.low[more[k : k + len(self.low)]]] = -1

@@ -27,8 +27,8 @@ _PAUSES = 3  # trials in vain, one after another, after which 1, 3, 7 and no mor
 
 
 class _Trials:
-    """Of Krylov vectors at the start of solves of one function, as its pattern keeps them: after those in vain the next
-    solves begin with factors at once, as they would after a trial, and so come to the same numbers."""
+    """How trials of Krylov vectors ended at the start of solves of one function, kept with its pattern: after some in vain
+    the next solves begin with factors at once, as they would after a trial, and so come to the same numbers."""
 
     def __init__(self) -> None:
         self.vain = self.left = 0

@@ -170,8 +170,8 @@ class _Exact:
 
 
 class _Shifted:
-    """The same for many unknowns: the Newton step where it lies in the ball, else normal equations ``N + lambda I``,
-    ``N = D^-1 J'J D^-1``, with ``lambda`` by the secant on ``1/radius - 1/|p|``, safeguarded."""
+    """The minimiser of :class:`_Exact` for many unknowns: the Newton step where it lies in the ball, else normal equations
+    ``N + lambda I``, ``N = D^-1 J'J D^-1``, with ``lambda`` by the secant on ``1/radius - 1/|p|``, safeguarded."""
 
     def __init__(self, f: Evaluations, J: Jacobian, F: Tensor, D: Tensor) -> None:
         self.J, self.F, self.D = J, F, D

@@ -119,7 +119,7 @@ class _Products:
         return GMRES(restart=50).solve(self.A, torch.where(sound, b, 0), rtol=_FORCING, atol=0.0, max_steps=500).x
 
     def size(self, x: Tensor) -> Tensor:
-        """Of what is added up in a product: not known, and so nothing."""
+        """Zeros: what is added up in a product is not known."""
         return torch.zeros_like(x)
 
 
@@ -182,7 +182,7 @@ def leave(f: Evaluations, settled: Tensor) -> None:
 
 
 def _length(blocks: Any, step: Tensor) -> Tensor:
-    """Of a step, ``(batch,)``, in the units of the factors, if they have some."""
+    """The length of a step, ``(batch,)``, in the units of the factors, if they have some."""
     units = getattr(blocks, "units", None)
     return torch.linalg.vector_norm(step if units is None else units.to(step) * step, dim=1)
 

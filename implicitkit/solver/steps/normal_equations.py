@@ -76,7 +76,7 @@ def column_scales(f: Evaluations, before: Tensor, columns: Tensor) -> Tensor:
 def normal_equations(
     f: Evaluations, z: Tensor, free: Tensor | None = None, weights: Tensor | None = None
 ) -> NormalEquations:
-    """Of the residuals of ``f`` at ``z``, sparse where they have a pattern.
+    """The normal equations of the residuals of ``f`` at ``z``, sparse where they have a pattern.
 
     ``free``: the unknowns that are solved for, ``(batch, n)`` bool; for the others ``p = 0``.  ``weights``: the rows of
     ``R`` are so many times as long, ``(batch, m)``, and ``r`` so many times as short.  Factors of a point before are
@@ -137,7 +137,7 @@ def with_old_factors(f: Evaluations, normal: NormalEquations, z: Tensor, start: 
 
 
 def normal_equations_of(J: Jacobian, r: Tensor) -> NormalEquations:
-    """Of equations ``r`` with the Jacobian ``J``."""
+    """The normal equations of equations ``r`` with the Jacobian ``J``."""
     if J.dense is not None:
         return _Dense(J.dense)
     if J.sparse is not None:
@@ -149,7 +149,8 @@ def normal_equations_of(J: Jacobian, r: Tensor) -> NormalEquations:
 
 
 def largest_eigenvalue(N: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
-    """Of a positive matrix by its products, about, by a few steps of the power method; ``(batch,)``."""
+    """The largest eigenvalue of a positive matrix, about, from its products by a few steps of the power method;
+    ``(batch,)``."""
     v, size = torch.ones_like(like), like.new_zeros(len(like))
     for _ in range(_SWEEPS):
         v = N(v)

@@ -49,7 +49,7 @@ class Path:
 
     @staticmethod
     def _at(rows: list[Tensor], after: list[int], back: int, start: Tensor) -> Tensor:
-        """Of each sample one of its ``rows``, the ``back``-th before the one it comes ``after``."""
+        """For each sample one of its ``rows``, the ``back``-th before the one it comes ``after``."""
         return torch.stack([rows[k - back][i] if k >= back else start[i] for i, k in enumerate(after)])
 
 

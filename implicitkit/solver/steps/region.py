@@ -50,7 +50,7 @@ class Region:
         return accept, rho
 
     def reaches(self, length: Tensor) -> Tensor:
-        """Whose steps of that ``length`` end at the boundary, ``(batch,)`` bool."""
+        """For which samples does a step of that ``length`` end at the boundary, ``(batch,)`` bool?"""
         return length >= _BOUNDARY * self.radius
 
     def hopeless(self, smallest: Tensor) -> Tensor:

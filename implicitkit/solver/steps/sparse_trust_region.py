@@ -59,7 +59,7 @@ def _layout(pattern: sp.csr_matrix) -> Layout:
 
 
 def _band_layout(pattern: sp.csr_matrix) -> Layout:
-    """The same of a band, whose diagonal makes it no wider."""
+    """The :func:`_layout` of a band, whose diagonal makes it no wider."""
     return Layout(sp.csc_matrix(pattern.T), SymmetricBand(analyse(pattern)))
 
 

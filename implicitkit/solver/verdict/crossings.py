@@ -58,7 +58,7 @@ def crosses(f: Evaluations, z: Tensor, M: Tensor, unit: Tensor, rows: Tensor, so
 
 
 def is_lower(f: Evaluations, z: Tensor, there: Tensor, which: Tensor) -> Tensor:
-    """Of which samples ``which`` the objective is lower ``there`` than at ``z`` by more than rounding, ``(batch,)``.
+    """For which samples ``which`` is the objective lower ``there`` than at ``z`` by more than rounding, ``(batch,)``?
 
     In float32 that of ``(z_0 - z_1)^2 + 1e-8 (z_0 + z_1 - 2)^2`` is so at zero, seen from (3e6, 3e6), though all the way
     ``F`` is less than what a unit in the last place of ``z`` changes in it.

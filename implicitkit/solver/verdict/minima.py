@@ -276,8 +276,8 @@ class Progress:
         return self.runs >= _RUNS
 
     def fallen(self, f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
-        """Of samples for which a search along a line found no end: those to be given up, as ``unbounded`` or because it is
-        not the first time (``-log(z)`` falls forever, ever more slowly)."""
+        """Samples to be given up among those for which a search along a line found no end: as ``unbounded``, or because it
+        is not the first time (``-log(z)`` falls forever, ever more slowly)."""
         self.unbounded = falls_forever(f, z, which)
         self.endless = which.long() if self.endless is None else self.endless + which
         return self.unbounded | (self.endless >= _PATIENCE)

@@ -126,8 +126,8 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
 
 
 def _as_fit(f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Of least squares with few unknowns ``dr/dz`` ``(batch, m, n)`` and ``r`` ``(batch, m)``: a correction by these (Gauss
-    and Newton's) has the root of the condition of one by the gradient and its derivative."""
+    """``dr/dz`` ``(batch, m, n)`` and ``r`` ``(batch, m)`` of a fit with few unknowns: a correction by these (Gauss and
+    Newton's) has the root of the condition of one by the gradient and its derivative."""
     if not f.kind.of_residuals or z.shape[1] > DENSE:
         return None
     r = in_working_precision(f.problem.flat_residuals(f.kernel, z).detach())

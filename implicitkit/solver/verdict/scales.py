@@ -118,7 +118,7 @@ def is_healthy(F: Tensor, scale: Tensor) -> Tensor:
 
 
 def healthy_share(F: Tensor) -> float:
-    """Of its change with ``z``, how much ``|F_i|`` may be near a zero."""
+    """How much ``|F_i|`` may be near a zero, of its change with ``z``."""
     return _HEALTHY if F.dtype == torch.float64 else _HEALTHY_LOW
 
 
