@@ -106,6 +106,45 @@ def curve_fit(
     given = {"absolute_sigma": (flag(), absolute_sigma), "has_aux": (flag(), has_aux)}
     policy = (optional(one_of("omit", "raise")), nan_policy)
     check_arguments("curve_fit", batch_dims=(at_least(0), batch_dims), nan_policy=policy, **given)
+    data, p0 = _read(f, xdata, ydata, p0, sigma, batch_dims)
+    if nan_policy is not None:
+        data = _filled(data, batch_dims)
+        if nan_policy == "raise" and not compat.is_wrapped(data.use) and not recording.holds(data.use.all()):
+            raise ValueError("xdata or ydata contain NaN: nan_policy='omit' leaves such data out")
+    if data.sigma is not None and data.whole:
+        look(_check_covariance, data.sigma)
+    residuals = _residuals(f, data, batch_dims, has_aux)
+    args = (data.x, data.y) if data.sigma is None else (data.x, data.y, data.sigma)
+    solution = least_squares(residuals, p0, args, batch_dims=batch_dims, has_aux=has_aux, **options)
+    p: Tensor = solution.value
+    alone = (lambda *given: residuals(*given)[0]) if has_aux else residuals
+    try:
+        r, J = _linearised(alone, p, args, batch_dims)
+    except Exception as error:
+        raise_in_words(error, p, args)
+    if options.get("loss", "linear") != "linear":
+        r, J = _robust(r, J, Robust(lambda r: r, options["loss"], options.get("f_scale", 1.0)))
+    count = data.y.shape[-1] if data.use is None else data.use.sum(-1)
+    return CurveFit(p, _covariance(r, J, absolute_sigma, count), solution)
+
+
+class _Data(NamedTuple):
+    """What a model is fitted to.
+
+    Attributes:
+        x: what the model is evaluated at. y: ``(*batch, m)``. sigma: standard deviations, or their covariance.
+        whole: the latter. use: which data count, of the shape of ``y``; ``None``: all.
+    """
+
+    x: Any
+    y: Tensor
+    sigma: Tensor | None
+    whole: bool
+    use: Any = None
+
+
+def _read(f: Any, xdata: Any, ydata: Any, p0: Any, sigma: Any, batch_dims: int) -> tuple[_Data, Tensor]:
+    """The data and the start as tensors whose shapes fit together."""
     ydata = _tensor(ydata)
     xdata = from_numbers(from_arrays(xdata), ydata)
     sigma = None if sigma is None else _tensor(sigma, ydata)
@@ -113,16 +152,14 @@ def curve_fit(
         sigma = torch.full_like(ydata, sigma)
     p0 = _ones(f, ydata, batch_dims) if p0 is None else _tensor(p0, ydata)
     _check(ydata, p0, sigma, batch_dims)
-    m, n = ydata.shape[-1], p0.shape[-1]
-    check_call(f"f(xdata{''.join(f', p{i}' for i in range(n))})", f)
-    whole = sigma is not None and sigma.shape == (m, m) != ydata.shape
-    use = None
-    if nan_policy is not None:
-        xdata, ydata, sigma, use = _filled(xdata, ydata, sigma, batch_dims, whole)
-        if nan_policy == "raise" and not compat.is_wrapped(use) and not recording.holds(use.all()):
-            raise ValueError("xdata or ydata contain NaN: nan_policy='omit' leaves such data out")
-    if sigma is not None and whole:
-        look(_check_covariance, sigma)
+    check_call(f"f(xdata{''.join(f', p{i}' for i in range(p0.shape[-1]))})", f)
+    m = ydata.shape[-1]
+    return _Data(xdata, ydata, sigma, sigma is not None and sigma.shape == (m, m) != ydata.shape), p0
+
+
+def _residuals(f: Callable[..., Any], data: _Data, batch_dims: int, has_aux: bool) -> Callable[..., Any]:
+    """``L^{-1} (f(x, p) - y)`` as a function of ``p`` and of the data, zero where these do not count."""
+    whole, use = data.whole, data.use
 
     def residuals(p: Tensor, x: Any, y: Tensor, s: Tensor | None = None) -> Any:
         parameters = p.unbind(-1) if not batch_dims else [q.unsqueeze(-1) for q in p.unbind(-1)]
@@ -136,17 +173,7 @@ def curve_fit(
             r = r / s
         return (r, *aux) if has_aux else r
 
-    args = (xdata, ydata) if sigma is None else (xdata, ydata, sigma)
-    solution = least_squares(residuals, p0, args, batch_dims=batch_dims, has_aux=has_aux, **options)
-    p: Tensor = solution.value
-    alone = (lambda *given: residuals(*given)[0]) if has_aux else residuals
-    try:
-        r, J = _linearised(alone, p, args, batch_dims)
-    except Exception as error:
-        raise_in_words(error, p, args)
-    if options.get("loss", "linear") != "linear":
-        r, J = _robust(r, J, Robust(lambda r: r, options["loss"], options.get("f_scale", 1.0)))
-    return CurveFit(p, _covariance(r, J, absolute_sigma, m if use is None else use.sum(-1)), solution)
+    return residuals
 
 
 def _evaluated(f: Callable[..., Any], x: Any, parameters: Sequence[Tensor]) -> Any:
@@ -171,14 +198,13 @@ def _missing(x: Any, y: Tensor, batch_dims: int) -> Tensor | None:
     return nan.flatten(kept, -2).any(kept) if nan.ndim > kept + 1 else nan
 
 
-def _filled(
-    xdata: Any, y: Tensor, sigma: Tensor | None, batch_dims: int, whole: bool
-) -> tuple[Any, Tensor, Tensor | None, Tensor]:
-    """The data with numbers in the place of NaN, and which data have none, of the shape of ``y``.
+def _filled(data: _Data, batch_dims: int) -> _Data:
+    """The data with numbers in the place of NaN, and which data have none.
 
-    In ``ydata`` the number is zero; in ``xdata`` that of the first datum without, at which the model has a value; in the
+    In ``y`` the number is zero; in ``x`` that of the first datum without, at which the model has a value; in the
     covariance of the data, a datum stands by itself.
     """
+    y, sigma = data.y, data.sigma
     use = ~y.detach().isnan()
 
     def leaf(x: Any) -> Any:
@@ -191,13 +217,13 @@ def _filled(
         first = missing.long().argmin(-1, keepdim=True)
         return torch.where(missing, x.gather(-1, first.expand(*x.shape[:-1], 1)), x)
 
-    xdata = tree_map(leaf, xdata)
-    if sigma is not None and whole:
+    x = tree_map(leaf, data.x)
+    if sigma is not None and data.whole:
         both = use.unsqueeze(-1) & use.unsqueeze(-2)
         sigma = torch.where(both, sigma, torch.eye(len(sigma), dtype=sigma.dtype, device=sigma.device))
     elif sigma is not None:
         sigma = torch.where(use, sigma, 1)
-    return xdata, torch.where(use, y, 0), sigma, use
+    return _Data(x, torch.where(use, y, 0), sigma, data.whole, use)
 
 
 @despite_inference_mode

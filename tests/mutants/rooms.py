@@ -348,7 +348,7 @@ MUTANTS = [
         ("torch.linalg.pinv(J / units) / units.mT", "torch.linalg.pinv(J)"),
         ("J / units).detach()) < n", "J).detach()) < n"),
         ("or compat.transforms_active() or compat.has_forward_level()", "or compat.transforms_active()"),
-        ("use.sum(-1))", "m)"),
+        ("else data.use.sum(-1)", "else data.y.shape[-1]"),
         ("use = use & ~missing", "use = use | missing"),
         ("curvature.sqrt().unsqueeze(-1) * J", "J"),
         ("upper=False).squeeze", "upper=True).squeeze"),
