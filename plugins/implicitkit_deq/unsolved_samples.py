@@ -54,36 +54,20 @@ class Forgive(extend.Configured):
     every sample is a method of its own (Fung et al. 2022).
 
     Where two equilibria are about to meet, ``I - J`` is nearly singular, and one sample's derivative is exact and outweighs
-    all others: a gradient 1,000 times that of the steps before has been seen.  It holds in a neighbourhood as much smaller,
-    and Adam, which divides by a running mean of squares, then takes steps a thirtieth as long for hundreds of steps.  So
-    ``u`` keeps its direction and is scaled down to ``|u| = amplification |g| / s`` where it is larger.  ``s``, at most 1, is
-    the largest ``|A g| / |g|`` of the samples solved, ``A = (I - J)^T``: where a cell takes short steps, ``(1 - a) z + a
-    f(z)``, it is ``a`` times that of ``f`` for all samples, and none outweighs the others.  ``cells.MLP(4, 16)`` at rate
-    1e-3, every solve from zero, 10 seeds, 500 steps: two backwards in 10,000 are scaled, and the loss is a third (the mean
-    of ``log10`` of the ratio, seed by seed, -0.47 +- 0.11 in training, -0.46 +- 0.11 in evaluation), in the median 2.6e-3
-    where it was 1.2e-2; of a GRU at 1e-2, whose closing gates amplify, 14 % are, and no difference is seen (+0.02 +- 0.43).
-    Under ``torch.func`` transforms and in forward mode, where the derivative itself is asked for, nothing is scaled.
+    all others; it holds in a neighbourhood as much smaller, and Adam, which divides by a running mean of squares, then takes
+    short steps for hundreds of steps.  So ``u`` keeps its direction and is scaled down to ``|u| = amplification |g| / s``
+    where it is larger.  ``s``, at most 1, is the largest ``|A g| / |g|`` of the samples solved, ``A = (I - J)^T``: where a
+    cell takes short steps, ``(1 - a) z + a f(z)``, it is ``a`` times that of ``f`` for all samples, and none outweighs the
+    others.  Under ``torch.func`` transforms and in forward mode, where the derivative itself is meant, nothing is scaled.
 
     A few hard samples would cost most of a training: the later members of the ``"relay"`` take hundreds of evaluations for
     them in every step.  So where these were in vain, or a call took more than 300 evaluations, the next ``every - 1``
     training calls do without them (:meth:`ik.Relay.brief`) and forgive what Anderson and Broyden leave, unless that is more
-    than a quarter of ``share`` (:meth:`spares`).
+    than a quarter of ``share`` (:meth:`spares`).  Nor does a training call grant each of these members more than 4,000
+    evaluations are worth (``ik.Relay(work=)``), or 16,000 where the call would raise.
 
-    Nor does a training call grant each of these members more than 4,000 evaluations are worth (``ik.Relay(work=)``), or
-    16,000 where the call would raise: continuation gets all that it can use up to some 64 unknowns a sample, and nothing
-    from several hundred on, where it would factor for minutes: 40 samples of 768 unknowns, a block of two convolutions whose
-    evaluation takes 3 ms, for more than six.  Nor does an evaluation, which raises after 4 s there and names the way on,
-    ``solver=ik.Relay(work=math.inf)``; up to 256 unknowns the same samples were solved with 16,000 as with any number.
-
-    What that costs and saves where few samples are hard: ``cells.MLP(4, 16)`` at rate 1e-3, every solve from zero, 8 seeds,
-    500 steps, ``every=30`` beside ``every=1``: 1.1 % of the samples forgiven, and none; 210 and 236 evaluations a step;
-    median loss 7.8e-3 and 4.2e-3, higher in 5 seeds, lower in 2, equal in 1.  The seeds spread over
-    two decades, so that this proves no cost, and excludes none.  Where more are hard, seed by seed (6 seeds; the mean of
-    ``log10`` of the ratio of losses, ``every=30`` over ``every=1``): -0.00 +- 0.28 for LayerNorm(ReLU) with ``index=``, at a
-    quarter of the evaluations, +0.05 +- 0.37 for a GRU without (``benchmarks/bench_deq_forgiving.py``).  And where 7 %
-    of all samples are forgiven it costs much: +1.08 +- 0.31 in training, +0.77 +- 0.22 in evaluation, for a
-    residual block at 1e-3 whose every solve starts from zero (10 seeds, 93.3 % of the samples solved; ``every=1`` solves all
-    at 1.2 times the evaluations).  ``every=1`` where the loss counts more than the time.
+    ``every=1`` where the loss counts more than the time.  What each of these costs and saves was measured
+    (``docs/trainings.md``).
 
     How many they were, ``layer.solution.converged``, ``layer.solution.backward.converged`` and a :class:`Monitor` tell; the
     first time, forward and backward each, a :class:`ForgivenWarning`.  Under ``torch.func`` transforms nothing is forgiven.
