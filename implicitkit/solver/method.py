@@ -104,6 +104,3 @@ class TrackedEvaluations(Evaluations):
     def __init__(self, system: System, theta: Sequence[Tensor], solves: str) -> None:
         super().__init__(system, theta, solves)
         self._how, self.fits = "visible", None
-
-    def _kernel(self, z: Tensor) -> Tensor:
-        return self.system.kernel(z, *self.theta)
