@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import randn
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
@@ -38,10 +39,6 @@ HELD: dict[str, Tensor] = {}  # a global that captures
 TWO = torch.tensor(2.0, dtype=D)
 Point = namedtuple("Point", ["x", "y"])
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
 
 
 def close(got: Any, want: Any, rtol: float = 1e-8, atol: float = 1e-10) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
+from matrices import randn
 from torch import Tensor, nn
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
@@ -22,10 +23,6 @@ import implicitkit as ik
 
 D = torch.float64
 TIGHT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
 
 
 def half(z: Tensor, x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import randn
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
@@ -14,10 +15,6 @@ import implicitkit as ik
 
 D = torch.float64
 TIGHT: dict[str, Any] = {"rtol": 1e-13, "atol": 1e-13}
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = D) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def assert_close(got: Any, want: Any, rtol: float = 1e-8, atol: float = 1e-10) -> None:

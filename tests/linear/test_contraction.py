@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
 import torch
+from matrices import with_eigenvalues
 from torch import Tensor
 
 from implicitkit.foundation.autodiff import linearise
@@ -18,18 +20,7 @@ from implicitkit.linear.price import cost_of_product
 
 F64 = torch.float64
 N, SAMPLES = 200, 8
-
-
-def spectrum(inner: float, outer: list[float], seed: int = 0) -> Tensor:
-    """A matrix with these eigenvalues, the others in a disk; near to normal."""
-    g = torch.Generator().manual_seed(seed)
-    Q = torch.linalg.qr(torch.randn(N, N, generator=g, dtype=F64)).Q
-    core = torch.randn(N, N, generator=g, dtype=F64)
-    core *= inner / torch.linalg.eigvals(core).abs().max()
-    k = len(outer)
-    core[:k], core[:, :k] = 0, 0
-    core[:k, :k] = torch.diag(torch.tensor(outer, dtype=F64))
-    return Q @ core @ Q.mT
+spectrum = functools.partial(with_eigenvalues, N)
 
 
 def system(*blocks: Tensor) -> tuple[Operator, Tensor]:

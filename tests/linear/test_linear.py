@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import operator, randn
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,26 +44,10 @@ GENERAL: dict[str, LinearSolver] = {
 EVERY = {**GENERAL, "cg": CG(), "neumann": NeumannSeries()}
 
 
-def operator(M: Tensor, **flags: bool) -> Operator:
-    return Operator(
-        lambda v: torch.einsum("bij,bj->bi", M, v),
-        lambda w: torch.einsum("bij,bi->bj", M, w),
-        lambda: M,
-        batch=M.shape[0],
-        size=M.shape[1],
-        like=M[:, :, 0],
-        **flags,
-    )
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def with_spectrum(batch: int, n: int, condition: float, *, symmetric: bool = False) -> Tensor:
     """Blocks with singular values (eigenvalues) from 1 to 1 / condition."""
-    left = torch.linalg.qr(random(batch, n, n, seed=1))[0]
-    right = left if symmetric else torch.linalg.qr(random(batch, n, n, seed=2))[0]
+    left = torch.linalg.qr(randn(batch, n, n, seed=1))[0]
+    right = left if symmetric else torch.linalg.qr(randn(batch, n, n, seed=2))[0]
     values = torch.logspace(0, -torch.log10(torch.tensor(condition)).item(), n, dtype=torch.float64)
     blocks: Tensor = left * values @ right.mT
     return blocks
@@ -70,7 +55,7 @@ def with_spectrum(batch: int, n: int, condition: float, *, symmetric: bool = Fal
 
 def contraction(batch: int, n: int, radius: float = 0.9) -> Tensor:
     """``J - I`` with the spectral radius of ``J`` given."""
-    J = random(batch, n, n, seed=3)
+    J = randn(batch, n, n, seed=3)
     J = J * (radius / torch.linalg.eigvals(J).abs().amax(dim=1))[:, None, None] if batch else J
     return J - torch.eye(n, dtype=J.dtype)
 
@@ -93,7 +78,7 @@ def solve(solver: LinearSolver, A: Operator, b: Tensor, rtol: float = 1e-10, ato
 @pytest.mark.parametrize("name", EVERY)
 def test_solves(name: str, batch: int, n: int, dtype: torch.dtype) -> None:
     M, flags = structured(name, batch, n)
-    M, b = M.to(dtype), random(batch, n, seed=5).to(dtype)
+    M, b = M.to(dtype), randn(batch, n, seed=5).to(dtype)
     found = solve(EVERY[name], operator(M, **flags), b, rtol=RTOL[dtype])
     assert found.x.dtype == dtype
     assert found.x.shape == (batch, n)
@@ -111,7 +96,7 @@ def test_solves(name: str, batch: int, n: int, dtype: torch.dtype) -> None:
 def test_conditioning(name: str, condition: float) -> None:
     """To a residual of 1e-8 in float64, with products enough."""
     M = with_spectrum(4, 30, condition, symmetric=name == "cg")
-    x = random(4, 30, seed=6)
+    x = randn(4, 30, seed=6)
     b = torch.einsum("bij,bj->bi", M, x)
     found = solve(EVERY[name], operator(M, symmetric=name == "cg"), b, rtol=1e-8, max_steps=20000)
     assert found.converged.all(), found.reason
@@ -120,7 +105,7 @@ def test_conditioning(name: str, condition: float) -> None:
 
 @pytest.mark.parametrize("name", GENERAL)
 def test_transposed_operator(name: str) -> None:
-    M, b = contraction(4, 9, 0.6), random(4, 9)
+    M, b = contraction(4, 9, 0.6), randn(4, 9)
     A = operator(M, fixed_point=True).T
     found = solve(GENERAL[name], A, b)
     assert found.converged.all(), found.reason
@@ -130,7 +115,7 @@ def test_transposed_operator(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_answer_does_not_depend_on_neighbours(name: str) -> None:
     M, flags = structured(name, 6, 12)
-    b = random(6, 12) * torch.logspace(-3, 3, 6, dtype=torch.float64)[:, None]
+    b = randn(6, 12) * torch.logspace(-3, 3, 6, dtype=torch.float64)[:, None]
     whole = solve(EVERY[name], operator(M, **flags), b)
     for i in range(6):
         alone = solve(EVERY[name], operator(M[i : i + 1], **flags), b[i : i + 1])
@@ -141,7 +126,7 @@ def test_answer_does_not_depend_on_neighbours(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_zero_right_hand_side_costs_nothing(name: str) -> None:
     M, flags = structured(name, 3, 8)
-    b = random(3, 8)
+    b = randn(3, 8)
     b[1] = 0
     found = solve(EVERY[name], operator(M, **flags), b)
     assert found.converged.all()
@@ -155,7 +140,7 @@ def test_zero_right_hand_side_costs_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_not_finite_is_contained(name: str, where: str, bad: float) -> None:
     M, flags = structured(name, 4, 10)
-    b = random(4, 10)
+    b = randn(4, 10)
     clean = solve(EVERY[name], operator(M, **flags), b)
     (M if where == "matrix" else b)[2].view(-1)[3] = bad
     found = solve(EVERY[name], operator(M, **flags), b)
@@ -168,7 +153,7 @@ def test_not_finite_is_contained(name: str, where: str, bad: float) -> None:
 
 @pytest.mark.parametrize("name", GENERAL)
 def test_tolerance_is_absolute_plus_relative(name: str) -> None:
-    M, b = contraction(3, 15, 0.8), random(3, 15)
+    M, b = contraction(3, 15, 0.8), randn(3, 15)
     loose = solve(GENERAL[name], operator(M, fixed_point=True), b, rtol=0.0, atol=0.3)
     true = (torch.einsum("bij,bj->bi", M, loose.x) - b).norm(dim=1)
     assert loose.converged.all()
@@ -180,7 +165,7 @@ def test_tolerance_is_absolute_plus_relative(name: str) -> None:
 @pytest.mark.parametrize("name", ["gmres", "cg", "bicgstab", "lsmr", "broyden", "neumann"])
 def test_max_steps_is_kept_and_reported(name: str, limit: int) -> None:
     M, flags = structured(name, 3, 40)
-    b = random(3, 40)
+    b = randn(3, 40)
     found = solve(EVERY[name], operator(M, **flags), b, rtol=1e-12, max_steps=limit)
     assert not found.converged.any()
     assert (found.steps <= limit).all()
@@ -189,14 +174,14 @@ def test_max_steps_is_kept_and_reported(name: str, limit: int) -> None:
 
 
 def singular(batch: int, n: int, rank: int) -> Tensor:
-    return random(batch, n, rank, seed=7) @ random(batch, rank, n, seed=8) / n
+    return randn(batch, n, rank, seed=7) @ randn(batch, rank, n, seed=8) / n
 
 
 @pytest.mark.parametrize("consistent", [True, False], ids=["consistent", "inconsistent"])
 @pytest.mark.parametrize(("n", "rank"), [(2, 1), (12, 5), (30, 29)], ids=str)
 def test_lsmr_finds_the_minimum_norm_solution(n: int, rank: int, consistent: bool) -> None:
     M = singular(4, n, rank)
-    b = torch.einsum("bij,bj->bi", M, random(4, n)) if consistent else random(4, n)
+    b = torch.einsum("bij,bj->bi", M, randn(4, n)) if consistent else randn(4, n)
     found = solve(LSMR(), operator(M), b, rtol=1e-12, max_steps=20000)
     exact = torch.einsum("bij,bj->bi", torch.linalg.pinv(M, rtol=1e-10), b)
     assert found.converged.all(), found.reason
@@ -216,7 +201,7 @@ def test_others_report_an_inconsistent_system(name: str) -> None:
 @pytest.mark.parametrize("name", ["lu", "gmres"])
 def test_singular_names_the_way_out(name: str) -> None:
     M = singular(2, 8, 7)
-    found = solve(GENERAL[name], operator(M), random(2, 8))
+    found = solve(GENERAL[name], operator(M), randn(2, 8))
     assert not found.converged.any()
     assert "singular" in found.reason
     assert "lsmr" in found.reason
@@ -225,7 +210,7 @@ def test_singular_names_the_way_out(name: str) -> None:
 @pytest.mark.parametrize("kind", ["indefinite", "negative"])
 def test_cg_is_for_definite_matrices_of_either_sign(kind: str) -> None:
     """Of one that is neither it says so; ``J - I`` of a contraction is negative definite."""
-    M, b = with_spectrum(3, 10, 10.0, symmetric=True), random(3, 10)
+    M, b = with_spectrum(3, 10, 10.0, symmetric=True), randn(3, 10)
     M[1] = -M[1] if kind == "negative" else M[1] - 0.3 * torch.eye(10, dtype=M.dtype)
     found = solve(CG(), operator(M, symmetric=True), b)
     if kind == "negative":
@@ -239,14 +224,14 @@ def test_cg_is_for_definite_matrices_of_either_sign(kind: str) -> None:
 
 def test_neumann_reports_divergence() -> None:
     M = torch.stack([contraction(1, 8, 0.5)[0], contraction(1, 8, 1.5)[0]])
-    found = solve(NeumannSeries(), operator(M, fixed_point=True), random(2, 8))
+    found = solve(NeumannSeries(), operator(M, fixed_point=True), randn(2, 8))
     assert found.converged.tolist() == [True, False]
     assert "diverges" in found.reason
 
 
 @pytest.mark.parametrize("terms", [0, 1, 4])
 def test_truncated_series_is_the_sum(terms: int) -> None:
-    M, b = contraction(3, 6, 1.2), random(3, 6)
+    M, b = contraction(3, 6, 1.2), randn(3, 6)
     J = M + torch.eye(6, dtype=M.dtype)
     exact = -sum((torch.linalg.matrix_power(J, i) @ b.unsqueeze(2)).squeeze(2) for i in range(terms + 1))
     solver = NeumannSeries(terms=terms)
@@ -261,7 +246,7 @@ def test_truncated_series_is_the_sum(terms: int) -> None:
 
 @pytest.mark.parametrize(("steps", "damping"), [(1, 1.0), (1, 0.3), (4, 0.5), (6, 1.0)], ids=str)
 def test_damped_series_is_the_sum(steps: int, damping: float) -> None:
-    M, b = contraction(3, 6), random(3, 6)
+    M, b = contraction(3, 6), randn(3, 6)
     step = torch.eye(6, dtype=M.dtype) + damping * M
     powers = [(torch.linalg.matrix_power(step, i) @ b.unsqueeze(2)).squeeze(2) for i in range(steps)]
     found = solve(DampedSeries(steps, damping), operator(M, fixed_point=True), b)
@@ -275,14 +260,14 @@ def test_damped_series_is_the_sum(steps: int, damping: float) -> None:
 @pytest.mark.parametrize("when_full", ["ring", "stop"])
 @pytest.mark.parametrize("memory", [3, 100])
 def test_broyden_with_little_memory(memory: int, when_full: Any) -> None:
-    M, b = contraction(4, 25, 0.5), random(4, 25)
+    M, b = contraction(4, 25, 0.5), randn(4, 25)
     found = solve(BroydenLinear(memory=memory, when_full=when_full), operator(M, fixed_point=True), b, rtol=1e-9)
     assert found.converged.all(), found.reason
 
 
 @pytest.mark.parametrize("restart", [1, 4, 50])
 def test_gmres_restarts(restart: int) -> None:
-    M, b = contraction(4, 60, 0.5), random(4, 60)
+    M, b = contraction(4, 60, 0.5), randn(4, 60)
     found = solve(GMRES(restart=restart), operator(M), b)
     assert found.converged.all(), found.reason
     torch.testing.assert_close(found.x, torch.linalg.solve(M, b), rtol=1e-7, atol=1e-8)
@@ -302,13 +287,13 @@ def test_gmres_keeps_fewer_vectors_of_big_states(
     monkeypatch.setattr(module, "_NUMBERS", numbers)
     monkeypatch.setattr(module, "arnoldi", lambda *a: seen.append(a[-1]) or arnoldi(*a))
     M = with_spectrum(1, 80, 1e3)
-    solve(GMRES(restart=restart), operator(M), random(1, 80), rtol=1e-6, max_steps=200)
+    solve(GMRES(restart=restart), operator(M), randn(1, 80), rtol=1e-6, max_steps=200)
     assert seen[0] == most
 
 
 def test_a_cycle_that_solves_one_sample_does_not_end_the_others() -> None:
     """2 I is solved by the first of several cycles; its neighbour, and one that asks for nothing, have their own ends."""
-    M, b = 2 * torch.eye(12, dtype=torch.float64).repeat(3, 1, 1), random(3, 12)
+    M, b = 2 * torch.eye(12, dtype=torch.float64).repeat(3, 1, 1), randn(3, 12)
     M[1:] += with_spectrum(2, 12, 5.0)
     b[2] = 0
     found = solve(GMRES(restart=3), operator(M), b)
@@ -340,7 +325,7 @@ def test_gmres_breaks_down_happily() -> None:
 
 def test_lu_refuses_what_is_too_large() -> None:
     with pytest.raises(ValueError, match="gmres"):
-        solve(LU(max_size=5), operator(contraction(1, 6)), random(1, 6))
+        solve(LU(max_size=5), operator(contraction(1, 6)), randn(1, 6))
 
 
 @pytest.mark.parametrize(
@@ -368,7 +353,7 @@ def test_options_out_of_range_are_refused(make: Any) -> None:
 @pytest.mark.parametrize(("batch", "n"), [(0, 3), (3, 0), (1, 1), (5, 4), (2, 110)], ids=str)
 def test_dense_solve(batch: int, n: int, columns: int | None, dtype: torch.dtype) -> None:
     A = contraction(batch, n).to(dtype) if n else torch.zeros(batch, 0, 0, dtype=dtype)
-    b = random(batch, n, *([] if columns is None else [columns])).to(dtype)
+    b = randn(batch, n, *([] if columns is None else [columns])).to(dtype)
     x, ok, reason = solve_batched(A, b)
     factor = factor_batched(A)
     transposed = factor.solve(b, transpose=True)
@@ -389,7 +374,7 @@ def test_dense_solve(batch: int, n: int, columns: int | None, dtype: torch.dtype
 
 @pytest.mark.parametrize("n", [4, 120])
 def test_dense_singular_and_nan_blocks_are_contained(n: int) -> None:
-    A, b = contraction(6, n), random(6, n)
+    A, b = contraction(6, n), randn(6, n)
     A[1, 0] = A[1, 1]  # singular up to rounding
     A[2] = 0
     A[3, 0, 0] = torch.nan
@@ -449,9 +434,9 @@ def test_a_finite_matrix_is_looked_at_as_a_whole() -> None:
 @pytest.mark.parametrize(("m", "n"), [(6, 4), (4, 6), (5, 5), (120, 110)], ids=str)
 @pytest.mark.parametrize("columns", [None, 2], ids="columns={}".format)
 def test_dense_least_squares(m: int, n: int, columns: int | None) -> None:
-    A = random(3, m, n)
+    A = randn(3, m, n)
     A[:, :, 1] = A[:, :, 0]  # rank-deficient
-    b = random(3, m, *([] if columns is None else [columns]))
+    b = randn(3, m, *([] if columns is None else [columns]))
     exact = torch.stack([torch.linalg.pinv(A[i], rtol=1e-12) @ b[i] for i in range(3)])
     A[1, 0, 0] = torch.nan
     x, ok, reason = lstsq_batched(A, b)
@@ -497,12 +482,12 @@ def test_a_dear_matrix_is_formed_where_products_do_not_do(symmetric: bool, condi
     """700 unknowns without a pattern: well conditioned it is never formed."""
     n = 700
     values = torch.logspace(0, -torch.log10(torch.tensor(condition)).item(), n, dtype=torch.float64)
-    v, w = (x / x.norm() for x in (random(n, seed=3), random(n, seed=3 if symmetric else 4)))
+    v, w = (x / x.norm() for x in (randn(n, seed=3), randn(n, seed=3 if symmetric else 4)))
     M = torch.diag(values) - 2 * torch.outer(v, (values * v))
     M = M - 2 * torch.outer(M @ w, w)  # reflections of the diagonal
     A, formed = operator(M.unsqueeze(0), symmetric=symmetric), []
     A._dense = lambda: (formed.append(1), M.unsqueeze(0))[1]
-    b = random(1, n, seed=5)
+    b = randn(1, n, seed=5)
     found = Auto().solve(A, b, rtol=1e-9, atol=0.0, max_steps=None)
     assert bool(found.converged) and float((b - A.mv(found.x)).norm()) <= 1e-8 * float(b.norm())
     assert bool(formed) == (condition > 10)

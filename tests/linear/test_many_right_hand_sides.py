@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from matrices import randn
 from torch import Tensor
 from torch.func import hessian, jacfwd, jacrev, vjp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,10 +24,6 @@ from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.sparsity.compression import coloured
 
 D = torch.float64
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
 
 
 class Counted:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import operator, randn
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -17,7 +18,7 @@ import implicitkit as ik
 from implicitkit import extend
 from implicitkit.diagnostics import degeneracy
 from implicitkit.foundation import autodiff, structured
-from implicitkit.foundation.operators import Operator, minus, preconditioned, shifted
+from implicitkit.foundation.operators import minus, preconditioned, shifted
 from implicitkit.lifting.reach import reachable_modules
 from implicitkit.linear import GMRES, LSMR, LU, BiCGStab
 from implicitkit.linear.auto import Auto
@@ -29,22 +30,6 @@ from implicitkit.solver.root.pseudo_transient import PseudoTransient, _implicit_
 from implicitkit.solver.steps.restarts import watch
 
 D = torch.float64
-
-
-def seeded(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
-
-
-def operator(M: Tensor, **flags: bool) -> Operator:
-    return Operator(
-        lambda v: torch.einsum("bij,bj->bi", M, v),
-        lambda w: torch.einsum("bij,bi->bj", M, w),
-        lambda: M,
-        batch=M.shape[0],
-        size=M.shape[1],
-        like=M[:, :, 0],
-        **flags,
-    )
 
 
 def close(got: Any, want: Any, rtol: float = 1e-9, atol: float = 1e-10) -> None:
@@ -124,20 +109,20 @@ class _NoRule(torch.autograd.Function):
 @pytest.mark.parametrize(("n", "m"), [(2, 9), (3, 3), (7, 4), (6, 13)], ids=str)
 def test_jacobian_by_rows_and_by_columns(n: int, m: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structured, "_CHUNK", chunk)
-    M = seeded(m, n)
-    z = seeded(3, n, seed=1)
+    M = randn(m, n)
+    z = randn(3, n, seed=1)
     got = autodiff.jacobian(lambda y: torch.sin(y @ M.mT) * y.sum(1, keepdim=True), z)
     want = torch.stack([torch.func.jacrev(lambda y: torch.sin(M @ y) * y.sum())(row) for row in z])
     close(got, want)
 
 
 def test_jacobian_of_an_operation_without_a_batching_rule() -> None:
-    z = seeded(2, 6)
+    z = randn(2, 6)
     close(autodiff.jacobian(_NoRule.apply, z), torch.diag_embed(3 * z**2))
 
 
 def test_operators_are_combined_as_their_matrices() -> None:
-    M, N, v = seeded(3, 4, 4), seeded(3, 4, 4, seed=1), seeded(3, 4, seed=2)
+    M, N, v = randn(3, 4, 4), randn(3, 4, 4, seed=1), randn(3, 4, seed=2)
     a, b = torch.tensor([1.0, -2.0, 0.5], dtype=D), torch.tensor([0.3, 1.0, -1.0], dtype=D)
     eye = torch.eye(4, dtype=D)
     rows = [
@@ -155,7 +140,7 @@ def test_operators_are_combined_as_their_matrices() -> None:
 
 # ---------------------------------------------------------------------------------------------------- linear solvers
 def _symmetric(values: Tensor, seed: int = 3) -> Tensor:
-    Q = torch.linalg.qr(seeded(len(values), len(values), seed=seed))[0]
+    Q = torch.linalg.qr(randn(len(values), len(values), seed=seed))[0]
     return (Q * values) @ Q.mT
 
 
@@ -168,7 +153,7 @@ def test_linear_auto_goes_on_with_gmres_where_cg_cannot() -> None:
     indefinite[:5] *= -1
     singular = torch.linspace(-1, 4, n, dtype=D).clamp_min(0)
     M = torch.stack([_symmetric(definite), _symmetric(indefinite), _symmetric(singular)])
-    b = seeded(3, n)
+    b = randn(3, n)
     found = Auto().solve(operator(M, symmetric=True), b, **LIMITS)
     residual = torch.linalg.vector_norm(b - torch.einsum("bij,bj->bi", M, found.x), dim=1)
     assert found.converged.tolist() == [True, True, False]  # the third is not solvable
@@ -178,8 +163,8 @@ def test_linear_auto_goes_on_with_gmres_where_cg_cannot() -> None:
 
 def test_linear_auto_takes_gmres_where_the_matrix_is_not_symmetric() -> None:
     n = 80
-    M = (torch.eye(n, dtype=D) * 3 + seeded(n, n) / n**0.5).unsqueeze(0)
-    b = seeded(1, n, seed=1)
+    M = (torch.eye(n, dtype=D) * 3 + randn(n, n) / n**0.5).unsqueeze(0)
+    b = randn(1, n, seed=1)
     found = Auto().solve(operator(M), b, **LIMITS)
     assert bool(found.converged.all())
     close(found.x, torch.linalg.solve(M, b), rtol=1e-6, atol=1e-7)
@@ -188,8 +173,8 @@ def test_linear_auto_takes_gmres_where_the_matrix_is_not_symmetric() -> None:
 def test_linear_bicgstab_returns_its_best_iterate() -> None:
     """Its residuals have peaks; what is returned after ``k`` products is never worse than after fewer."""
     n = 40
-    M = (torch.eye(n, dtype=D) + 1.2 * seeded(n, n, seed=4) / n**0.5).unsqueeze(0)
-    b = seeded(1, n, seed=5)
+    M = (torch.eye(n, dtype=D) + 1.2 * randn(n, n, seed=4) / n**0.5).unsqueeze(0)
+    b = randn(1, n, seed=5)
     norms = []
     for k in range(4, 60, 2):
         found = BiCGStab().solve(operator(M), b, rtol=1e-13, atol=0.0, max_steps=k)
@@ -200,9 +185,9 @@ def test_linear_bicgstab_returns_its_best_iterate() -> None:
 def test_linear_gmres_keeps_its_basis_orthogonal() -> None:
     """Eigenvalues over eight orders: one cycle of ``n`` steps ends at rounding only with an orthogonal basis."""
     n = 40
-    M = (torch.linalg.qr(seeded(n, n, seed=6))[0] * torch.logspace(0, -8, n, dtype=D)).unsqueeze(0)
-    M = M @ torch.linalg.qr(seeded(n, n, seed=7))[0]
-    x = seeded(1, n, seed=8)
+    M = (torch.linalg.qr(randn(n, n, seed=6))[0] * torch.logspace(0, -8, n, dtype=D)).unsqueeze(0)
+    M = M @ torch.linalg.qr(randn(n, n, seed=7))[0]
+    x = randn(1, n, seed=8)
     b = torch.einsum("bij,bj->bi", M, x)
     found = GMRES(restart=n).solve(operator(M), b, rtol=1e-11, atol=0.0, max_steps=n)
     assert bool(found.converged.all()), float(found.residual_norm)
@@ -212,8 +197,8 @@ def test_linear_gmres_exhausts_small_krylov_spaces() -> None:
     """Minimal polynomials of degree one and two beside a full one, asked for more than rounding allows."""
     n = 12
     half = torch.diag(torch.tensor([1.0, 3.0], dtype=D).repeat(n // 2))
-    M = torch.stack([2 * torch.eye(n, dtype=D), half, torch.eye(n, dtype=D) * 3 + seeded(n, n) / 4])
-    b = seeded(3, n, seed=1)
+    M = torch.stack([2 * torch.eye(n, dtype=D), half, torch.eye(n, dtype=D) * 3 + randn(n, n) / 4])
+    b = randn(3, n, seed=1)
     found = GMRES().solve(operator(M), b, rtol=1e-18, atol=0.0, max_steps=None)
     close(found.x, torch.linalg.solve(M, b.unsqueeze(2)).squeeze(2), rtol=1e-10, atol=1e-11)
 
@@ -231,8 +216,8 @@ def test_linear_lsmr_claims_no_least_squares_solution_that_is_none() -> None:
     """Inconsistent and cut off anywhere: converged only where ``|A'r| <= rtol |A| |r|``."""
     n = 30
     values = torch.cat([torch.logspace(0, -1.5, n - 3, dtype=D), torch.zeros(3, dtype=D)])
-    M = (torch.linalg.qr(seeded(n, n, seed=6))[0] * values @ torch.linalg.qr(seeded(n, n, seed=7))[0]).unsqueeze(0)
-    b = seeded(1, n, seed=8)
+    M = (torch.linalg.qr(randn(n, n, seed=6))[0] * values @ torch.linalg.qr(randn(n, n, seed=7))[0]).unsqueeze(0)
+    b = randn(1, n, seed=8)
     claims = []
     for k in range(6, 240, 6):
         found = LSMR().solve(operator(M), b, rtol=1e-8, atol=0.0, max_steps=k)
@@ -270,10 +255,10 @@ def test_linear_kkt_of_a_large_row_beside_a_hessian_of_one() -> None:
 def test_linear_kkt_without_a_matrix() -> None:
     """Above ``dense_size``: GMRES for regular samples, LSMR for singular ones."""
     n = 10
-    regular = torch.eye(n, dtype=D) * 3 + seeded(n, n) / 3
+    regular = torch.eye(n, dtype=D) * 3 + randn(n, n) / 3
     singular = torch.diag(torch.linspace(0, 1, n, dtype=D))
     M = torch.stack([regular, singular])
-    b = seeded(2, n, seed=1)
+    b = randn(2, n, seed=1)
     b[1, 0] = 1.0  # outside the range: the answer in the sense of least squares is wanted
     found = KKT(dense_size=4).solve(operator(M), b, **LIMITS)
     close(found.x[0], torch.linalg.solve(regular, b[0]), rtol=1e-6, atol=1e-8)
@@ -286,8 +271,8 @@ def test_linear_lu_refines() -> None:
     """Rows of very different size: the first solution misses the tolerance, the refined one meets it."""
     n = 30
     scale = torch.logspace(0, -7, n, dtype=D)
-    M = (scale[:, None] * seeded(n, n, seed=14)).unsqueeze(0)
-    b = torch.einsum("bij,bj->bi", M, seeded(1, n, seed=2))
+    M = (scale[:, None] * randn(n, n, seed=14)).unsqueeze(0)
+    b = torch.einsum("bij,bj->bi", M, randn(1, n, seed=2))
     plain = torch.linalg.vector_norm(b - torch.einsum("bij,bj->bi", M, torch.linalg.solve(M, b)))
     target = 0.5 * float(plain / torch.linalg.vector_norm(b))
     found = LU().solve(operator(M), b, rtol=target, atol=0.0, max_steps=None)
@@ -300,20 +285,20 @@ def test_linear_lu_refines() -> None:
 @pytest.mark.parametrize("names", ["P q G h", "P q A b G h", "P q G lower", "P q A b G h lower"])
 def test_qp_jacobian_inverts_what_it_multiplies(names: str, kappa: float) -> None:
     n, p, m, batch = 4, 1, 3, 2
-    root = seeded(batch, n, n)
+    root = randn(batch, n, n)
     parts = {
         "P": root @ root.mT + torch.eye(n, dtype=D),
-        "q": seeded(batch, n, seed=1),
-        "A": seeded(batch, p, n, seed=2),
-        "b": seeded(batch, p, seed=3),
-        "G": seeded(batch, m, n, seed=4),
-        "h": seeded(batch, m, seed=5).abs(),
-        "lower": -seeded(batch, m, seed=6).abs() - 1,
+        "q": randn(batch, n, seed=1),
+        "A": randn(batch, p, n, seed=2),
+        "b": randn(batch, p, seed=3),
+        "G": randn(batch, m, n, seed=4),
+        "h": randn(batch, m, seed=5).abs(),
+        "lower": -randn(batch, m, seed=6).abs() - 1,
     }
     part = {name: parts[name] for name in names.split()}
     size = n + (p if "A" in part else 0) + m
-    J = QPJacobian.of(part, seeded(batch, size, seed=7), kappa)
-    M, w = J.dense(), seeded(batch, size, seed=8)
+    J = QPJacobian.of(part, randn(batch, size, seed=7), kappa)
+    M, w = J.dense(), randn(batch, size, seed=8)
     close(J.mv(w), torch.einsum("bij,bj->bi", M, w))
     close(J.rmv(w), torch.einsum("bij,bi->bj", M, w))
     close(J.inverse(w)[0], torch.linalg.solve(M, w.unsqueeze(2)).squeeze(2), rtol=1e-6, atol=1e-7)
@@ -325,9 +310,9 @@ def test_qp_jacobian_inverts_what_it_multiplies(names: str, kappa: float) -> Non
 
 def test_qp_jacobian_of_a_saddle_with_a_diagonal() -> None:
     n, r = 4, 3
-    root, C, e = seeded(1, n, n), seeded(1, r, n, seed=1), torch.tensor([[0.0, 0.5, torch.inf]], dtype=D)
+    root, C, e = randn(1, n, n), randn(1, r, n, seed=1), torch.tensor([[0.0, 0.5, torch.inf]], dtype=D)
     P = root @ root.mT + torch.eye(n, dtype=D)
-    a, c = seeded(1, n, seed=2), seeded(1, r, seed=3)
+    a, c = randn(1, n, seed=2), randn(1, r, seed=3)
     x, v, norm = Saddle(P, C, e).solve(a, c)
     K = torch.cat([torch.cat([P[0], C[0, :2].mT], 1), torch.cat([C[0, :2], -torch.diag(e[0, :2])], 1)], 0)
     want = torch.linalg.solve(K, torch.cat([a[0], c[0, :2]]))
@@ -400,7 +385,7 @@ def test_samples_that_failed_are_named_worst_first() -> None:
 def test_samples_are_dropped_whatever_dimension_carries_them(solver: str) -> None:
     """``in_dims`` other than 0: values and gradients are those of the samples alone, and samples are dropped."""
     slope = torch.tensor([0.9, 0.1, 0.0, 0.5], dtype=D)
-    x = seeded(2, 4).requires_grad_()  # the batch is the second dimension
+    x = randn(2, 4).requires_grad_()  # the batch is the second dimension
     calls: list[int] = []
 
     def map(z: Tensor, x: Tensor, k: Tensor) -> Tensor:

@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import randn
 from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.diagnostics import stability
 
 D = torch.float64
-
-
-def seeded(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
 
 
 def close(got: Any, want: Any, rtol: float = 1e-9, atol: float = 1e-10) -> None:
@@ -67,8 +64,8 @@ def test_certificate_of_a_large_system_sees_its_spectrum() -> None:
 
 def test_backward_error_bounds_what_a_loose_backward_leaves() -> None:
     n = 12
-    A, g = torch.diag(torch.logspace(0, -2, n, dtype=D)) + 0.01 * seeded(n, n), seeded(n, seed=1)
-    x = seeded(n, seed=2).requires_grad_()
+    A, g = torch.diag(torch.logspace(0, -2, n, dtype=D)) + 0.01 * randn(n, n), randn(n, seed=1)
+    x = randn(n, seed=2).requires_grad_()
     rule = ik.Implicit(linear_solver="gmres", rtol=3e-2)
     s = ik.root(lambda z, x: A @ z - x, torch.zeros(n, dtype=D), (x,), rule=rule)
     (u,) = torch.autograd.grad(s.value, x, g)
@@ -123,11 +120,11 @@ def test_transport_plans_meet_both_margins_and_are_nearest(kind: str) -> None:
     if kind == "birkhoff":
         rows = columns = torch.ones(3, dtype=D)
     P = ik.project.transport(rows, columns) if kind == "transport" else ik.project.birkhoff()
-    v = 2 * seeded(n, m, seed=3)
+    v = 2 * randn(n, m, seed=3)
     x = P(v)
     close(x.sum(1), rows, rtol=1e-7, atol=1e-8)
     close(x.sum(0), columns, rtol=1e-7, atol=1e-8)
     assert float(x.min()) >= -1e-8
     for seed in range(20):  # (v - x)'(y - x) <= 0 for every other plan y
-        y = P(3 * seeded(n, m, seed=seed + 50))
+        y = P(3 * randn(n, m, seed=seed + 50))
         assert float(((v - x) * (y - x)).sum()) <= 1e-6

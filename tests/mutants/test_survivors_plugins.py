@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import randn
 from torch import Tensor
 
 cp = pytest.importorskip("cvxpy")
@@ -20,10 +21,6 @@ from implicitkit_deq.held.frozen import _held  # noqa: E402
 D = torch.float64
 
 
-def seeded(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
-
-
 def close(got: Any, want: Any, rtol: float = 1e-9, atol: float = 1e-10) -> None:
     torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
 
@@ -34,8 +31,8 @@ def close(got: Any, want: Any, rtol: float = 1e-9, atol: float = 1e-10) -> None:
 def _conditions(transposed: bool) -> KKTOperator:
     """A program with linear rows, one on and one off, and a second-order cone of three rows."""
     n, batch = 4, 2
-    root = seeded(batch, n, n)
-    P, A = root @ root.mT + torch.eye(n, dtype=D), seeded(batch, 5, n, seed=1)
+    root = randn(batch, n, n)
+    P, A = root @ root.mT + torch.eye(n, dtype=D), randn(batch, 5, n, seed=1)
     dual = DualCone(Cones(nonneg=2, soc=(3,)))
     v = torch.cat([torch.tensor([[1.0, -1.0]] * batch, dtype=D), torch.tensor([[0.2, 1.0, -0.5]] * batch, dtype=D)], 1)
     J = KKTOperator(P, A, *dual.derivative(v))
@@ -44,7 +41,7 @@ def _conditions(transposed: bool) -> KKTOperator:
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
 def test_products_of_the_conditions_are_those_of_their_matrix(transposed: bool) -> None:
-    J, w = _conditions(transposed), seeded(2, 9, seed=2)
+    J, w = _conditions(transposed), randn(2, 9, seed=2)
     M = J.dense()
     close(J.mv(w), torch.einsum("bij,bj->bi", M, w))
     close(J.rmv(w), torch.einsum("bij,bi->bj", M, w))
@@ -61,7 +58,7 @@ def _large() -> tuple[Any, int]:
 def test_convex_layers_above_64_unknowns() -> None:
     """``min(x, h)``, first and second order."""
     layer, n = _large()
-    x, h = seeded(2, n).requires_grad_(), seeded(2, n, seed=1).requires_grad_()
+    x, h = randn(2, n).requires_grad_(), randn(2, n, seed=1).requires_grad_()
     (z,) = layer(x, h)
     close(z, torch.minimum(x, h), rtol=1e-6, atol=1e-7)
     gx, gh = torch.autograd.grad(z.pow(3).sum() / 3, (x, h), create_graph=True)
@@ -80,7 +77,7 @@ def test_convex_layer_in_nested_vmap_with_a_matrix_parameter() -> None:
         s = S[0]
         return b - s * (s @ b - 1) / (s @ s)
 
-    Ss, bs = 1 + 0.3 * seeded(2, 1, 3), seeded(3, 3, seed=1)
+    Ss, bs = 1 + 0.3 * randn(2, 1, 3), randn(3, 3, seed=1)
     vmap, grad = torch.func.vmap, torch.func.grad
 
     def nested(f: Any) -> Tensor:
@@ -94,7 +91,7 @@ def test_convex_layer_in_nested_vmap_with_a_matrix_parameter() -> None:
 
 def test_convex_layer_beside_a_sample_that_is_not_finite() -> None:
     layer, n = _large()
-    x, h = seeded(2, n), torch.zeros(2, n, dtype=D)
+    x, h = randn(2, n), torch.zeros(2, n, dtype=D)
     x[1, 0] = torch.nan
     x.requires_grad_()
     (z,) = (
@@ -168,7 +165,7 @@ def test_monotone_cell_steps_by_the_inverse_of_its_slope() -> None:
 
     torch.manual_seed(0)
     cell = cells.Monotone(3, 5, dtype=D)
-    x = seeded(2, 3)
+    x = randn(2, 3)
     injected, operator, step = (t.detach() for t in cell.inject(x))
     close(step, 1 / torch.linalg.matrix_norm(operator, 2), rtol=1e-9)
     z = DEQ(cell, (5,), rtol=1e-10)(x).detach()
@@ -180,7 +177,7 @@ def test_start_loss_is_the_relative_square_by_hand() -> None:
 
     torch.manual_seed(0)
     layer = DEQ(cells.MLP(3, 4, dtype=D), (4,), init="learned", rtol=1e-10)
-    z = layer(seeded(2, 3)).detach()
+    z = layer(randn(2, 3)).detach()
     start = next(p for name, p in layer.named_parameters() if name.startswith("init"))
     initial = start.detach().expand_as(z) if start.numel() == 4 else None
     assert initial is not None

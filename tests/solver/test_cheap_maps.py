@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from matrices import with_eigenvalues
 from torch import Tensor
 
 import implicitkit as ik
@@ -20,18 +22,7 @@ from implicitkit.solver.fixed_point import anderson
 
 D = torch.float64
 SAMPLES, N = 4, 80
-
-
-def _spectrum(inner: float, outer: list[float], seed: int = 0) -> Tensor:
-    """A matrix with these eigenvalues, the others in a disk; near to normal."""
-    g = torch.Generator().manual_seed(seed)
-    Q = torch.linalg.qr(torch.randn(N, N, generator=g, dtype=D)).Q
-    core = torch.randn(N, N, generator=g, dtype=D)
-    core *= inner / torch.linalg.eigvals(core).abs().max()
-    k = len(outer)
-    core[:k], core[:, :k] = 0, 0
-    core[:k, :k] = torch.diag(torch.tensor(outer, dtype=D))
-    return Q @ core @ Q.mT
+_spectrum = functools.partial(with_eigenvalues, N)
 
 
 def _dear(out: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import scipy.sparse as sp
 import torch
+from matrices import randn
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
@@ -30,10 +31,6 @@ from implicitkit_cvxpy.cones import (  # noqa: E402
 )
 
 F64 = torch.float64
-
-
-def seeded(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
 
 
 # ------------------------------------------------------------------------------------------------ the layers under test
@@ -87,7 +84,7 @@ def power() -> ConvexLayer:
 
 
 def symmetric(seed: int) -> Tensor:
-    M = seeded(2, 3, 3, seed=seed)
+    M = randn(2, 3, 3, seed=seed)
     return M + M.mT
 
 
@@ -95,12 +92,12 @@ CASES = [
     Case(
         "qp",
         qp,
-        (seeded(2, 3, 3) + 2 * torch.eye(3), seeded(2, 3, seed=1), seeded(4, 3, seed=2), seeded(4, seed=3) ** 2),
+        (randn(2, 3, 3) + 2 * torch.eye(3), randn(2, 3, seed=1), randn(4, 3, seed=2), randn(4, seed=3) ** 2),
         (2, 3),
     ),
-    Case("socp", socp, (seeded(2, 3, seed=4), torch.tensor([0.7, 1.1], dtype=F64))),
+    Case("socp", socp, (randn(2, 3, seed=4), torch.tensor([0.7, 1.1], dtype=F64))),
     Case("sdp", sdp, (symmetric(5),)),
-    Case("entropy", entropy, (seeded(2, 3, seed=6),)),
+    Case("entropy", entropy, (randn(2, 3, seed=6),)),
     Case(
         "gp",
         geometric,
@@ -162,7 +159,7 @@ def test_transforms_agree(case: Case) -> None:
     leaves = [a.clone().requires_grad_() for a in args]
     eager = torch.autograd.grad(f(*leaves), leaves)
     close(torch.func.grad(f, argnums=where)(*args), eager)
-    tangents = [seeded(*a.shape, seed=9) if case.name != "sdp" else torch.eye(3, dtype=F64) for a in args]
+    tangents = [randn(*a.shape, seed=9) if case.name != "sdp" else torch.eye(3, dtype=F64) for a in args]
     expected = sum((g * t).sum() for g, t in zip(eager, tangents, strict=True))
     close(torch.func.jvp(f, tuple(args), tuple(tangents))[1], expected)
     with forward_ad.dual_level():
@@ -266,13 +263,13 @@ def test_projections_and_their_jacobians(name: str) -> None:
     constraints, formula = CLOSED[name]
     layer = projection(constraints, 5)
     for seed in range(4):
-        v = 2 * seeded(5, seed=seed)
+        v = 2 * randn(5, seed=seed)
         close(layer(v)[0], formula(v), 1e-9)
         close(torch.func.jacrev(layer)(v)[0], torch.func.jacrev(formula)(v), 1e-8)
 
 
 def test_softmax_is_entropy_maximisation() -> None:
-    layer, c = entropy(), seeded(3, seed=1)
+    layer, c = entropy(), randn(3, seed=1)
     close(layer(c)[0], c.softmax(0), 1e-9)
     close(torch.func.jacrev(layer)(c)[0], torch.func.jacrev(lambda c: c.softmax(0))(c), 1e-8)
     close(torch.func.hessian(scalar(layer))(c), torch.func.hessian(scalar(lambda c: (c.softmax(0),)))(c), 1e-6)
@@ -281,7 +278,7 @@ def test_softmax_is_entropy_maximisation() -> None:
 def test_ridge_and_equality_qp_with_duals() -> None:
     A, b, x = cp.Parameter((6, 3)), cp.Parameter(6), cp.Variable(3)
     layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(A @ x - b) + 0.5 * cp.sum_squares(x))), [A, b], [x])
-    a, y = seeded(6, 3), seeded(6, seed=1)
+    a, y = randn(6, 3), randn(6, seed=1)
 
     def ridge(a: Tensor, y: Tensor) -> Tensor:
         return torch.linalg.solve(a.mT @ a + 0.5 * torch.eye(3, dtype=F64), a.mT @ y)
@@ -293,7 +290,7 @@ def test_ridge_and_equality_qp_with_duals() -> None:
         1e-8,
     )
     q, d, z = cp.Parameter(3), cp.Parameter(2), cp.Variable(3)
-    C = seeded(2, 3, seed=2)
+    C = randn(2, 3, seed=2)
     rows = C.numpy() @ z == d
     layer = ConvexLayer(
         cp.Problem(cp.Minimize(0.5 * cp.sum_squares(z) + q @ z), [rows]), [q, d], [z, rows.dual_variables[0]]
@@ -303,7 +300,7 @@ def test_ridge_and_equality_qp_with_duals() -> None:
         dual = torch.linalg.solve(C @ C.mT, -d - C @ q)
         return -q - C.mT @ dual, dual
 
-    v, w = seeded(3, seed=3), seeded(2, seed=4)
+    v, w = randn(3, seed=3), randn(2, seed=4)
     close(layer(v, w), kkt(v, w), 1e-10)
     close(torch.func.jacrev(layer, argnums=1)(v, w), torch.func.jacrev(kkt, argnums=1)(v, w), 1e-9)
 
@@ -328,7 +325,7 @@ def test_semidefinite_projection_gives_symmetric_gradients() -> None:
     values, vectors = torch.linalg.eigh(v.detach())
     (x,) = layer(v)
     close(x, (vectors * values.clamp_min(0)) @ vectors.mT, 1e-9)
-    (x * seeded(3, 3, seed=8)).sum().backward()
+    (x * randn(3, 3, seed=8)).sum().backward()
     close(v.grad, v.grad.mT, 1e-12)
     assert v.grad[1, 0].abs() > 1e-3
 
@@ -346,7 +343,7 @@ def test_an_unknown_of_the_reduction_that_is_free(transform: Any) -> None:
     bounds = [cp.lambda_max(X) <= 2, cp.lambda_min(X) >= 0.3]
     layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(X - C)), bounds), [C], [X])
     for seed in range(3):
-        L = seeded(3, 3, seed=seed)
+        L = randn(3, 3, seed=seed)
         given = L @ L.mT + 0.5 * torch.eye(3, dtype=F64)
         close(layer(given)[0], clamp(given), 1e-8)
         close(transform(layer)(given)[0], transform(clamp)(given), 1e-7)
@@ -387,10 +384,10 @@ def test_planted_solutions_of_quadratic_programs() -> None:
     n, m, active = 20, 20, 5
     S, q, G, h, x = cp.Parameter((n, n)), cp.Parameter(n), cp.Parameter((m, n)), cp.Parameter(m), cp.Variable(n)
     problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(S @ x) + q @ x), [G @ x <= h])
-    s, g = seeded(4, n, n) / n**0.5 + torch.eye(n), seeded(4, m, n, seed=1) / n**0.5
-    x0, lam = seeded(4, n, seed=2), torch.zeros(4, m, dtype=F64)
-    lam[:, :active] = seeded(4, active, seed=3).abs() + 0.1
-    slack = seeded(4, m, seed=4).abs() + 0.1
+    s, g = randn(4, n, n) / n**0.5 + torch.eye(n), randn(4, m, n, seed=1) / n**0.5
+    x0, lam = randn(4, n, seed=2), torch.zeros(4, m, dtype=F64)
+    lam[:, :active] = randn(4, active, seed=3).abs() + 0.1
+    slack = randn(4, m, seed=4).abs() + 0.1
     slack[:, :active] = 0
     hh = (g @ x0.unsqueeze(2)).squeeze(2) + slack
     P = s.mT @ s
@@ -403,7 +400,7 @@ def test_planted_solutions_of_quadratic_programs() -> None:
             [torch.linalg.solve(k, r) for k, r in zip(K, torch.cat([-q, h[:, :active]], 1), strict=True)]
         )[:, :n]
 
-    weight = seeded(4, n, seed=5)
+    weight = randn(4, n, seed=5)
     for solver in (None, "interior_point", "CLARABEL", "daqp"):
         args = [t.clone().requires_grad_() for t in (s, qq, g, hh)]
         (found,) = ConvexLayer(problem, [S, q, G, h], [x], solver=solver)(*args)
@@ -427,13 +424,13 @@ CONES = {
 def test_cone_projections(name: str) -> None:
     """Moreau's decomposition, idempotence, no neighbour's NaN, and derivatives of three orders in two modes."""
     project, n = CONES[name]
-    v = 2 * seeded(60, n, seed=1)
+    v = 2 * randn(60, n, seed=1)
     w = project(v)
     close(project(w), w, 1e-12)
     close(project(torch.cat([v[:9], torch.full_like(v[:1], torch.nan)]))[:9], w[:9], 1e-14)
     assert ((v - w) * w).sum(1).abs().max() < 1e-12, "v - Pi(v) is orthogonal to Pi(v)"
     # (v - w) in the polar cone: <v - w, u> <= 0 for members u of the cone
-    assert ((v - w) @ project(2 * seeded(60, n, seed=2)).mT).max() < 1e-10
+    assert ((v - w) @ project(2 * randn(60, n, seed=2)).mT).max() < 1e-10
     few = v[:6].clone().requires_grad_()
     assert gradcheck(project, few) and gradgradcheck(project, few)
     reverse = torch.func.jacrev(torch.func.jacrev(torch.func.jacrev(project)))(v[0])
@@ -509,7 +506,7 @@ def test_batches_shared_parameters_and_empty_batches() -> None:
 @pytest.mark.parametrize("store", [Tensor.to_sparse, Tensor.to_sparse_csr, lambda t: sp.csr_array(t.detach().numpy())])
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_sparse_matrices_are_parameters(store: Any) -> None:
-    A, x, rows = cp.Parameter((3, 2)), cp.Variable(2), seeded(3, 2).requires_grad_()
+    A, x, rows = cp.Parameter((3, 2)), cp.Variable(2), randn(3, 2).requires_grad_()
     layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(A @ x - 1) + cp.norm1(x))), [A], [x])
     dense, found = layer(rows)[0], layer(store(rows))[0]
     close(found, dense, 1e-12)
@@ -525,7 +522,7 @@ def test_dtype_follows_the_parameters() -> None:
 
 
 def test_warm_start_gives_the_same_and_spares_the_solver() -> None:
-    layer, args = entropy(), [seeded(3, seed=6)]
+    layer, args = entropy(), [randn(3, seed=6)]
     layer(*args)
     assert int(layer.solution.steps.max()) > 0
     nearby = [args[0] + 0.01]
@@ -582,7 +579,7 @@ def test_quadratic_form_of_a_parameter() -> None:
     """``quad_form(x, P)`` in the objective: ``x = P^{-1} 1 / (1' P^{-1} 1)``."""
     P, x = cp.Parameter((3, 3), PSD=True), cp.Variable(3)
     layer = ConvexLayer(cp.Problem(cp.Minimize(cp.quad_form(x, P)), [cp.sum(x) == 1]), [P], [x])
-    M = seeded(3, 3, seed=11)
+    M = randn(3, 3, seed=11)
     value = M @ M.mT + torch.eye(3)
 
     def exact(P: Tensor) -> Tensor:
@@ -600,7 +597,7 @@ def test_a_problem_without_parameters() -> None:
 
 
 def test_gradients_of_a_batch_of_cotangents() -> None:
-    layer, c = entropy(), seeded(3, seed=1).requires_grad_()
+    layer, c = entropy(), randn(3, seed=1).requires_grad_()
     (x,) = layer(c)
     (rows,) = torch.autograd.grad(x, c, torch.eye(3, dtype=F64), is_grads_batched=True, retain_graph=True)
     close(rows, torch.func.jacrev(lambda c: c.softmax(0))(c.detach()), 1e-8)
@@ -613,7 +610,7 @@ def test_a_program_without_constraints(solver: Any) -> None:
     """Least squares, one sample and a batch, by every solver: the normal equations; and no minimum is said."""
     A, b, x = cp.Parameter((5, 2)), cp.Parameter(5), cp.Variable(2)
     layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(A @ x - b))), [A, b], [x], solver=solver)
-    M, t = seeded(3, 5, 2), seeded(5, seed=1)
+    M, t = randn(3, 5, 2), randn(5, seed=1)
     close(layer(M, t)[0], torch.linalg.lstsq(M, t.expand(3, 5)[..., None]).solution[..., 0], 1e-9)
     close(layer(M[0], t)[0], torch.linalg.lstsq(M[0], t[:, None]).solution[:, 0], 1e-9)
     if solver != "daqp":
@@ -752,7 +749,7 @@ def test_jacobians_beside_an_infeasible_program(curved: bool, degenerate: str, o
     rows = [cp.norm(x) <= r] if curved else [cp.sum(x) == 1, x >= -r]
     problem = cp.Problem(cp.Minimize(cp.sum_squares(x - c)), rows)
     layer = ConvexLayer(problem, [c, r], [x], on_failure=on_failure, degenerate=degenerate)
-    points, sizes = seeded(4, 3), torch.tensor([1.0, 1.0, -1.0, 1.0], dtype=F64)
+    points, sizes = randn(4, 3), torch.tensor([1.0, 1.0, -1.0, 1.0], dtype=F64)
     slopes = transform(lambda c, r: layer(c, r)[0])
     found = torch.func.vmap(slopes)(points, sizes)
     for i in (0, 1, 3):
@@ -781,7 +778,7 @@ def test_unbounded() -> None:
 
 def test_iteration_limit() -> None:
     c, x = cp.Parameter(6), cp.Variable(6)
-    problem = cp.Problem(cp.Minimize(c @ x), [seeded(40, 6).numpy() @ x <= 1, cp.norm(x) <= 5])
+    problem = cp.Problem(cp.Minimize(c @ x), [randn(40, 6).numpy() @ x <= 1, cp.norm(x) <= 5])
     layer = ConvexLayer(problem, [c], [x], solver="CLARABEL", solver_args={"max_iter": 2})
     with pytest.raises(ProgramError, match="iteration limit"):
         layer(torch.ones(6, dtype=F64))
@@ -793,7 +790,7 @@ def _logistic() -> tuple[Any, list[Any], list[Any]]:
 
 
 def test_logistic_regression_is_stationary_and_its_jacobian_implicit() -> None:
-    layer, X = ConvexLayer(*_logistic()), seeded(5, 2, seed=3)
+    layer, X = ConvexLayer(*_logistic()), randn(5, 2, seed=3)
     loss = lambda w, X: torch.nn.functional.softplus(X @ w).sum() + (w * w).sum()  # noqa: E731
     (w,) = layer(X)
     assert torch.func.grad(loss)(w, X).abs().max() < 1e-9

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from matrices import randn
 from torch import Tensor
 
 import implicitkit as ik
@@ -18,10 +19,6 @@ from implicitkit_cvxpy import ConvexLayer, DegenerateError, layer  # noqa: E402
 from implicitkit_cvxpy.assembly import SparseAssembly  # noqa: E402
 
 F64 = torch.float64
-
-
-def seeded(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
 
 
 def differences(n: int) -> Any:
@@ -34,20 +31,20 @@ Program = tuple[Any, list[Any], list[Any], list[Tensor]]
 def total_variation(n: int = 200) -> Program:
     x, c, weight = cp.Variable(n), cp.Parameter(n), cp.Parameter(nonneg=True)
     problem = cp.Problem(cp.Minimize(cp.sum_squares(x - c) + weight * cp.norm1(differences(n) @ x)))
-    return problem, [c, weight], [x], [0.1 * seeded(n).cumsum(0), torch.tensor(0.7, dtype=F64)]
+    return problem, [c, weight], [x], [0.1 * randn(n).cumsum(0), torch.tensor(0.7, dtype=F64)]
 
 
 def groups(n: int = 200) -> Program:
     x, c, weight = cp.Variable(n), cp.Parameter(n), cp.Parameter(nonneg=True)
     norms = sum(cp.norm(x[i : i + 5], 2) for i in range(0, n, 5))
     problem = cp.Problem(cp.Minimize(cp.sum_squares(x - c) + weight * norms))
-    return problem, [c, weight], [x], [seeded(n), torch.tensor(0.7, dtype=F64)]
+    return problem, [c, weight], [x], [randn(n), torch.tensor(0.7, dtype=F64)]
 
 
 def entropy(n: int = 120) -> Program:
     x, c = cp.Variable(n), cp.Parameter(n)
     rough = cp.sum_squares(differences(n) @ x)
-    return cp.Problem(cp.Minimize(c @ x - cp.sum(cp.entr(x)) + rough), [cp.sum(x) == 1]), [c], [x], [seeded(n)]
+    return cp.Problem(cp.Minimize(c @ x - cp.sum(cp.entr(x)) + rough), [cp.sum(x) == 1]), [c], [x], [randn(n)]
 
 
 def spectra(k: int = 6, number: int = 12) -> Program:
@@ -55,18 +52,18 @@ def spectra(k: int = 6, number: int = 12) -> Program:
     C = [cp.Parameter((k, k), symmetric=True) for _ in range(number)]
     fit = sum(cp.sum_squares(x - c) for x, c in zip(X, C, strict=True))
     problem = cp.Problem(cp.Minimize(fit), [sum(cp.trace(x) for x in X) == number])
-    return problem, C, X, [(a + a.mT) for a in seeded(number, k, k)]
+    return problem, C, X, [(a + a.mT) for a in randn(number, k, k)]
 
 
 def powers(n: int = 100) -> Program:
     x, c = cp.Variable(n), cp.Parameter(n, nonneg=True)
-    return cp.Problem(cp.Minimize(cp.sum(cp.power(x, 3)) - c @ x), [x <= 1.2]), [c], [x], [1 + 4 * seeded(n).abs()]
+    return cp.Problem(cp.Minimize(cp.sum(cp.power(x, 3)) - c @ x), [x <= 1.2]), [c], [x], [1 + 4 * randn(n).abs()]
 
 
 def diagonal(n: int = 150) -> Program:
     x, W, b = cp.Variable(n), cp.Parameter((n, n), diag=True), cp.Parameter(n)
     problem = cp.Problem(cp.Minimize(cp.sum_squares(W @ x - b) + cp.norm1(x)), [x <= 0.3])
-    return problem, [W, b], [x], [torch.diag(0.5 + seeded(n).abs()), seeded(n, seed=1)]
+    return problem, [W, b], [x], [torch.diag(0.5 + randn(n).abs()), randn(n, seed=1)]
 
 
 def control(steps: int = 60) -> Program:
@@ -81,7 +78,7 @@ def transport(m: int = 12) -> Program:
     """A linear program with as many redundant rows as it can have, one."""
     X, C, a, b = cp.Variable((m, m)), cp.Parameter((m, m)), cp.Parameter(m), cp.Parameter(m)
     rows = [cp.sum(X, axis=1) == a, cp.sum(X, axis=0) == b, X >= 0]
-    costs, u, v = seeded(m, m).abs(), 0.2 + seeded(m, seed=1).abs(), 0.2 + seeded(m, seed=2).abs()
+    costs, u, v = randn(m, m).abs(), 0.2 + randn(m, seed=1).abs(), 0.2 + randn(m, seed=2).abs()
     problem = cp.Problem(cp.Minimize(cp.sum(cp.multiply(C, X)) + 0.05 * cp.sum_squares(X)), rows)
     return problem, [C, a, b], [X], [costs, u / u.sum(), v / v.sum()]
 
@@ -106,7 +103,7 @@ def layers(monkeypatch: pytest.MonkeyPatch, program: Program, **options: Any) ->
 def pulled(convex: ConvexLayer, args: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], list[Tensor]]:
     leaves = [a.clone().requires_grad_() for a in args]
     found = convex(*leaves)
-    weights = [seeded(*t.shape, seed=7) for t in found]
+    weights = [randn(*t.shape, seed=7) for t in found]
     loss = sum((t * w).sum() for t, w in zip(found, weights, strict=True))
     return found, torch.autograd.grad(loss, leaves), weights
 
@@ -126,7 +123,7 @@ def test_values_and_gradients_are_those_of_the_dense_form_and_of_differences(
     if make is not transport:  # where the sum of supplies must be that of demands, and derivatives are of least norm
         for a, b in zip(gradients, exact, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8 * scale)
-    directions = [seeded(*a.shape, seed=3 + i) for i, a in enumerate(args)]
+    directions = [randn(*a.shape, seed=3 + i) for i, a in enumerate(args)]
     directions = [torch.diag(d.diagonal()) if make is diagonal and d.ndim == 2 else d for d in directions]
     if make is spectra:
         directions = [d + d.mT for d in directions]
@@ -168,13 +165,13 @@ def test_transforms(make: Callable[[], Program]) -> None:
     def gradient(c: Tensor) -> Tensor:
         return torch.func.grad(lambda c: solve(c).pow(3).sum())(c)
 
-    c, v = args[0], seeded(*args[0].shape, seed=5)
+    c, v = args[0], randn(*args[0].shape, seed=5)
     h = 1e-5
     for function in (solve, gradient):
         slope = torch.func.jvp(function, (c,), (v,))[1]
         numeric = (function(c + h * v) - function(c - h * v)) / (2 * h)
         torch.testing.assert_close(slope, numeric, rtol=1e-5, atol=1e-6 * float(numeric.abs().max()))
-    batch = c + 0.1 * seeded(3, *c.shape, seed=6)
+    batch = c + 0.1 * randn(3, *c.shape, seed=6)
     torch.testing.assert_close(torch.vmap(solve)(batch), torch.stack([solve(b) for b in batch]), rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(
         torch.vmap(gradient)(batch), torch.stack([gradient(b) for b in batch]), rtol=1e-7, atol=1e-9
@@ -186,7 +183,7 @@ def test_one_infeasible_sample_leaves_the_others() -> None:
     n = 300
     x, b = cp.Variable(n), cp.Parameter(n)
     problem = cp.Problem(cp.Minimize(cp.sum_squares(x)), [x >= b, differences(n) @ x <= 0.5, cp.sum(x) <= 0])
-    given = -seeded(3, n).abs()
+    given = -randn(3, n).abs()
     given[1] = 1.0
     with pytest.raises(RuntimeError, match=r"infeasible.*sample 1"):
         ConvexLayer(problem, [b], [x])(given)
@@ -195,9 +192,9 @@ def test_one_infeasible_sample_leaves_the_others() -> None:
     leaf = given.clone().requires_grad_()
     (found,) = convex(leaf)
     assert found.isnan().any(1).tolist() == [False, True, False]
-    (found[0] * seeded(n)).sum().backward()
+    (found[0] * randn(n)).sum().backward()
     alone = given[0].clone().requires_grad_()
-    (convex(alone)[0] * seeded(n)).sum().backward()
+    (convex(alone)[0] * randn(n)).sum().backward()
     torch.testing.assert_close(leaf.grad[0], alone.grad)
     assert float(leaf.grad[1].abs().max()) == 0
 
@@ -213,7 +210,7 @@ def test_multipliers_that_are_not_unique(monkeypatch: pytest.MonkeyPatch) -> Non
     supply[0] = -1.0
     objective = cp.Minimize(costs @ flow + 0.5 * cp.sum_squares(flow))
     problem = cp.Problem(objective, [incidence @ flow == supply, flow >= 0])
-    given = seeded(incidence.shape[1]).abs().requires_grad_()
+    given = randn(incidence.shape[1]).abs().requires_grad_()
     convex = ConvexLayer(problem, [costs], [flow])
     with monkeypatch.context() as without:
         without.delattr("implicitkit_cvxpy.polish.active_rows")
@@ -236,7 +233,7 @@ def test_dual_variables_and_other_solvers() -> None:
     rows = [x <= 0.1, cp.sum(x) == 1]
     problem = cp.Problem(cp.Minimize(cp.sum_squares(differences(n) @ x) + cp.sum_squares(x - c)), rows)
     wanted = [x, rows[0].dual_variables[0], rows[1].dual_variables[0]]
-    given = seeded(n)
+    given = randn(n)
     c.value = given.numpy()
     problem.solve(solver="CLARABEL", tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
     values = [np.copy(v) for v in (x.value, rows[0].dual_value, rows[1].dual_value)]
@@ -289,7 +286,7 @@ def test_multipliers_have_the_units_of_the_objective(monkeypatch: pytest.MonkeyP
     row = x <= 0.4
     problem = cp.Problem(cp.Minimize(weight * cp.sum_squares(x) - c @ x), [row])
     convex = layers(monkeypatch, (problem, [c, weight], [x, row.dual_variables[0]], []))[form]
-    given, one = seeded(5), torch.tensor(0.3, dtype=F64)
+    given, one = randn(5), torch.tensor(0.3, dtype=F64)
     point, multipliers = convex(s * given, s * one)
     torch.testing.assert_close(point, (given / 0.6).clamp_max(0.4), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(multipliers / s, (given - 0.24).clamp_min(0), rtol=1e-9, atol=1e-12)
@@ -317,7 +314,7 @@ def test_active_rows_that_the_point_of_the_solver_does_not_tell(monkeypatch: pyt
     """``|x| <= b`` with ``b`` a millionth of the rest."""
     x, c, b = cp.Variable(5), cp.Parameter(5), cp.Parameter(nonneg=True)
     problem = cp.Problem(cp.Minimize(cp.sum_squares(x - c)), [cp.abs(x) <= b])
-    given, narrow = seeded(5), torch.tensor(3e-7, dtype=F64)
+    given, narrow = randn(5), torch.tensor(3e-7, dtype=F64)
     convex = layers(monkeypatch, (problem, [c, b], [x], []))["sparse"]
     torch.testing.assert_close(convex(given, narrow)[0], given.clamp(-narrow, narrow), rtol=1e-8, atol=0)
 
@@ -331,7 +328,7 @@ def cheapest(n: int = 5) -> Program:
 def weighed(n: int = 5) -> Program:
     x, c, weight = cp.Variable(n), cp.Parameter(n), cp.Parameter(nonneg=True)
     problem = cp.Problem(cp.Minimize(weight * cp.sum_squares(x) - c @ x), [x <= 0.4])
-    return problem, [c, weight], [x], [seeded(n), torch.tensor(0.3, dtype=F64)]
+    return problem, [c, weight], [x], [randn(n), torch.tensor(0.3, dtype=F64)]
 
 
 @pytest.mark.parametrize(("low", "high"), [(-3, 6), (0, 9), (0, 12), (-6, 0)])
