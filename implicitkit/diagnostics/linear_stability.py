@@ -27,7 +27,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_arguments
 from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.lifting.inference import despite_inference_mode
-from implicitkit.lifting.watch import resolve
+from implicitkit.lifting.substitution import resolve
 from implicitkit.problem.base import Problem
 from implicitkit.solution import Solution
 from implicitkit.system import System

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from implicitkit.foundation import compat
+from implicitkit.lifting.overlay import Constants, Slot
 from implicitkit.lifting.reach import below
-from implicitkit.lifting.watch import Constants, Slot, is_substituted
+from implicitkit.lifting.substitution import is_substituted
 
 
 def explicit(t: Tensor) -> bool:

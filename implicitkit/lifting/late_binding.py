@@ -23,7 +23,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from implicitkit.lifting.holders import Bound, Functions, Modules, Tensors, holders, kind_of, put, values
-from implicitkit.lifting.watch import Constants, version
+from implicitkit.lifting.overlay import Constants
+from implicitkit.lifting.watch import version
 
 _MOST = 256  # holders that are followed, the nearest first
 

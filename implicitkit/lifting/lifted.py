@@ -38,26 +38,13 @@ from implicitkit.foundation.unversioned_writes import FirstCalls
 from implicitkit.foundation.wording import DRAWN, ELSEWHERE, KEPT, UNSEEN
 from implicitkit.lifting.entries import Entries, Rest, differentiated, explicit, has_lazy, to_lift
 from implicitkit.lifting.late_binding import Bindings
+from implicitkit.lifting.overlay import Constants, Slot
 from implicitkit.lifting.purity import moved, watched
 from implicitkit.lifting.reach import below, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.recomputing import Recomputing, surroundings
 from implicitkit.lifting.stand_ins import is_marked, plainly, stand_ins
-from implicitkit.lifting.watch import (
-    Called,
-    Constants,
-    Discover,
-    Looks,
-    Slot,
-    Substitute,
-    SubstituteWithin,
-    graph_leaves,
-    leaks,
-    memory,
-    resolve,
-    substitutions,
-    swapped,
-    used,
-)
+from implicitkit.lifting.substitution import Substitute, SubstituteWithin, resolve, substitutions, swapped, used
+from implicitkit.lifting.watch import Called, Discover, Looks, graph_leaves, leaks, memory
 from implicitkit.lifting.work import Work
 
 

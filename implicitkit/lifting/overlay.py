@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator
 from threading import get_ident
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 _get, _has = dict.__getitem__, dict.__contains__  # quicker than super(), at every look at a parameter
 
 _ABSENT = object()
+Slot = tuple[nn.Module, str, str]  # a module, "_parameters" or "_buffers" (or an attribute of its own), and a key
+Constants = list[tuple[list[Slot], Tensor]]  # tensors of modules that are no arguments, and where they are
 # a module; "_parameters", "_buffers", "_modules", or "" of attributes; a key; what it is to hold
 Entry = tuple[nn.Module, str, str, Any]
 

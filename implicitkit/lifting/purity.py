@@ -14,8 +14,10 @@ from implicitkit.foundation import compat, pytrees, tracers
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.unversioned_writes import IN_PLACE, FirstCalls
 from implicitkit.lifting.entries import present
+from implicitkit.lifting.overlay import Constants
 from implicitkit.lifting.reach import named_tensors
-from implicitkit.lifting.watch import Constants, swapped, version
+from implicitkit.lifting.substitution import swapped
+from implicitkit.lifting.watch import version
 
 
 class Impurities(Protocol):

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from implicitkit.foundation import graph
 from implicitkit.foundation.faithful import faithful
 from implicitkit.lifting.reach import modules_in_use
-from implicitkit.lifting.watch import swapped
+from implicitkit.lifting.substitution import swapped
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from implicitkit.lifting.despite_failures import lift_despite_failures
 from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.lifted import Lifted, check_solution, lift_closed
 from implicitkit.lifting.reach import buffers_untouched
-from implicitkit.lifting.watch import resolve
+from implicitkit.lifting.substitution import resolve
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.auxiliary import auxiliary
 from implicitkit.problem.base import Problem, Restated

@@ -212,6 +212,10 @@ MUTANTS = [
         "implicitkit/lifting/watch.py",
         "tests/derivatives/test_odd_uses.py -k 'points or captured'",
         ("self.within = self.within or x is not shown", "pass"),
+    ),
+    *mutants(
+        "implicitkit/lifting/substitution.py",
+        "tests/derivatives/test_odd_uses.py -k 'points or captured'",
         ("        if id(t) in self.wrappers:\n            return self.wrappers[id(t)][1]\n", ""),
     ),
     *mutants(
