@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +29,19 @@ from implicitkit_deq.starting.extrapolation import Trend
 from implicitkit_deq.starting.warm_start import Last
 from implicitkit_deq.trajectory import Visit, check_steps, given_away, refuse_mapped
 from implicitkit_deq.unsolved_samples import Effort, Forgive, followed, gone_on, masked, near
+
+
+class Equation(NamedTuple):
+    """What one call solves: ``z = the_map(z, weights, *injected)``, from ``initial`` on."""
+
+    the_map: Frozen | FrozenStack
+    initial: Any
+    weights: Sequence[Tensor]
+    injected: tuple[Any, ...]
+
+    def once(self, z: Any) -> Any:
+        """The cell applied to ``z``."""
+        return self.the_map(z, self.weights, *self.injected)
 
 
 class DEQ(ik.extend.Configured, Composable, Copied):
@@ -261,21 +273,20 @@ class DEQ(ik.extend.Configured, Composable, Copied):
 
             return Frozen(function, self.cell, places, check, device, **how)
 
-        def solve(the_map: Frozen | FrozenStack, dims: Any) -> Any:
+        def solve(dims: Any) -> tuple[Equation, Any]:
+            equation = Equation(frozen(dims), initial, weights, injected)
             if self._unrolling():
-                return self._unrolled(the_map, initial, weights, injected)
-            return self._equilibrium(the_map, initial, weights, injected, dims, visit, trend)
+                return equation, self._unrolled(equation)
+            return equation, self._equilibrium(equation, dims, visit, trend)
 
         visited: list[Any] = []
         trend = self._followed(z0) if index is None else None
         visit = Visit(at, visited, self.settings.callback) if at else self.settings.callback
-        the_map = frozen(dims)
         try:
-            z = solve(the_map, dims)
+            equation, z = solve(dims)
         except Drawing:
             self._rows.never(self.training)
-            the_map = frozen(None)
-            z = solve(the_map, None)
+            equation, z = solve(None)
         state = ik.extend.trees.tree_map(lambda t: t.detach(), z)
         self._used = self._used or check_use(self.cell, state, inputs)
         if self.batch_dims:
@@ -286,16 +297,15 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         self._start = (initial, state) if start.is_learned(self.init) else None
         refuse_mapped(visited, state)
         with ik.extend.modules_held() if visited else contextlib.nullcontext():
-            outputs = [self._output(the_map(point, weights, *injected)) for point in visited]
-        the_map.finish(z, weights, injected)
+            outputs = [self._output(equation.once(point)) for point in visited]
+        equation.the_map.finish(z, weights, injected)
         return [*outputs, self._output(z)]
 
     def _output(self, z: Any) -> Any:
         return given_away(self.cell.output(z) if isinstance(self.cell, Cell) else z)
 
-    def _equilibrium(
-        self, the_map: Any, initial: Any, weights: Sequence[Tensor], injected: Any, dims: Any, visit: Any, trend: Any
-    ) -> Any:
+    def _equilibrium(self, equation: Equation, dims: Any, visit: Any, trend: Any) -> Any:
+        the_map, initial, weights, injected = equation
         asked = {**self.settings.options(), "callback": visit}
         if trend is not None:
             asked["rule"] = followed(asked["rule"], trend)
@@ -317,21 +327,9 @@ class DEQ(ik.extend.Configured, Composable, Copied):
                 self.solution = error.solution.detach()
             raise
         self.solution = solution.detach()
-        return (
-            self._forgiven(the_map, initial, solution, weights, injected, policy)
-            if isinstance(policy, Forgive)
-            else solution.value
-        )
+        return self._forgiven(equation, solution, policy) if isinstance(policy, Forgive) else solution.value
 
-    def _forgiven(
-        self,
-        the_map: Frozen | FrozenStack,
-        initial: Any,
-        solution: ik.Solution,
-        weights: Sequence[Tensor],
-        injected: tuple[Any, ...],
-        policy: Forgive,
-    ) -> Any:
+    def _forgiven(self, equation: Equation, solution: ik.Solution, policy: Forgive) -> Any:
         """The value (of what ran away the start), with another derivative for the samples that have no solution."""
         z, converged = solution.value, solution.converged
         if ik.extend.transforms_active():
@@ -343,22 +341,21 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         if not self._forgave:
             self._forgave = True
             policy.tell(solution, self._effort.spared, self.init == "zeros" and self._last is None)
-        first = functools.partial(the_map, initial, weights, *injected)
-        held = near(solution.status, z, initial, first if self.causal else None)
+        initial = equation.initial
+        held = near(solution.status, z, initial, (lambda: equation.once(initial)) if self.causal else None)
         if policy.derivative == "truncated" and torch.is_grad_enabled():
             with ik.extend.modules_held():
-                once = the_map(held, weights, *injected)
+                once = equation.once(held)
             # the value is the iterate, the derivative that of one application of the cell
             held = ik.extend.trees.tree_map(lambda t, f: t + (f - f.detach()), held, once)
         return masked(converged, z, held)
 
-    def _unrolled(
-        self, the_map: Frozen | FrozenStack, z: Any, weights: Sequence[Tensor], injected: tuple[Any, ...]
-    ) -> Any:
+    def _unrolled(self, equation: Equation) -> Any:
         assert self.pretraining is not None
+        z = equation.initial
         with ik.extend.modules_held():
             for _ in range(self.pretraining.depth(int(self.calls))):
-                z = the_map(z, weights, *injected)
+                z = equation.once(z)
         self.calls += 1
         self.solution = None
         return z
