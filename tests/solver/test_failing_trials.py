@@ -65,7 +65,7 @@ def test_one_sample_fails_by_itself(in_dims):
     torch.testing.assert_close(mapped, closed_form(s), rtol=1e-7, atol=1e-9)
 
 
-def test_constrained():
+def test_a_covariance_of_given_trace():
     """With the trace given: ``X = (S + y I)^{-1}``, ``y`` such that it has that trace."""
     trace = lambda z, s: z[..., [0, 2, 5]].sum(-1) - 3.0  # noqa: E731
     s = torch.tensor(1.3, dtype=D)
@@ -75,7 +75,7 @@ def test_constrained():
     torch.testing.assert_close(solution.value, wanted, rtol=1e-7, atol=1e-7)
 
 
-def test_roots():
+def test_a_root_whose_first_step_leaves_the_definite_matrices():
     """``inv(X) = S`` from where Newton's first step leaves the definite matrices."""
 
     def residual(z, s):
@@ -309,7 +309,7 @@ def test_of_a_vector_the_error_is_torchs(name: str) -> None:
         ik.root(f, torch.ones(2, 3, dtype=torch.float64), batch_dims=1)
 
 
-def test_on_the_way() -> None:
+def test_a_matrix_that_fails_at_a_trial_point_costs_no_evaluation() -> None:
     """Where the matrix fails at a trial point only, and at no cost in evaluations for finding which."""
     f = lambda z, t: torch.linalg.cholesky((z**3 + z - t)[..., None] + 2).squeeze(-1) - 2**0.5  # noqa: E731
     t = torch.tensor([[0.5], [30.0], [-0.4]], dtype=D)
@@ -382,7 +382,7 @@ MAPS = {
     [*((name, "auto") for name in MAPS), *(("growth", s) for s in ("anderson", "aitken", "broyden", "relay"))],
 )
 @pytest.mark.parametrize("n", [1, 5])
-def test_comes_back(name, n, solver):
+def test_an_iteration_that_leaves_its_domain_comes_back(name, n, solver):
     step, start, value = MAPS[name]
     found = ik.fixed_point(step, torch.full((n,), start, dtype=D), solver=solver)
     torch.testing.assert_close(found.value, torch.full((n,), value, dtype=D), rtol=1e-7, atol=0)
@@ -431,7 +431,7 @@ def test_a_map_that_leaves_its_domain_is_said_to():
     assert caught.value.solution.evaluations < 10
 
 
-def test_soon():
+def test_a_map_that_fails_beside_its_path_is_accelerated_all_the_same():
     """Accelerated all the same: the iteration alone takes 267 evaluations."""
     found = ik.fixed_point(lambda z: growth(z, 0.25), torch.tensor(0.1, dtype=D))
     assert found.evaluations < 60, found

@@ -42,7 +42,7 @@ EQUATIONS = {"network": (network, 7), "sqrt": (away, 3), "modulus": (norms, 3), 
 
 @pytest.mark.parametrize("kind", ["root", "least_squares"])
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_equations(name, kind):
+def test_equations_are_solved_from_a_start_without_slope(name, kind):
     function, n = EQUATIONS[name]
     found = getattr(ik, kind)(function, torch.zeros(n, dtype=D))
     assert function(found.value).abs().max() < 1e-6
@@ -50,7 +50,7 @@ def test_equations(name, kind):
 
 
 @pytest.mark.parametrize("solver", ["newton", "newton_krylov", "levenberg_marquardt", "trust_region", "chord"])
-def test_by_name(solver):
+def test_methods_asked_for_by_name_leave_it_too(solver):
     assert away(ik.root(away, ZERO, solver=solver).value).abs().max() < 1e-6
 
 
@@ -63,19 +63,19 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_minima(name):
+def test_minima_are_found_from_a_start_without_slope(name):
     objective, value = OBJECTIVES[name]
     torch.testing.assert_close(ik.argmin(objective, ZERO).value, torch.full_like(ZERO, value), rtol=1e-6, atol=0)
 
 
-def test_within_bounds():
+def test_a_start_on_a_bound_where_the_slope_is_infinite():
     """The start is the bound itself, and the slope there is infinite."""
     found = ik.argmin(lambda z: (z - torch.sqrt(z)).sum(), ZERO, bounds=(0, None))
     torch.testing.assert_close(found.value, torch.full_like(ZERO, 0.25), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_either_side(sign):
+def test_a_domain_is_entered_whichever_side_it_lies_on(sign):
     """A domain that begins at the start is entered, whichever side it lies on."""
     found = ik.root(lambda z: torch.sqrt(sign * z) - 2, ZERO)
     torch.testing.assert_close(found.value, torch.full_like(ZERO, 4 * sign), rtol=1e-7, atol=0)
@@ -101,7 +101,7 @@ def test_nothing_is_asked_where_steps_were_taken():
     assert found.evaluations == 6
 
 
-def test_said():
+def test_a_branch_that_spoils_every_derivative_is_named():
     """A branch that is not taken spoils every derivative, wherever the search begins: that is said."""
 
     def objective(z):
@@ -116,7 +116,7 @@ def test_said():
         ik.argmin(lambda z: (z * z.log()).sum(), ZERO)
 
 
-def test_watched():
+def test_traces_and_callbacks_go_on_from_the_steps_at_the_start():
     """Steps count on from those at the start, a trace has all of them, and a callback's word is final."""
     seen = []
     found = ik.root(away, ZERO, trace=True, callback=lambda step, z, norm: seen.append(step))
@@ -151,7 +151,7 @@ LIMITED = {
 
 
 @pytest.mark.parametrize("name", LIMITED)
-def test_step_limit(name):
+def test_the_step_limit_is_for_both_runs(name):
     """``max_steps`` is for both runs, and where it ends them the best point is returned, not the start."""
     solve, residual = LIMITED[name]
     for most in (1, 2, 3, 4):
@@ -163,7 +163,7 @@ def test_step_limit(name):
 
 
 @pytest.mark.parametrize("n", [3, 50])
-def test_no_end(n):
+def test_an_objective_without_a_minimum_is_named_from_beside_the_start(n):
     """That the objective has no minimum is found out from beside the start, and said."""
     with pytest.raises(ik.ConvergenceError, match=r"unbounded \(the objective falls"):
         ik.argmin(lambda z: torch.sqrt(z * z).sum() - 3 * z.sum(), torch.zeros(n, dtype=D))
