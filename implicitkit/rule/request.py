@@ -97,20 +97,20 @@ class Request:
         if self.system.problem.by_blocks and not chosen.exact:
             chosen = BlockSubstitution(chosen)
         assert self.z0 is not None
-        bare = Request(
-            self.system,
-            self.solver,
-            self.options,
-            None,
-            (),
-            self.on_failure,
-            self.record,
-            self.first,
-            chosen,
-            {"rtol": rtol, "atol": atol, "max_steps": max_steps},
-            self.preconditioner,
-            self.batchable,
-            watched or self.on_failure != "ignore",
+        bare = Request(  # written out: once a solve, and dataclasses.replace looks every field up
+            system=self.system,
+            solver=self.solver,
+            options=self.options,
+            z0=None,
+            theta=(),
+            on_failure=self.on_failure,
+            record=self.record,
+            first=self.first,
+            linear_solver=chosen,
+            linear_options={"rtol": rtol, "atol": atol, "max_steps": max_steps},
+            preconditioner=self.preconditioner,
+            batchable=self.batchable,
+            watched=watched or self.on_failure != "ignore",
         )
         return root(bare, self.z0, self.theta)
 
