@@ -12,8 +12,8 @@ from implicitkit.lifting.lifted import Lifted, lift
 def lift_despite_failures(
     function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Callable[[Any], None], batch: int
 ) -> Lifted:
-    """:func:`~implicitkit.lifting.lifted.lift`, of so many samples, of which those fail by themselves whose matrices have no
-    factors; ``Lifted.failed`` says why."""
+    """:func:`~implicitkit.lifting.lifted.lift` where some samples have matrices without factors: these fail by themselves,
+    and ``Lifted.failed`` says why."""
 
     def made() -> tuple[Lifted, list[Any]]:
         seen: list[Any] = []

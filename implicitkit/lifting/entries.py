@@ -101,7 +101,7 @@ class Rest:
     as_before: Sequence[tuple[nn.Module, str, Any]] = ()
 
     def note(self, but: Constants) -> None:
-        """What the slots hold now is what they are to hold, ``but`` for those that somebody else looks after."""
+        """Note what the slots hold now, to which they will be held, ``but`` for those that somebody else looks after."""
         others: Collection[tuple[int, str, str]] = {(id(m), kind, key) for places, _ in but for m, kind, key in places}
         self.slots = [s for s in self.slots if (id(s[0]), *s[1:]) not in others]
         self.was = [present(s) for s in self.slots]
@@ -113,7 +113,7 @@ class Rest:
         return [m for m in own if type(m) is nn.Module or not type(m).__module__.startswith("torch.")]
 
     def moved(self) -> list[tuple[list[Slot], Any]]:
-        """What was in slots in which something else is now, or what is tracked since, with these slots."""
+        """The slots that hold something else now, or something tracked since, and what they held."""
         moved: list[tuple[list[Slot], Any]] = []
         for slot, t, constant in zip(self.slots, self.was, self.constant, strict=False):
             if present(slot) is not t:

@@ -43,12 +43,12 @@ class Larger(NamedTuple):
     size: int
 
     def at(self, z: Tensor, others: Tensor) -> Tensor:
-        """What it returns for the rows that are left, at ``z``, while all others are at ``others`` ``(1, n)``."""
+        """What the kernel returns for the rows that are left, at ``z``, while all others are at ``others`` ``(1, n)``."""
         point = others.expand(self.size, -1).index_copy(0, self.rows, z)
         return self.kernel(point, *self.theta).index_select(0, self.rows)
 
     def couples(self, z: Tensor) -> bool:
-        """Does that change with where the others are?"""
+        """Do the rows that are left depend on where the others are?"""
         if compat.transforms_active() or not 0 < len(self.rows) == len(z) < self.size:
             return False
         with torch.no_grad():

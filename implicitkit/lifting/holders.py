@@ -71,12 +71,12 @@ class Kind:
 
     @classmethod
     def follows(cls, x: Any) -> bool:
-        """Is this one looked at?"""
+        """Is ``x`` looked into?"""
         return True
 
     @classmethod
     def bound(cls, x: Any) -> Bound:
-        """What its names are bound to; what it contains."""
+        """What the names of ``x`` are bound to, or what it contains."""
         raise NotImplementedError
 
     @classmethod
@@ -86,12 +86,12 @@ class Kind:
 
     @classmethod
     def told_by(cls, x: Any, name: Any) -> bool:
-        """Would a name that was not bound be noticed, as the key of a dict is?"""
+        """Would a name that was not bound be noticed in ``x``, as the key of a dict is?"""
         return False
 
     @classmethod
     def blank(cls, x: Any, names: Any, made: dict[int, Any]) -> Any:
-        """A copy that is not yet filled, with which others may be."""
+        """A copy of ``x`` that is not yet filled, so that others can refer to it."""
         raise NotImplementedError
 
     @classmethod
@@ -113,7 +113,7 @@ class Tensors(Kind):
 
 
 class Functions(Kind):
-    """What the names that a function reads and does not bind itself are bound to, its defaults and attributes."""
+    """Functions: what the names that they read and do not bind themselves are bound to, their defaults and attributes."""
 
     @classmethod
     def follows(cls, x: Any) -> bool:
@@ -136,7 +136,7 @@ class Functions(Kind):
 
     @classmethod
     def blank(cls, x: Any, names: Any, made: dict[int, Any]) -> Any:
-        """With cells of its own for these names, and with globals of its own if one of them has to be another."""
+        """A function with cells of its own for these names, and with globals of its own if one of them has to be another."""
         closure = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
         cells = tuple([types.CellType() if name in names else cell for name, cell in closure])
         space = x.__globals__
@@ -225,7 +225,7 @@ class Mappings(Sequences):
 
 
 class Objects(Kind):
-    """Attributes."""
+    """Objects of a class in the language: their attributes."""
 
     by_class = True
 
@@ -270,7 +270,7 @@ class Named(Objects):
 
 
 class Classes(Kind):
-    """Attributes that are no functions, and functions that read names of their scope."""
+    """Classes: attributes that are no functions, and functions that read names of their scope."""
 
     @classmethod
     def follows(cls, x: Any) -> bool:
@@ -300,7 +300,7 @@ class _Derived(abc.ABCMeta):
 
 
 class Modules(Objects):
-    """Attributes, but for those that every module has."""
+    """Modules of torch: their attributes, but for those that every module has."""
 
     own = frozenset(vars(nn.Module()))
 
@@ -314,7 +314,7 @@ class Modules(Objects):
 
     @staticmethod
     def instead(x: nn.Module, bound: Any, of_class: Any, made: Mapping[int, Any]) -> list[tuple[nn.Module, str, Any]]:
-        """What its attributes have to be; functions of its class that have to be others become attributes."""
+        """What the attributes of a module have to be; functions of its class that have to be others become attributes."""
         found = [(x, name, put(value, made)) for name, value in bound.items()]
         for name, value in of_class.items():
             if name not in bound:
@@ -368,7 +368,7 @@ def kind_of(kind: Any) -> type[Kind] | None:
 
 @by_class
 def _base(kind: Any) -> Any:
-    """The first class that it is derived from, and that is not made by a ``class`` statement."""
+    """The first class that ``kind`` is derived from and that is not made by a ``class`` statement."""
     return next(c for c in kind.__mro__ if c in _BASES or not c.__flags__ & HEAP)
 
 

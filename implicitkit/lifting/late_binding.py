@@ -50,7 +50,7 @@ class Bindings:
         self.follow([*holders((function,)), *modules])
 
     def follow(self, todo: list[Any]) -> None:
-        """Note these, and what they lead to."""
+        """Note what these objects hold, and what is held by whatever that leads to."""
         for x in todo:  # which grows meanwhile
             if len(self._noted) >= _MOST:
                 break
@@ -64,7 +64,7 @@ class Bindings:
                     self._tensors += [(t, version(t), t.requires_grad) for t in tensors]
 
     def changes(self) -> list[str]:
-        """In words: which tensor was written to, or is tracked now."""
+        """Sentences that say which tensor was written to, or is tracked now."""
         said = []
         for t, before, tracked in self._tensors:
             if version(t) != before:
@@ -82,7 +82,7 @@ class Bindings:
         return "a tensor"
 
     def forget_changed(self) -> None:
-        """What is bound to something else already, evaluations have bound: it is not noted any more."""
+        """Note no more what is bound to something else already: evaluations have bound it."""
         for key, noted in list(self._noted.items()):
             if noted.moved() and not noted.forget_changed():
                 del self._noted[key]
@@ -100,7 +100,7 @@ class Bindings:
         return self._restored_as[1]
 
     def _copy(self, notes: list[_Noted]) -> Any:
-        """The callable, of copies that refer to each other."""
+        """A copy of the callable, made of copies that refer to each other."""
         notes = sorted(
             notes, key=lambda noted: not isinstance(noted.x, type)
         )  # classes, whose objects are copied, first
@@ -130,11 +130,11 @@ class _Noted:
         self.own = self.kind.own
 
     def leads_to(self, some: set[int]) -> bool:
-        """Does it refer to one of these, or is its class one?"""
+        """Does ``x`` refer to one of ``some``, or is its class one of them?"""
         return id(type(self.x)) in some or any(id(x) in some for x in holders(values(self.bound)))
 
     def moved(self) -> bool:
-        """Is one of them bound to something else?"""
+        """Is one of the names bound to something else by now?"""
         bound, now = self.bound, self.kind.now(self.x)
         if type(bound) is list:
             return len(now) != len(bound) or any(map(operator.is_not, now, bound))
@@ -155,7 +155,7 @@ class _Noted:
         return True
 
     def fill(self, made: dict[int, Any]) -> None:
-        """What is bound, in the copy, which keeps what is its own as it is."""
+        """Bind in the copy of ``x`` what was noted; names that are its own stay as they are."""
         if type(self.bound) is list:
             self.kind.fill(made[id(self.x)], self.x, [put(value, made) for value in self.bound])
             return

@@ -137,11 +137,11 @@ class Lifted:
             return _each(resolve, self.call(self.function, z, args))  # what is returned as it is no operation has shown
 
     def substitute(self, by_name: dict[int, Tensor]) -> Substitute:
-        """A context in which its operations get these in the place of what it captures."""
+        """A context in which operations get these in the place of what the function captures."""
         return SubstituteWithin(by_name) if self.within else Substitute(by_name)
 
     def _recomputes(self) -> bool:
-        """May parts of it be computed once more in a backward, and be others then?"""
+        """May parts of the function be computed once more in a backward, and be others then?"""
         return self.recomputed or (self.recomputed is None and not self.as_torch and torch.is_grad_enabled())
 
     def on_the_spot(self, z: Any, theta: Sequence[Tensor]) -> Any:

@@ -28,7 +28,7 @@ def slots(kind: Any) -> dict[str, Any]:
 
 @by_class
 def _slots(kind: Any) -> Sequence[tuple[str, int]]:
-    """These, and which of the classes that it is derived from has each."""
+    """The names of these attributes, and which of the classes that ``kind`` is derived from has each."""
     members = {
         name: (i, member) for i, c in reversed(list(enumerate(kind.__mro__))) for name, member in vars(c).items()
     }
@@ -52,7 +52,7 @@ def attributes(x: Any) -> dict[str, Any]:
 
 
 def set_attributes(x: Any, attributes: dict[str, Any]) -> None:
-    """Past whatever the class does where an attribute is set."""
+    """Set attributes past whatever the class does where one is set."""
     members = slots(type(x))
     for name, value in attributes.items():
         if name in members:
@@ -80,7 +80,7 @@ def spaces(kind: Any) -> Sequence[Mapping[str, Any]]:
 
 @by_class
 def _places(kind: Any) -> Sequence[int]:
-    """Where these classes are among all that it is derived from."""
+    """Where in the ``__mro__`` of a class the user's own classes are, the nearest last."""
     if type(kind) not in (type, abc.ABCMeta):
         return ()
     places = [i for i, c in enumerate(kind.__mro__) if not _is_known(c)]
@@ -89,7 +89,7 @@ def _places(kind: Any) -> Sequence[int]:
 
 @by_class
 def _noted(kind: Any) -> list[Any]:
-    """The names that its classes had when they were looked at last, and which of them may be bound anew."""
+    """Room for what :func:`shared` has found of a class: the names that there were, and which of them may be bound anew."""
     return []
 
 
@@ -105,7 +105,7 @@ def in_library(module: str) -> bool:
 
 
 def _names(found: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, int]]:
-    """:func:`shared`, with the number of the class."""
+    """The names that may be bound anew among those of some classes, each with the number of its class."""
     names: dict[str, int] = {}
     for i, space in enumerate(found):
         for name, value in space.items():
@@ -126,7 +126,7 @@ def _function(value: Any) -> Any:
 
 
 def _reads(function: types.FunctionType) -> bool:
-    """Does it read a name of its scope that is no library's?"""
+    """Does a function read a name of its scope that is no library's?"""
     code, space = used(function.__code__), function.__globals__
     if code.reads_free:
         return True

@@ -30,7 +30,7 @@ class Impurities(Protocol):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The user's."""
+        """The user's function."""
 
 
 def watched(

@@ -88,7 +88,8 @@ def can_keep(function: Any, modules: list[nn.Module]) -> bool:
 
 
 def _walk(x: Any, found: list[nn.Module], seen: dict[int, Any], depth: int) -> None:
-    """Where a class names the attributes that its objects call (``reaches``), no other is followed."""
+    """Gather the modules that ``x`` leads to.  Where a class names the attributes that its objects call (``reaches``), no
+    other is followed."""
     if isinstance(x, (Tensor, str, int, float, type, types.ModuleType)) or x is None or id(x) in seen or depth > _DEPTH:
         return
     seen[id(x)] = x

@@ -17,7 +17,7 @@ def is_marked(t: Tensor) -> bool:
 
 
 def plainly(t: Tensor, levels: bool) -> Tensor:
-    """``t`` tracked and batched at no level."""
+    """``t`` as it is below every level, tracked and batched at none."""
     return compat.plain_sample(t) if levels else t.detach()
 
 

@@ -56,8 +56,8 @@ class Discover(TorchFunctionMode):
         return x
 
     def _from_outside(self, x: Tensor) -> bool:
-        """Not of a level above.  (Below a transform that is suspended for a solve around this one, what that solve has made
-        explicit is of a level above, and from outside.)"""
+        """Was a tensor made outside, on no level above?  (Below a transform that is suspended for a solve around this one,
+        what that solve has made explicit is of a level above, and from outside.)"""
         if is_substituted(x):
             return True
         if compat.level(x) > self.level:

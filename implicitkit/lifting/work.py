@@ -49,15 +49,15 @@ class Work(NamedTuple):
 
 
 class Tally:
-    """Counts it.  Of a function that leaves torch, has operations of somebody's own, or factors matrices, operations and
-    what they return do not tell how long it takes: it stays unknown."""
+    """Counts the :class:`Work` of an evaluation.  Of a function that leaves torch, has operations of somebody's own, or
+    factors matrices, operations and what they return do not tell how long it takes: it stays unknown."""
 
     def __init__(self) -> None:
         self.operations = self.numbers = self.products = 0
         self.known = True
 
     def add(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        """One operation."""
+        """Count one operation."""
         name = getattr(func, "__name__", "")
         made = sum(t.numel() for t in tensors_in(out))
         self.operations += 1
@@ -77,7 +77,7 @@ class Tally:
             self.known = self.known and not (long or foreign)
 
     def work(self) -> Work:
-        """All of it."""
+        """All that was counted."""
         return Work(self.operations, self.numbers, self.products) if self.known else Work()
 
 

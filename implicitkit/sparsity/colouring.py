@@ -91,12 +91,12 @@ def of_columns(groups: np.ndarray, count: int, rows: Sequence[int] = ()) -> Colo
 
 
 def fewest(pattern: IndexSets) -> int:
-    """Products that show its entries, at least."""
+    """Products that show the entries of a pattern, at least."""
     return min(int(counts.max(initial=0)) for counts in _counts(pattern))
 
 
 def most(pattern: IndexSets) -> int | None:
-    """Products that show its entries, at most; ``None`` where there may be no colouring."""
+    """Products that show the entries of a pattern, at most; ``None`` where there may be no colouring."""
     rows, columns = _counts(pattern)
     if max(int((counts * counts).sum()) for counts in (rows, columns)) > _PAIRS:
         return None
@@ -161,7 +161,8 @@ def _hubs(pattern: IndexSets, cost: float) -> np.ndarray:
 
 
 def _of_symmetric(pattern: IndexSets) -> Colouring | None:
-    """Hubs, or multipliers, by products of their own, the others by what is left without their rows and columns."""
+    """The colouring of a symmetric matrix: hubs, or multipliers, by products of their own, the others by what is left
+    without their rows and columns."""
     multipliers = np.flatnonzero(pattern.diagonal() == 0)
     plans = [_set_apart(pattern, _symmetric_hubs(pattern))]
     if 0 < len(multipliers) < pattern.shape[0]:

@@ -261,7 +261,7 @@ class _Seeds(NamedTuple):
     number: int
 
     def and_then(self, other: _Seeds) -> _Seeds:
-        """These, and then the others."""
+        """These groups, and then the others."""
         groups = np.concatenate([self.groups, self.number + other.groups])
         return _Seeds(groups, np.concatenate([self.members, other.members]), self.number + other.number)
 

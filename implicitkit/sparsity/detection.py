@@ -28,7 +28,7 @@ from implicitkit.sparsity.watching import watched_by
 
 @dataclass(frozen=True)
 class Detected:
-    """What was found.
+    """What watching an evaluation has found.
 
     Attributes:
         pattern: boolean ``(m, n)`` in compressed rows, the same for every sample; ``None`` if there is none to be had.

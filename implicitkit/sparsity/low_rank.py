@@ -235,7 +235,7 @@ class _Last(NamedTuple):
 
     @classmethod
     def of(cls, pattern: Bordered, entries: Entries, error: np.ndarray, mv: _Product, like: Tensor) -> _Last:
-        """``mv``: the product with the matrix that has these entries."""
+        """Entries to be kept; ``mv``: the product with the matrix that has them."""
         moduli = Entries(*map(np.abs, entries))
         matrices = [LowRank(pattern.matrix(a), u, v) for a, u, v in zip(*moduli, strict=True)]
         sizes = np.stack([np.maximum(A.max(0).toarray()[0], U.max(0, initial=0.0) @ V) for A, U, V in matrices])
@@ -245,7 +245,7 @@ class _Last(NamedTuple):
         return cls(entries, error, v, product_of_one(mv, v, len(error), like), rounding, like.dtype)
 
     def still(self, mv: _Product, batch: int, like: Tensor) -> bool:
-        """Are they those of the matrix with this product?"""
+        """Are the entries those of the matrix with this product?"""
         if batch != len(self.error) or like.dtype != self.dtype:
             return False
         now = product_of_one(mv, self.v, batch, like)
@@ -254,8 +254,8 @@ class _Last(NamedTuple):
 
 
 def bordered(pattern: IndexSets, n: int) -> Bordered | None:
-    """Made ready for use: ``pattern`` of ``A``, ``n`` columns, and of ``U``; ``None`` where no number is shared, there are
-    too few rows to find ``V`` from, or ``A`` is hardly sparse."""
+    """A :class:`Bordered` pattern made ready for use: ``pattern`` of ``A``, ``n`` columns, and of ``U``; ``None`` where no
+    number is shared, there are too few rows to find ``V`` from, or ``A`` is hardly sparse."""
     used = sp.csr_matrix(pattern[:, n:]).astype(np.int32)
     rare = (np.asarray(used.sum(0)).reshape(-1) <= _RARE).astype(np.int32)
     alone = np.flatnonzero(used @ rare)

@@ -91,7 +91,7 @@ class Sparsity:
         return self.find_bordered(function, z) if found is None else found
 
     def refute_bordered(self) -> None:
-        """A product has shown that it does not hold."""
+        """Note that a product has shown an entry that the pattern of :meth:`find_bordered` does not have."""
         self._hopeless = True
         _found[("bordered", self.key)] = None
 

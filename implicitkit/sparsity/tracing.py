@@ -128,7 +128,7 @@ class Trace(tracers.TorchDispatchMode):
         return index_sets.named(sets, wide, first + which)
 
     def guess(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Without a rule: outputs depend on all inputs."""
+        """Note, without a rule, that outputs depend on all inputs."""
         self.guessed.append(name)
         collections = [self.read(t) for t in inputs if self.tracked(t)]
         for out in outputs:

@@ -21,7 +21,7 @@ class Watcher(Protocol):
     """A trace of one evaluation (:class:`~implicitkit.sparsity.tracing.Trace`)."""
 
     def asleep(self, run: Callable[[], T]) -> T:
-        """``run()``, unseen."""
+        """``run()``, of which nothing is noted."""
 
     def rowwise(self, out: Tensor, sources: Sequence[Tensor]) -> None:
         """Each row of ``out`` depends on all that the rows of ``sources`` with its number depend on, these repeated if they

@@ -23,7 +23,8 @@ Dims = Callable[[Sequence[Any], dict[str, Any]], Any]
 def mix(
     trace: Trace, tensors: Sequence[Tensor], dims: Sequence[int], outputs: Sequence[Tensor], scalar: bool = False
 ) -> None:
-    """``tensors`` share a shape; outputs keep it outside ``dims``, and have any size or no dimension there.
+    """Note outputs that mix the dimensions ``dims`` of ``tensors``, which share a shape: outputs keep it outside ``dims``,
+    and have any size or no dimension there.
 
     ``scalar``: an entry depends on those at its own place, and on one number made of all (softmax).
     """

@@ -38,7 +38,7 @@ def broadcast(trace: Trace, t: Tensor, shape: Sequence[int]) -> IndexSets:
 
 
 def pointwise(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Union over the arguments, broadcast."""
+    """Each entry depends on the entries at its place in all arguments, broadcast."""
     tensors = [t for t in tree_flatten((args, kwargs))[0] if trace.tracked(t)]
     outputs = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
     for o in outputs:
