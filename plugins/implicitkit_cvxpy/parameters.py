@@ -42,7 +42,7 @@ class Declared:
 
     @property
     def complaint(self) -> str:
-        """What to say of a value that breaks it."""
+        """What to say of a value that breaks what was declared."""
         claims = [f"{self.sign}, and a value violates that"] if self.sign else []
         if self.pattern is not None:
             claims.append("diagonal or sparse, and an entry outside that pattern is not zero")

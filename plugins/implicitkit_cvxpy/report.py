@@ -86,7 +86,7 @@ class ConeSolution:
 
     @property
     def condition(self) -> Tensor:
-        """Its condition number in the 2-norm; ``inf`` where it is singular."""
+        """The condition number of the KKT matrix in the 2-norm; ``inf`` where it is singular."""
         return torch.where(self.rank < self.w.shape[1], torch.inf, self.degeneracy.condition)
 
     def __repr__(self) -> str:

@@ -50,7 +50,8 @@ def shortcut(call: Call, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _found(call: Call, data: Sequence[Tensor], flags: Tensor) -> Tensor:
-    """``w``: the derivatives of cones on the way there are nobody else's, a checkpoint's around the layer least of all."""
+    """The solution ``w``.  The derivatives of cones that are noted on the way are nobody else's, least of all those of a
+    checkpoint around the layer."""
     with extend.own_graphs():
         return call.find(data, flags)
 

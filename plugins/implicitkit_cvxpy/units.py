@@ -78,7 +78,7 @@ class Units(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What they consist of, each ``(batch, ...)``."""
+        """The tensors that these units consist of, each ``(batch, ...)``."""
         return self.columns, self.objective, self.least, *self.turn[1:]
 
     @property
@@ -87,12 +87,12 @@ class Units(NamedTuple):
         return torch.cat([self.columns, self.turn.rows], 1).log2().abs().amax(1)
 
     def same(self, others: Units) -> Tensor:
-        """For which samples are the ``others`` the same, ``(batch,)``?"""
+        """For which samples are the ``others`` these same units, ``(batch,)``?"""
         pairs = zip(self.tensors, others.tensors, strict=True)
         return torch.stack([(a == b).flatten(1).all(1) for a, b in pairs]).all(0)
 
     def only(self, which: Tensor, others: Units) -> Units:
-        """For the samples ``which``, ``(batch,)``; the ``others`` keep theirs."""
+        """These units for the samples ``which``, ``(batch,)``; the ``others`` keep theirs."""
         which = which.unsqueeze(1)
         mixed = (torch.where(which, a, b) for a, b in zip(self.tensors, others.tensors, strict=True))
         return Units.of_tensors(self.turn.dual, *mixed)

@@ -31,7 +31,7 @@ class Rows:
         self._may_drop: dict[bool, bool] = {}  # by mode, training or not
 
     def never(self, training: bool) -> None:
-        """Not in this mode, from now on: the cell draws."""
+        """Drop no row in this mode from now on: the cell draws random numbers."""
         self._may_drop[training] = False
 
     def dims(
@@ -93,7 +93,7 @@ def _without_first(x: Any, dim: int | None) -> Any:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """To rounding: sums over other batches are taken in another order."""
+    """Are two values equal to rounding?  Sums over other batches are taken in another order."""
     if a.shape != b.shape:
         return False
     near = torch.finfo(a.dtype).eps ** 0.5

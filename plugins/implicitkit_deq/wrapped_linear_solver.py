@@ -16,7 +16,8 @@ _SAID = "name", "needs", "exact", "matrix_free", "preconditions", "factors", "ha
 @dataclass(frozen=True)
 @options.adopts("inner", *_SAID)
 class Around(ik.LinearSolver):
-    """What is said of it (its name, what it needs, whether it is exact, and so on) is what is true of the one inside.
+    """A linear solver around another one.  What is said of it (its name, what it needs, whether it is exact, and so on) is
+    what is true of the one inside.
 
     Subclasses say what they do with a right-hand side; several are the inner solver's own business, if they say nothing.
 

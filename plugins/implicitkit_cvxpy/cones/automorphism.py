@@ -39,7 +39,7 @@ class Automorphism(NamedTuple):
 
     @classmethod
     def identity(cls, dual: DualCone, b: Tensor) -> Automorphism:
-        """For programs with the offsets ``b``, ``(batch, m)``."""
+        """The identity, for programs with the offsets ``b``, ``(batch, m)``."""
         heads = dual.heads.to(b.device)
         none = torch.zeros_like(b[:, :1])
         boost, shift = (none.expand(-1, number) for number in (len(heads), dual.cones.exp))

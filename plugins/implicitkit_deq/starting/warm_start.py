@@ -116,7 +116,7 @@ class Last:
 
 
 def _beside(which: Tensor, leaf: Tensor) -> Tensor:
-    """``(batch,)``, to be broadcast against ``(batch, ...)``."""
+    """``which`` ``(batch,)``, to be broadcast against a leaf ``(batch, ...)``."""
     return which.view(-1, *[1] * (leaf.ndim - 1))
 
 
@@ -148,7 +148,7 @@ class Followed:
         self.calls = 0
 
     def again(self) -> bool:
-        """Does this call?"""
+        """Does this call, too, start from a last equilibrium?"""
         self.calls = (self.calls + 1) % _ANEW
         return self.calls > 0
 
