@@ -43,18 +43,10 @@ def run(
         movers: list[tuple[ComponentStepper, Tensor]] = []
         longest = 0
         for stepper in steppers:
-            running = stepper.running
-            if not bool(running.any()):
+            if not bool(stepper.running.any()):
                 continue
             above = parents[id(stepper)]
-            final = torch.ones_like(running)
-            ready = running
-            for s in above:
-                final = final & ~s.running
-                relative = s.relative
-                ready = ready & (~s.running | ((relative <= gate) & (relative <= gate * stepper.relative)))
-            # what is solved for the time being waits for what it reads to become final
-            ready = ready & (final | ~stepper.satisfied)
+            ready, final = _ready(stepper, above, gate)
             if not bool(ready.any()):
                 continue
             read = tuple(states[p] for p in stepper.block.parents)
@@ -66,15 +58,7 @@ def run(
             stepper.settle(final)
             longest = max(longest, stepper.depth - before)
             movers.append((stepper, ready))
-        for stepper, ready in movers:
-            moving = ready & stepper.running & ~stepper.satisfied
-            # a method would remember what is not finite: the block waits for what such samples read
-            if bool(moving.any()) and not bool(stepper.lost.any()):
-                stepper.advance(moving)
-        for stepper, _ in movers:
-            if stepper.moved:
-                stepper.block.scatter(stepper.z, states)
-                stepper.moved = False
+        _step(movers, states)
         depth += longest
         rounds += 1
         norm = torch.stack([torch.linalg.vector_norm(s.norm, dim=1) for s in steppers])
@@ -84,3 +68,28 @@ def run(
             for s in steppers:
                 s.status = torch.where(s.running, int(Status.STOPPED), s.status)
     return depth
+
+
+def _ready(stepper: ComponentStepper, above: Sequence[ComponentStepper], gate: float) -> tuple[Tensor, Tensor]:
+    """Which samples of a block have something to do, and of which what it reads is final, ``(batch,)`` each."""
+    ready = stepper.running
+    final = torch.ones_like(ready)
+    for s in above:
+        final = final & ~s.running
+        relative = s.relative
+        ready = ready & (~s.running | ((relative <= gate) & (relative <= gate * stepper.relative)))
+    # what is solved for the time being waits for what it reads to become final
+    return ready & (final | ~stepper.satisfied), final
+
+
+def _step(movers: Sequence[tuple[ComponentStepper, Tensor]], states: dict[str, Tensor]) -> None:
+    """One step of each block that was evaluated, for the samples that are not solved; then all are seen where they are."""
+    for stepper, ready in movers:
+        moving = ready & stepper.running & ~stepper.satisfied
+        # a method would remember what is not finite: the block waits for what such samples read
+        if bool(moving.any()) and not bool(stepper.lost.any()):
+            stepper.advance(moving)
+    for stepper, _ in movers:
+        if stepper.moved:
+            stepper.block.scatter(stepper.z, states)
+            stepper.moved = False

@@ -139,16 +139,11 @@ def certify(solution: Solution) -> Certificate:
         step = -_apply_inverse(A, F)
         newton = (1 + _SOLVE_RTOL) * torch.linalg.vector_norm(step, dim=1)
         curvature = _curvature(system, theta, z, A, step)
-        h = inverse * curvature * newton
-        holds = h <= 0.5
-        error = torch.where(holds, 2 * newton / (1 + torch.sqrt((1 - 2 * h).clamp_min(0))), math.inf)
+        error, holds = _newton_kantorovich(inverse * curvature * newton, newton)
         residual_norm = torch.linalg.vector_norm(F, dim=1)
-        lipschitz = None
-        if A.fixed_point:
-            lipschitz = _largest(shifted(A, 1.0), _POWER_STEPS)
-            nearby = lipschitz + curvature * 2 * residual_norm / (1 - lipschitz)  # L on the way to z*
-            contracts = (lipschitz < 1) & (nearby < 1)
-            banach = residual_norm / (1 - nearby)
+        lipschitz = _largest(shifted(A, 1.0), _POWER_STEPS) if A.fixed_point else None
+        if lipschitz is not None:
+            banach, contracts = _banach(lipschitz, curvature, residual_norm)
             error = torch.where(contracts, torch.fmin(error, banach), error)
             holds = holds | contracts
         epsilon = inverse * curvature * error
@@ -170,6 +165,18 @@ def certify(solution: Solution) -> Certificate:
         lipschitz=None if lipschitz is None else shaped(lipschitz),
         curvature=shaped(curvature),
     )
+
+
+def _newton_kantorovich(h: Tensor, eta: Tensor) -> tuple[Tensor, Tensor]:
+    """``|z - z*| <= 2 eta / (1 + sqrt(1 - 2 h))``, and where that holds."""
+    holds = h <= 0.5
+    return torch.where(holds, 2 * eta / (1 + torch.sqrt((1 - 2 * h).clamp_min(0))), math.inf), holds
+
+
+def _banach(lipschitz: Tensor, curvature: Tensor, residual_norm: Tensor) -> tuple[Tensor, Tensor]:
+    """``|z - z*| <= |f(z) - z| / (1 - L)`` with the ``L`` on the way to ``z*``, and where that holds."""
+    nearby = lipschitz + curvature * 2 * residual_norm / (1 - lipschitz)
+    return residual_norm / (1 - nearby), (lipschitz < 1) & (nearby < 1)
 
 
 def _linearise(system: System, theta: tuple[Tensor, ...], z: Tensor) -> tuple[Tensor, Operator]:

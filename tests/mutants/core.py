@@ -420,10 +420,10 @@ MUTANTS = [
         "implicitkit/diagnostics/certificate.py",
         CERTIFICATE,
         ("holds = h <= 0.5", "holds = h <= 5"),
-        ("h = inverse * curvature * newton", "h = inverse * newton"),
+        ("_newton_kantorovich(inverse * curvature * newton,", "_newton_kantorovich(inverse * newton,"),
         (
-            "2 * newton / (1 + torch.sqrt((1 - 2 * h).clamp_min(0)))",
-            "0.5 * newton / (1 + torch.sqrt((1 - 2 * h).clamp_min(0)))",
+            "2 * eta / (1 + torch.sqrt((1 - 2 * h).clamp_min(0)))",
+            "0.5 * eta / (1 + torch.sqrt((1 - 2 * h).clamp_min(0)))",
         ),
         (
             "derivative = torch.where(epsilon < 1, epsilon / (1 - epsilon), math.inf)",
@@ -434,7 +434,7 @@ MUTANTS = [
             "backward_error=shaped(1.0 * backward.residual_norm",
         ),
         ("return 2 * largest", "return largest"),
-        ("banach = residual_norm / (1 - nearby)", "banach = residual_norm / (1 + nearby)"),
+        ("return residual_norm / (1 - nearby),", "return residual_norm / (1 + nearby),"),
         ("    for _ in range(steps):\n        image = mv(v)", "    for _ in range(1):\n        image = mv(v)"),
         (
             "error = torch.where(contracts, torch.fmin(error, banach), error)",
