@@ -17,7 +17,7 @@ import torch
 import implicitkit as ik
 
 sys.path.insert(0, str(house.ROOT / "docs" / "_ext"))
-from module_page import folders, purpose
+from module_page import folders, page, purpose
 
 MODULES = house.modules()
 ARROWS = house.graph(MODULES)
@@ -54,17 +54,18 @@ def test_imports_count_wherever_they_stand() -> None:
 
 
 def test_the_page_names_every_room_and_folder() -> None:
-    page = (house.ROOT / "docs" / "architecture.md").read_text()
-    folders = {path.parent.relative_to(house.LIBRARY).as_posix() for path in house.LIBRARY.rglob("__init__.py")} - {"."}
-    files = {path.name for path in house.LIBRARY.glob("*.py")}
-    said = {folder for folder in folders if re.search(rf"[` /]{folder.split('/')[-1]}/", page)}
-    assert len(folders) > 20 and (folders - said) | {name for name in files if f"`{name}`" not in page} == set()
+    text = (house.ROOT / "docs" / "architecture.md").read_text()
+    names = {path.parent.name for path in house.LIBRARY.rglob("__init__.py")} - {house.LIBRARY.name}
+    missing = {name for name in names if not re.search(rf"[` /]{name}/", text)}
+    missing |= {path.name for path in house.LIBRARY.glob("*.py") if f"`{path.name}`" not in text}
+    assert len(names) > 20 and missing == set()
 
 
 def test_every_module_says_in_a_line_what_it_is_for() -> None:
     told = {path: purpose(path) for folder, files in folders() for path in (folder / "__init__.py", *files)}
     assert set(told) == {*MODULES.values(), *PLUGIN_FILES}
     assert {path: line for path, line in told.items() if not re.fullmatch(r".{4,125}[.?!]", line)} == {}
+    assert len(re.findall(r"^\| `\w+\.py` \| .+ \|$", page(), re.M)) == sum(path.name != "__init__.py" for path in told)
 
 
 # ---------------------------------------------------------------------------------------------------------------- law 2

@@ -486,6 +486,11 @@ MUTANTS = [
         ("found.eliminate_zeros()", "pass"),
     ),
     *mutants(
+        "implicitkit/sparsity/colouring.py",
+        "tests/problem/test_initial_value.py",
+        ("np.arange(len(apart)), len(apart))", "np.arange(len(apart)), 0)"),
+    ),
+    *mutants(
         "implicitkit/problem/running_sums.py",
         "tests/problem/test_initial_value.py -k sums",
         (".cumsum(-2).flip(-2)", ".flip(-2)"),
