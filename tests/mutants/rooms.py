@@ -72,6 +72,7 @@ MUTANTS = [
         ("(left <= rounding)", "(left >= rounding)"),
         ("            y = y - inverse.of(r).to(z)\n", "            pass\n"),
         ("h = eps**0.125 *", "h = eps**0.75 *"),
+        ("        limit = torch.maximum(limit, floor", "        limit = torch.minimum(limit, floor"),
     ),
     *mutants(
         "implicitkit/rule/gauge.py",
