@@ -24,8 +24,8 @@ refused (roots of the order seven, in single precision five, are told from one n
 ``n`` come from sparse factors (:mod:`implicitkit.linear.conditions.least_norm`), of others from singular values, up to
 :data:`_LARGEST` unknowns.
 
-In forward mode nothing shows what will be asked of ``dz``, and the system is refused.  Where a reverse pass is what asks (a
-second derivative: reverse over reverse, or forward over reverse), it is the next transposed system that shows it: the tangent
+In forward mode nothing shows what will be asked of ``dz``, and the system is refused.  Where a reverse pass is what asks
+(in second derivatives: reverse over reverse, or forward over reverse), the next transposed system shows it: the tangent
 
     A w = -F_\theta d\theta
 

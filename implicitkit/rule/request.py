@@ -285,7 +285,8 @@ class Request:
     ) -> tuple[LinearSolution, bool]:
         """:meth:`_answer`, where ``found`` has failed at one that is singular."""
         residual = lambda z: self.record.system.residual(z, *self.record.theta)  # noqa: E731
-        known: dict[str, Any] = {"near": self.options.rtol, "residual": residual, "z": self.record.outcome.z, "transposed": transposed}
+        known: dict[str, Any] = {"near": self.options.rtol, "residual": residual, "z": self.record.outcome.z}
+        known["transposed"] = transposed
         found = without_gauge(A, b, found, rtol=limited["rtol"], **known)
         A.told_singular = False
         if bool(found.converged.all()):
