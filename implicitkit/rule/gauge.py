@@ -21,8 +21,8 @@ holds.  So a step is taken along the null space, and from there, with ``A`` as i
 
 which keeps what was moved along ``n``.  Where ``F`` does not vanish on this way there is no family, and the system is
 refused (roots of the order seven, in single precision five, are told from one no more).  Of sparse matrices ``A^+`` and
-``n`` come from sparse factors (:mod:`implicitkit.linear.conditions.least_norm`), of others from singular values, up to
-:data:`_LARGEST` unknowns.
+``n`` come from sparse factors (:mod:`implicitkit.linear.conditions.least_norm`), of others, up to :data:`_LARGEST` unknowns,
+from singular values.
 
 In forward mode nothing shows what will be asked of ``dz``, and the system is refused.  Where a reverse pass is what asks
 (in second derivatives: reverse over reverse, or forward over reverse), the next transposed system shows it: the tangent
@@ -52,7 +52,7 @@ from implicitkit.foundation.numbers import array
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.conditions.least_norm import LeastNorm
-from implicitkit.linear.factors.dense import SINGULAR, lstsq_batched
+from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 
 _LARGEST = 1024  # unknowns of which singular values are taken
@@ -159,30 +159,33 @@ class _Pseudoinverse(Protocol):
 
 def _pseudoinverse(A: Operator, samples: int, rtol: float) -> _Pseudoinverse | None:
     """``None`` of matrices that are not sparse, and too large."""
-    if A.size <= _LARGEST and A.batch * A.size**2 <= _NUMBERS:
-        return _BySingularValues(A.dense(), samples, rtol)
     blocks = A.sparse()
-    return _ByFactors(blocks, samples) if isinstance(blocks, SparseBlocks) else None
+    if isinstance(blocks, SparseBlocks):
+        return _ByFactors(blocks, samples)
+    if A.size > _LARGEST or A.batch * A.size**2 > _NUMBERS:
+        return None
+    return _BySingularValues(A.dense()[:samples], rtol)
 
 
 class _BySingularValues:
-    """Of dense matrices ``A`` ``(batch, n, n)``; singular values below ``rtol`` of the largest are zero."""
+    """Of dense matrices ``A`` ``(samples, n, n)``; singular values below ``rtol`` of the largest are zero."""
 
-    def __init__(self, A: Tensor, samples: int, rtol: float) -> None:
-        self._A, self._rtol = A, rtol
-        self._left, values, self._right = torch.linalg.svd(torch.nan_to_num(A[:samples]))
+    def __init__(self, A: Tensor, rtol: float) -> None:
+        self._left, values, self._right = torch.linalg.svd(torch.nan_to_num(A))
         self._null = values <= rtol * values[:, :1]
         self._inverse = torch.where(self._null, 0, 1 / torch.where(self._null, 1, values))
+        self._inverse[~torch.isfinite(A).flatten(1).all(1)] = torch.nan
         self.size = values[:, 0]
 
     def of_transposed(self, b: Tensor) -> Tensor:
-        columns = b.view(-1, *self._A.shape[:2]).permute(1, 2, 0)
-        x, ok, _ = lstsq_batched(self._A, columns, rcond=self._rtol)
-        return torch.where(ok[:, None, None], x, torch.nan).permute(2, 0, 1).reshape(b.shape)
+        return self._rows(self._right.mT, self._left.mT, b)
 
     def of(self, b: Tensor) -> Tensor:
-        columns = b.to(self._right).view(-1, len(self._left), b.shape[1]).permute(1, 2, 0)
-        x = self._left @ (self._inverse.unsqueeze(2) * (self._right @ columns))
+        return self._rows(self._left, self._right, b)
+
+    def _rows(self, out: Tensor, into: Tensor, b: Tensor) -> Tensor:
+        columns = b.to(into).view(-1, len(into), b.shape[1]).permute(1, 2, 0)
+        x = out @ (self._inverse.unsqueeze(2) * (into @ columns))
         return x.permute(2, 0, 1).reshape(b.shape)
 
     def null(self, v: Tensor) -> Tensor:
