@@ -41,6 +41,7 @@ __all__ = [
     "own_tangents",
     "physical",
     "plain_sample",
+    "reverse_inside_forward",
     "tracked",
     "transforms_active",
     "unseen",
@@ -60,6 +61,13 @@ def empty_batch() -> bool:
     """Does a ``torch.vmap`` that is running have no samples?"""
     found = (c for c in _functorch.get_interpreter_stack() or () if c.key() == _functorch.TransformType.Vmap)
     return any(_functorch.CVmapInterpreterPtr(c).batchSize() == 0 for c in found)
+
+
+def reverse_inside_forward() -> bool:
+    """Does a reverse-mode transform run inside a forward-mode one (``torch.func.hessian``)?"""
+    kinds = [c.key() for c in _functorch.get_interpreter_stack() or ()]
+    forward, reverse = _functorch.TransformType.Jvp, _functorch.TransformType.Grad
+    return forward in kinds and reverse in kinds[kinds.index(forward) :]
 
 
 is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor

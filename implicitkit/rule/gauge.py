@@ -21,10 +21,16 @@ holds.  So a step is taken along the null space, and from there, with ``A`` as i
 
 which keeps what was moved along ``n``.  Where ``F`` does not vanish on this way there is no family, and the system is
 refused (roots of the order seven, in single precision five, are told from one no more).  Of sparse matrices ``A^+`` and
-``n`` come from sparse factors (:mod:`implicitkit.linear.conditions.least_norm`), of others from singular values, up to
-:data:`_LARGEST` unknowns.
+``n`` come from sparse factors (:mod:`implicitkit.linear.conditions.least_norm`), of others, up to :data:`_LARGEST` unknowns,
+from singular values.
 
-In forward mode nothing shows what will be asked of ``dz``, and the system is refused.
+In forward mode nothing shows what will be asked of ``dz``, and the system is refused.  Where a reverse pass is what asks
+(in second derivatives: reverse over reverse, or forward over reverse), the next transposed system shows it: the tangent
+
+    A w = -F_\theta d\theta
+
+of least norm enters its right-hand side, which again has to be orthogonal to the null space.  It has solutions where some
+remain along ``d\theta``; else it is refused.
 
 Source: Golub & Pereyra (1973), SIAM J. Numer. Anal. 10(2), for the pseudoinverse; Golub & Van Loan (2013), section 5.5.
 """
@@ -46,7 +52,7 @@ from implicitkit.foundation.numbers import array
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.conditions.least_norm import LeastNorm
-from implicitkit.linear.factors.dense import SINGULAR, lstsq_batched
+from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 
 _LARGEST = 1024  # unknowns of which singular values are taken
@@ -58,18 +64,26 @@ _SAID = (
     "the Jacobian of the equations is singular at the solution: solutions are not isolated there (a gauge, such as "
     "potentials or ratings up to a constant). The result does not change along them, and its derivative holds for every "
     'change of the parameters under which solutions remain. If that is intended, rule=ik.Implicit(linear_solver="lsmr") '
-    "says so, and covers forward mode and second derivatives; otherwise add the equation that fixes the gauge"
+    "says so, and covers forward mode; otherwise add the equation that fixes the gauge"
 )
 
 
 def without_gauge(
-    A: Operator, b: Tensor, found: LinearSolution, *, rtol: float, near: float, residual: Map, z: Tensor
+    A: Operator,
+    b: Tensor,
+    found: LinearSolution,
+    *,
+    transposed: bool,
+    rtol: float,
+    near: float,
+    residual: Map,
+    z: Tensor,
 ) -> LinearSolution:
     """``found``, and where it failed at a singular block the ``x`` of least norm, if ``|A x - b| <= rtol |b|``; at a
     solution that is known to ``e = |A^{-T} F| / |z|`` its null space is, too: ``100 e`` in the place of ``rtol``.
 
     Args:
-        A: the transposed Jacobian of every sample. b: right-hand sides, the blocks running fastest, ``(k batch, n)``.
+        A: the Jacobian of every sample, or its transpose. b: right-hand sides, the blocks running fastest, ``(k batch, n)``.
         rtol: singular values below this share of the largest are zero; of the residual, too. near: the most that counts of
             a solution that is known badly, or ``sqrt(eps)``.
         residual: ``F``. z: the solution ``(samples, n)``; the blocks of ``A`` are those of its samples, again and again.
@@ -77,16 +91,21 @@ def without_gauge(
     open_ = ~found.converged & torch.isfinite(b).all(1)
     if found.reason != SINGULAR or not bool(open_.any()):
         return found
-    inverse = _pseudoinverse(A, len(z), rtol)
+    inverse = _pseudoinverse(A if transposed else A.T, len(z), rtol)
     if inverse is None:
         return found
-    x = inverse.of_transposed(b)
+    x = inverse.of_transposed(b) if transposed else inverse.of(b)
     left = torch.linalg.vector_norm(torch.cat([A.mv(v) for v in x.nan_to_num().split(A.batch)]) - b, dim=1)
-    known = _known_to(inverse, residual, z).clamp(rtol, max(rtol, near, torch.finfo(b.dtype).eps ** 0.5))
-    limit = known.to(b).repeat(len(b) // len(z)) * torch.linalg.vector_norm(b, dim=1)
+    times = len(b) // len(z)
+    away, size = _away(inverse, residual, z), torch.linalg.vector_norm(z, dim=1)
+    known = (_BENT * away / size).nan_to_num().clamp(rtol, max(rtol, near, torch.finfo(b.dtype).eps ** 0.5))
+    limit = known.to(b).repeat(times) * torch.linalg.vector_norm(b, dim=1)
+    if not transposed:  # of a parameter that moves nothing what is left is what z lacks, and rounding
+        floor = inverse.size.to(z) * (_BENT * away + _ROUNDED * torch.finfo(z.dtype).eps * size)
+        limit = torch.maximum(limit, floor.to(b).repeat(times))
     taken = open_ & x.isfinite().all(1) & (left <= limit)
     if bool(taken.any()):
-        taken = taken & _in_families(inverse, residual, z).repeat(len(b) // len(z))
+        taken = taken & _in_families(inverse, residual, z).repeat(times)
     if not bool(taken.any()):
         return found
     x = torch.where(taken.unsqueeze(1), x, found.x)
@@ -94,11 +113,10 @@ def without_gauge(
     return found._replace(x=x, residual_norm=norm, converged=found.converged | taken, doubt=found.doubt or _SAID)
 
 
-def _known_to(inverse: _Pseudoinverse, residual: Map, z: Tensor) -> Tensor:
-    """How well the null spaces at ``z`` are known, by the corrections that ``F`` asks for, ``(samples,)``."""
+def _away(inverse: _Pseudoinverse, residual: Map, z: Tensor) -> Tensor:
+    """How far ``z`` is from a solution, by the corrections that ``F`` asks for, ``(samples,)``."""
     with torch.no_grad():
-        d = torch.linalg.vector_norm(inverse.of(residual(z)), dim=1)
-    return (_BENT * d / torch.linalg.vector_norm(z.to(d), dim=1)).nan_to_num()
+        return torch.linalg.vector_norm(inverse.of(residual(z)), dim=1).nan_to_num().to(z)
 
 
 def _in_families(inverse: _Pseudoinverse, residual: Map, z: Tensor) -> Tensor:
@@ -133,7 +151,7 @@ class _Pseudoinverse(Protocol):
         """``A^+ b`` for right-hand sides of all blocks of ``A``, again and again, ``(k batch, n)``."""
 
     def of(self, b: Tensor) -> Tensor:
-        """``J^+ b``, ``(samples, n)``."""
+        """``J^+ b`` for right-hand sides of all samples, again and again, ``(k samples, n)``."""
 
     def null(self, v: Tensor) -> Tensor:
         """The part of ``v`` in the null space of ``J``, ``(samples, n)``."""
@@ -141,30 +159,34 @@ class _Pseudoinverse(Protocol):
 
 def _pseudoinverse(A: Operator, samples: int, rtol: float) -> _Pseudoinverse | None:
     """``None`` of matrices that are not sparse, and too large."""
-    if A.size <= _LARGEST and A.batch * A.size**2 <= _NUMBERS:
-        return _BySingularValues(A.dense(), samples, rtol)
     blocks = A.sparse()
-    return _ByFactors(blocks, samples) if isinstance(blocks, SparseBlocks) else None
+    if isinstance(blocks, SparseBlocks):
+        return _ByFactors(blocks, samples)
+    if A.size > _LARGEST or A.batch * A.size**2 > _NUMBERS:
+        return None
+    return _BySingularValues(A.dense()[:samples], rtol)
 
 
 class _BySingularValues:
-    """``A^+`` of dense matrices ``A`` ``(batch, n, n)``; singular values below ``rtol`` of the largest are zero."""
+    """``A^+`` of dense matrices ``A`` ``(samples, n, n)``; singular values below ``rtol`` of the largest are zero."""
 
-    def __init__(self, A: Tensor, samples: int, rtol: float) -> None:
-        self._A, self._rtol = A, rtol
-        self._left, values, self._right = torch.linalg.svd(torch.nan_to_num(A[:samples]))
+    def __init__(self, A: Tensor, rtol: float) -> None:
+        self._left, values, self._right = torch.linalg.svd(torch.nan_to_num(A))
         self._null = values <= rtol * values[:, :1]
         self._inverse = torch.where(self._null, 0, 1 / torch.where(self._null, 1, values))
+        self._inverse[~torch.isfinite(A).flatten(1).all(1)] = torch.nan
         self.size = values[:, 0]
 
     def of_transposed(self, b: Tensor) -> Tensor:
-        columns = b.view(-1, *self._A.shape[:2]).permute(1, 2, 0)
-        x, ok, _ = lstsq_batched(self._A, columns, rcond=self._rtol)
-        return torch.where(ok[:, None, None], x, torch.nan).permute(2, 0, 1).reshape(b.shape)
+        return self._rows(self._right.mT, self._left.mT, b)
 
     def of(self, b: Tensor) -> Tensor:
-        inner = self._inverse.unsqueeze(2) * (self._right @ b.to(self._right).unsqueeze(2))
-        return (self._left @ inner).squeeze(2)
+        return self._rows(self._left, self._right, b)
+
+    def _rows(self, out: Tensor, into: Tensor, b: Tensor) -> Tensor:
+        columns = b.to(into).view(-1, len(into), b.shape[1]).permute(1, 2, 0)
+        x = out @ (self._inverse.unsqueeze(2) * (into @ columns))
+        return x.permute(2, 0, 1).reshape(b.shape)
 
     def null(self, v: Tensor) -> Tensor:
         return (self._left @ (self._null * v.to(self._left)).unsqueeze(2)).squeeze(2)

@@ -63,6 +63,9 @@ class ImplicitSolve(Protocol):
     def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
         """``A x = b`` on plain tensors."""
 
+    def for_reverse(self) -> ImplicitSolve:
+        """The same, where a reverse pass uses what :meth:`solve_linear` finds in forward mode."""
+
 
 def root(request: ImplicitSolve, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """``(z, stats)``: the solution as a differentiable function of ``theta`` (and, with derivative zero, of ``z0``)."""
@@ -72,6 +75,8 @@ def root(request: ImplicitSolve, z0: Tensor, theta: Sequence[Tensor]) -> tuple[T
         and not (torch.is_grad_enabled() and (z0.requires_grad or any([t.requires_grad for t in theta])))
     ):
         return request.find(z0.detach(), [t.detach() for t in theta])
+    if compat.reverse_inside_forward():
+        request = request.for_reverse()
     return _Root.apply(request, z0, *theta)
 
 
@@ -203,7 +208,7 @@ class _LinSolve(compat.Function):
         if g is None:
             return (None,) * (4 + len(theta))
         _refuse_batched_tangents(g, x, z, *theta)
-        w = _solved(request, not transposed, z, g, theta)
+        w = _solved(request.for_reverse() if transposed else request, not transposed, z, g, theta)
         p, q = (x, w) if transposed else (w, x)  # d<w, A x> = d<A^T p, q>
         needed = [i for i in range(len(theta)) if ctx.needs_input_grad[4 + i]]
         grads: list[Tensor | None] = [None] * len(theta)

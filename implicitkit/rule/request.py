@@ -55,6 +55,7 @@ class Request:
         preconditioner: for these (:mod:`implicitkit.linear.iterative.preconditioners`).
         batchable: the figures of the solve must be a tensor of the caller's ``torch.func`` level.
         watched: what autograd does not see of the function is looked for.
+        reversed_: a reverse pass uses what a solve with ``A`` itself finds: the family of a gauge is not asked for.
     """
 
     system: System
@@ -70,6 +71,7 @@ class Request:
     preconditioner: Any = None
     batchable: bool = field(default_factory=compat.transforms_active)
     watched: bool = False
+    reversed_: bool = False
 
     # ------------------------------------------------------------------------------------------------------ for a rule
     def solve(
@@ -129,6 +131,10 @@ class Request:
     def batched(self, dims: Sequence[int | None], batch: int) -> Request:
         """This request ``batch`` times over (see :meth:`System.batched`)."""
         return replace(self, system=self.system.batched(dims, batch), first=None, batchable=True)
+
+    def for_reverse(self) -> Request:
+        """This request, where a reverse pass uses what is solved in forward mode."""
+        return self if self.reversed_ else replace(self, reversed_=True)
 
     def find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Run the solver on plain tensors: ``z (batch, n)``, and under transforms also ``(batch, 3)``: residual norm,
@@ -227,11 +233,11 @@ class Request:
         limited, lost = self._limited(), self._lost(rows)
         if lost is not None:
             b = torch.where(lost, 0, b)
-        gauges = transposed and isinstance(self.linear_solver, Auto)
+        gauges = (transposed or self.reversed_) and isinstance(self.linear_solver, Auto)
         A.told_singular = gauges
         answer, whole = self._answer(A, b, transposed, limited)
         if gauges and not whole:
-            answer, whole = self._without_gauge(A, b, answer, limited)
+            answer, whole = self._without_gauge(A, b, answer, transposed, limited)
         if answer.error is not None and not whole:
             raise answer.error(failed_samples(answer.converged, self.record))
         self._keep_factors(A, transposed)
@@ -283,17 +289,18 @@ class Request:
             refuse_hidden(self.record)
 
     def _without_gauge(
-        self, A: Operator, b: Tensor, found: LinearSolution, limited: dict[str, Any]
+        self, A: Operator, b: Tensor, found: LinearSolution, transposed: bool, limited: dict[str, Any]
     ) -> tuple[LinearSolution, bool]:
-        """:meth:`_answer` of a transposed matrix, where ``found`` has failed at one that is singular."""
+        """:meth:`_answer`, where ``found`` has failed at one that is singular."""
         residual = lambda z: self.record.system.residual(z, *self.record.theta)  # noqa: E731
         known: dict[str, Any] = {"near": self.options.rtol, "residual": residual, "z": self.record.outcome.z}
+        known["transposed"] = transposed
         found = without_gauge(A, b, found, rtol=limited["rtol"], **known)
         A.told_singular = False
         if bool(found.converged.all()):
             return found, True
         # no family: whatever else there is, of which the last are dense factors
-        other, whole = self._answer(A, b, True, limited)
+        other, whole = self._answer(A, b, transposed, limited)
         other = other if whole else without_gauge(A, b, other, rtol=limited["rtol"], **known)
         return other, bool(other.converged.all())
 

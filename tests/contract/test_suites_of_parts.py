@@ -17,6 +17,7 @@ from implicitkit.testing import SolverCheck, check_linear_solver, check_rule, ch
 _ELSEWHERE = ("cholmod", "pardiso", "piqp", "proxqp")  # need packages that need not be there
 
 
+@pytest.mark.one_in(3)
 @ik.testing.parametrize_with_checks([n for n in ik.linear_solvers() if n not in _ELSEWHERE], kind="linear_solvers")
 def test_linear_solvers(solver: Any, check: SolverCheck) -> None:
     check(solver)

@@ -172,6 +172,7 @@ def _outside(function: Callable[[], Tensor]) -> Tensor:
     return function()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("function", "context"), list(_rows()))
 def test_it_gives_what_it_gives_outside(function: Callable[[], Tensor], context: Callable[[], Any]) -> None:
     want = _outside(function)

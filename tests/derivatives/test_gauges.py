@@ -75,6 +75,58 @@ def test_differences_have_derivatives_and_it_is_said_that_they_are_all_that_has(
     torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
 
 
+def bend(z: Tensor) -> Tensor:
+    """A scalar of differences, of which no second derivative vanishes."""
+    d = z - z.mean()
+    return (d * torch.arange(1.0, 5.0, dtype=torch.float64)).sum().exp() + d.pow(3).sum()
+
+
+#: how a matrix of second derivatives is asked for.
+SECOND: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]] = {
+    "hessian": torch.func.hessian,
+    "jacrev of jacrev": lambda f: torch.func.jacrev(torch.func.jacrev(f)),
+    "double backward": lambda f: lambda p: torch.autograd.functional.hessian(f, p),
+    "vmap of hessian": lambda f: lambda p: torch.vmap(torch.func.hessian(f))(torch.stack([1.1 * p, p]))[1],
+}
+
+
+@pytest.mark.parametrize("how", SECOND)
+@pytest.mark.parametrize("name", GAUGES)
+def test_differences_have_second_derivatives(name: str, how: str) -> None:
+    wanted = torch.func.hessian(lambda p: bend(grounded(name, p)))(P)
+    with pytest.warns(DegenerateWarning, match="a gauge"):
+        found = SECOND[how](lambda p: bend(free(name, p)))(P)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-8)
+
+
+def test_second_derivatives_where_a_parameter_moves_nothing() -> None:
+    """The currents and all leads times ``p_0``, which moves no potential: what is left of it is rounding."""
+    solve = lambda p: ik.root(lambda v: p[0] * balance(v, p[1:]), 0.1 * CURRENTS).value  # noqa: E731
+    p = torch.cat([P.new_tensor([3.0]), P])
+    with pytest.warns(DegenerateWarning, match="a gauge"):
+        found = torch.func.hessian(lambda p: bend(solve(p)))(p)
+    wanted = torch.func.hessian(lambda p: bend(grounded("potentials", p)))(P)
+    torch.testing.assert_close(found[1:, 1:], wanted, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found[0], torch.zeros_like(p), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("modes", [(torch.func.jacrev, torch.func.jacfwd), (torch.func.jacfwd, torch.func.jacfwd)])
+def test_nothing_shows_what_is_asked_of_a_tangent(modes: tuple[Callable[..., Callable], ...]) -> None:
+    outer, inner = modes
+    with pytest.raises(ik.ConvergenceError, match="singular"):
+        outer(inner(lambda p: bend(free("potentials", p))))(P)
+
+
+@pytest.mark.parametrize("how", ["hessian", "double backward"])
+def test_second_derivatives_along_a_change_that_leaves_no_solutions_are_refused(how: str) -> None:
+    """One more unit of current into a network, and none out of it."""
+    into = torch.eye(4, dtype=torch.float64)[0]
+    leaking = lambda p: ik.root(lambda v: balance(v, p[:2]) + p[2] * into, 0.1 * CURRENTS).value  # noqa: E731
+    with pytest.raises(ik.ConvergenceError, match="singular"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateWarning)
+        SECOND[how](lambda p: bend(leaking(p)))(torch.cat([P, P.new_zeros(1)]))
+
+
 @pytest.mark.parametrize("name", GAUGES)
 def test_what_changes_along_the_family_is_refused(name: str) -> None:
     with pytest.raises(ik.ConvergenceError, match="singular"):

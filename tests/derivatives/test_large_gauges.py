@@ -103,6 +103,15 @@ def test_what_a_gauge_leaves_alone_has_a_derivative(row: str) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("row", ["a flow on a torus", "a truss"])
+def test_what_a_gauge_leaves_alone_has_a_second_derivative(row: str) -> None:
+    f, p, h = GAUGES[row], torch.tensor(1.3, dtype=torch.float64), 1e-4
+    with pytest.warns(DegenerateWarning, match="a gauge"):
+        found = torch.func.hessian(f)(p)
+        wanted = (torch.func.grad(f)(p + h) - torch.func.grad(f)(p - h)) / (2 * h)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
+
+
 def test_a_null_space_is_known_as_well_as_the_solution() -> None:
     p = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
     with pytest.warns(DegenerateWarning, match="a gauge"):

@@ -113,6 +113,7 @@ SOLVES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n == "covariance, robust")) for n in SOLVES],

@@ -383,6 +383,7 @@ def test_a_gradient_by_what_is_captured_under_a_transform_is_refused_in_words(tr
         transform(_by_a_gradient)(t(0.7))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ROW)
 def test_an_odd_use_has_its_closed_form(name: str) -> None:
     found, want = ROW[name]()

@@ -142,6 +142,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "mode"), ROWS)
 def test_the_sparse_path_is_the_dense_one(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     used = []

@@ -319,6 +319,7 @@ def _wanted(residual: Callable[..., Tensor], transform: Callable[..., Any]) -> A
     return BY_HAND.get(transform, transform)(oracle(case), *inputs())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "solver", "transform"), MATRIX)
 def test_matches_oracle(kind: str, solver: str, transform: Callable[..., Any]) -> None:
     got = transform(_with_closure(kind, solver), *inputs())
@@ -326,6 +327,7 @@ def test_matches_oracle(kind: str, solver: str, transform: Callable[..., Any]) -
     torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "solver"), ROWS, ids=lambda x: str(x))
 def test_gradcheck(kind: str, solver: str) -> None:
     z0, W, b = inputs()

@@ -113,6 +113,7 @@ SINGLE: list[Case] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES + SINGLE, ids=lambda c: f"{c[0]}, {c[1]}, {c[2]}, {c[3]}, {str(c[4])[6:]}")
 def test_units_of_rows_and_columns_do_not_matter(case: Case) -> None:
     value, slope = answer(case)

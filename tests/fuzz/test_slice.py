@@ -27,6 +27,7 @@ NEEDS = dict.fromkeys(("layer.ball", "layer.convex", "layer_in_map", "empty_laye
 NEEDS |= {"solver=daqp": "daqp", "solver=clarabel": "clarabel"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("line", LINES)
 def test_the_answer_is_right_or_refused(line: str) -> None:
     for part, package in NEEDS.items():

@@ -28,6 +28,7 @@ def dense(function, z: Tensor) -> Tensor:
     return torch.stack([torch.autograd.functional.jacobian(lambda x: function(x[None])[0], row) for row in z])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", PATTERNS, ids=lambda c: c.name)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_detection_misses_nothing(case: Case, batch: int) -> None:

@@ -1,4 +1,5 @@
-"""``python -m tests.mutants``: make each change in a copy, run its tests, print what lives."""
+"""``python -m tests.mutants``: make each change in a copy, run its tests (the quick ones, and where these notice nothing the
+slow ones), print what lives."""
 
 from __future__ import annotations
 
@@ -79,7 +80,10 @@ def run(mutant: Mutant, folder: Path, seconds: float) -> str:
     file.write_text(text.replace(mutant.old, mutant.new))
     begin = time.monotonic()
     try:
-        verdict = _tests(mutant.tests, folder, seconds)
+        verdict = _tests(mutant.tests, "not slow", folder, seconds)
+        if verdict in ("LIVES", "no tests"):
+            slow = _tests(mutant.tests, "slow", folder, seconds)
+            verdict = verdict if slow == "no tests" else slow
     finally:
         file.write_text(text)
     print(f"{verdict:9s} {time.monotonic() - begin:5.0f} s  {mutant}", flush=True)
@@ -88,10 +92,10 @@ def run(mutant: Mutant, folder: Path, seconds: float) -> str:
     return verdict
 
 
-def _tests(selection: str, folder: Path, seconds: float) -> str:
+def _tests(selection: str, marked: str, folder: Path, seconds: float) -> str:
     path = os.pathsep.join([str(folder), str(folder / "plugins")])
     environment = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", marked]
     try:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *shlex.split(selection)],

@@ -72,6 +72,9 @@ MUTANTS = [
         ("(left <= rounding)", "(left >= rounding)"),
         ("            y = y - inverse.of(r).to(z)\n", "            pass\n"),
         ("h = eps**0.125 *", "h = eps**0.75 *"),
+        ("        limit = torch.maximum(limit, floor", "        limit = torch.minimum(limit, floor"),
+        ("self._rows(self._right.mT, self._left.mT, b)", "self._rows(self._left, self._right, b)"),
+        ("torch.isfinite(A).flatten(1).all(1)] = torch.nan", "torch.isfinite(A).flatten(1).all(1)] = 0"),
     ),
     *mutants(
         "implicitkit/rule/gauge.py",

@@ -175,7 +175,8 @@ MUTANTS = [
         "implicitkit/rule/request.py",
         "tests/derivatives/test_gauges.py",
         ("if gauges and not whole:", "if False:"),
-        ("gauges = transposed and isinstance", "gauges = isinstance"),
+        ("gauges = (transposed or self.reversed_) and isinstance", "gauges = isinstance"),
+        ("gauges = (transposed or self.reversed_) and isinstance", "gauges = transposed and isinstance"),
     ),
     *mutants(
         "implicitkit/solver/verdict/lengths.py",

@@ -121,6 +121,7 @@ CLOSED: dict[str, tuple[Any, Tensor, tuple[Tensor, ...], dict[str, Any], Tensor,
 ROWS = [(name, solver) for name, row in CLOSED.items() for solver in row[-1]]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "solver"), ROWS)
 def test_closed_forms(name: str, solver: str) -> None:
     objective, z0, args, options, expected, _ = CLOSED[name]
@@ -311,6 +312,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradcheck(name: str) -> None:
     layer, p = LAYERS[name]
@@ -319,6 +321,7 @@ def test_gradcheck(name: str) -> None:
     assert torch.autograd.gradgradcheck(layer, (p,), fast_mode=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_transforms_agree(name: str) -> None:
     layer, p = LAYERS[name]
@@ -702,6 +705,7 @@ def test_mirror_descent_on_rows_of_simplices() -> None:
     torch.testing.assert_close(jacrev(solve)(TABLES[0]), jacrev(unrolled)(TABLES[0]), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_mirror_descent_starts_inside_whatever_the_start() -> None:
     start = torch.zeros(2, 4, N, dtype=F64)
     start[0, 0, 0], start[1, 2] = 1.0, -3.0

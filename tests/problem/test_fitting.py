@@ -113,6 +113,7 @@ def test_bounds_in_a_batch() -> None:
         torch.testing.assert_close(s.value[i], one, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["plain", "huber", "a scale each", "bounds", "a conjugate", "mapped"])
 def test_complex_residuals_are_two_real_ones(name: str) -> None:
     """Fitting an impedance: the same as with ``torch.view_as_real`` around the residuals, value and derivative."""

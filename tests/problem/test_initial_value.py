@@ -256,6 +256,7 @@ def test_units_do_not_decide(size: float, ratio: float) -> None:
     torch.testing.assert_close(path[:, 1] / (size * ratio), -3 * torch.sin(3 * t), rtol=0, atol=3e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stiff", [False, True])
 def test_one_bad_sample_does_not_spoil_its_batch(stiff: bool) -> None:
     """``y' = y^2`` has no solution from 1 beyond t = 1, and beside it relaxes something stiff."""
@@ -308,6 +309,7 @@ def test_given_steps_of_a_stiff_equation(k: float, steps: int) -> None:
     torch.testing.assert_close(path[-1, 0], relaxed(1.0, rate), rtol=1e-9, atol=0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("begin", [0.0, 1000.0])
 def test_a_stiff_equation_far_from_time_zero_in_single_precision(begin: float) -> None:
     """Where the clock tells ten steps of the explicit method from each other."""

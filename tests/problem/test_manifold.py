@@ -233,6 +233,7 @@ def test_registration() -> None:
     assert torch.equal(found[3], IDENTITY["se3"][3])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("loss", ["linear", pytest.param("huber", marks=pytest.mark.slow), "cauchy"])
 def test_robust_losses_and_priors_by_differences(loss: str) -> None:
     T = points("se3", seed=22)

@@ -44,6 +44,7 @@ TERMS = {
 UNITS = [(1.0, 1e-12, torch.float64), (1e6, 1e-6, torch.float64), (1e3, 1e-3, torch.float32)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("unit, factor, dtype", UNITS)
 @pytest.mark.parametrize("name", TERMS)
 def test_a_slope_below_an_ulp(name, unit, factor, dtype):

@@ -102,6 +102,7 @@ def test_unbounded_with_a_ray(name: str) -> None:
         found.raise_for_status()
 
 
+@pytest.mark.slow
 def test_a_little_curvature_is_no_ray() -> None:
     """Weights from 1 to 1e4 along a chain that is held at one end by 1e-3: of condition 5e10, and bounded."""
     n = 1200

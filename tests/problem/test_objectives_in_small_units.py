@@ -54,6 +54,7 @@ def posed(name, unit, factor, start):
     return lambda t: ik.argmin(objective, z0, (t,), **options)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("unit, factor, start", UNITS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_slope_below_an_ulp(name, unit, factor, start):
@@ -182,6 +183,7 @@ def test_what_modules_count_is_not_changed_by_a_solve(unit: float, given: str) -
 D = torch.float64
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("exponents", "start", "known"),
     [
@@ -245,6 +247,7 @@ SETS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", SETS)
 def test_slopes_that_are_large_beside_the_unknowns(name):
     """Single precision leaves of a slope of 1e7 more than an unknown of one: ``z - P(z - slope)`` is rounding everywhere,

@@ -88,6 +88,7 @@ def test_projection_is_the_same_for_a_sample_alone(name: str) -> None:
     torch.testing.assert_close(vmap(project)(v), project(v), rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ALL)
 def test_derivatives(name: str) -> None:
     project, _, v = ALL[name]

@@ -266,6 +266,7 @@ def test_first_derivatives(name: str) -> None:
         )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_second_derivatives(name: str) -> None:
     """Of ``sum P(v)^3``: ``6 P J J' + 3 P^2 H``, so that both the Jacobian and its derivative are seen.

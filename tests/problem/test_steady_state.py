@@ -216,6 +216,7 @@ def test_derivative_of_the_state(solver: str) -> None:
     assert np.allclose(rows, [[1.0, 0.0], [-1.1 / 1.2**2, 1 / 1.2]], atol=1e-8)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", ["pseudo_transient", "integrate"])
 @pytest.mark.parametrize("in_dims", [None, (0,)])
 def test_batch_equals_loop_and_nan_is_contained(solver: str, in_dims: Any) -> None:
@@ -327,6 +328,7 @@ def test_the_saddle_between_two_stable_states() -> None:
     assert reports.eigenvalues.shape == (3, 2) and "2 of 3 states stable" in str(reports)
 
 
+@pytest.mark.slow
 def test_large_systems_by_arnoldi() -> None:
     """The discrete Laplacian with 520 unknowns plus a reaction: ``-4/h^2 sin^2(pi h / 2) + r``, also by dense LAPACK."""
     n, h = 520, 1 / 521

@@ -20,6 +20,7 @@ def _quadratic(z: Tensor, b: Tensor) -> Tensor:
     return (0.5 * EIGENVALUES * z**2 - b * z).sum(-1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "solver",
     [

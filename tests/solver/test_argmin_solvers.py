@@ -119,6 +119,7 @@ FITTING = ("lbfgs", "nonlinear_cg", "newton_cg", "dogleg", "gauss_newton", "leve
 ROWS = [(s, c) for s in MINIMISERS for c in CASES] + [(s, "curve fit") for s in LEAST_SQUARES]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("solver", "case"), ROWS, ids=[f"{s} on {c}" for s, c in ROWS])
 def test_finds_the_minimum(solver: str, case: str) -> None:
     c = CASES[case]
@@ -304,6 +305,7 @@ def _batch(count: int = 4) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor, 
     return residuals, torch.zeros(count, 2, dtype=F64), t
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ALL)
 def test_batch_equals_loop(name: str) -> None:
     residuals, z0, t = _batch()
@@ -373,6 +375,7 @@ def test_an_objective_without_minimum_is_reported(name: str) -> None:
     assert not bool(solution.converged.any()) and bool(torch.isfinite(solution.value).all())
 
 
+@pytest.mark.slow
 def test_limited_memory_grows_where_it_helps() -> None:
     """``H`` of a sample is what all its pairs make, whether room for them was there from the start or came as they did, and
     whatever was forgotten in between; large states keep ten."""
@@ -566,6 +569,7 @@ def test_conformance(solver: Any, check: Any) -> None:
     check(solver)
 
 
+@pytest.mark.slow
 def test_a_long_valley_is_followed_to_its_end() -> None:
     """Rosenbrock's function in a chain of 300 unknowns: some 2,000 steps, and the smallest gradient is not at their end."""
 

@@ -176,6 +176,7 @@ def _solve(p: Program, weigh: Callable[[Tensor], Tensor] = lambda c: c, **option
     return ik.argmin(p.objective, start, constraints=constraints, bounds=bounds, **options)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", ["auto", "sqp"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_best_point_is_found(name: str, solver: str) -> None:

@@ -101,6 +101,7 @@ def in_unit(unit: Any, loss: str, dtype: torch.dtype) -> Callable[[Tensor], Tens
     return solve
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, D])
 @pytest.mark.parametrize("unit", [1e-6, 1e8])
 @pytest.mark.parametrize("loss", ["linear", "cauchy"])

@@ -188,6 +188,7 @@ VALLEYS: dict[str, tuple[Callable[[Tensor], Tensor], list[float], tuple[float, f
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", VALLEYS)
 def test_long_valleys_within_bounds(case: str) -> None:
     """They end in a minimum, not in the saddle that Newton's steps on the conditions of optimality are drawn to."""

@@ -99,6 +99,7 @@ def _data(name: str) -> tuple[Any, Tensor, Tensor, Tensor]:
     return row["starts"], torch.tensor(row["certified"], dtype=F64), x, y.log() if name == "Nelson" else y
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "start"), ROWS, ids=[f"{name}-{start + 1}" for name, start in ROWS])
 def test_certified_parameters(name: str, start: int) -> None:
     starts, certified, x, y = _data(name)

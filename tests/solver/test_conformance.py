@@ -23,6 +23,7 @@ OF_EQUATIONS = [name for name in ik.solvers() if ik.extend.get_solver(name).solv
 
 # SciPy's methods, of which there are many, run through the suite in test_scipy_solvers.py; nelder_mead, which compares
 # values only and cannot reach the accuracy of the others, in test_direct_search.py; integrate follows a flow to its rest
+@pytest.mark.one_in(2)
 @ik.testing.parametrize_with_checks(
     [name for name in OF_EQUATIONS if not name.startswith("scipy.") and name not in ("nelder_mead", "integrate")]
 )
@@ -415,6 +416,7 @@ class ComparesValues(Good):
         return torch.where(((f(z) - z).norm(dim=1) > 1e-8).unsqueeze(1), f(z), z.clone()), state
 
 
+@pytest.mark.slow
 def test_a_solver_that_comes_near_is_told_of_accuracy() -> None:
     report = check_solver(ComparesValues(), raise_on_failure=False)
     assert "It comes near" in report.failures[0].message and "accuracy=1e-0" in report.failures[0].message
@@ -431,6 +433,7 @@ def test_one_cause_is_told_once() -> None:
     assert "mend: what raises this" in text
 
 
+@pytest.mark.slow
 def test_an_endless_solve_is_the_last() -> None:
     report = check_solver(StopsNeither(), raise_on_failure=False)
     failure = report.failures[-1]

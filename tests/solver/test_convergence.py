@@ -97,6 +97,7 @@ def test_the_samples_of_one_solve_end_as_they_do_alone(name: str) -> None:
     assert [(v.factor, v.status, v.right) for v in together] == [(v.factor, v.status, v.right) for v in alone]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "solver", "factor"),
     [
@@ -179,6 +180,7 @@ def test_where_every_value_is_as_large_there_are_no_thousands_of_evaluations(sol
     assert s.evaluations < 4000
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("start", [1.0, 1e3, 1e6])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_no_fixed_point_at_infinity(start: float, dtype: torch.dtype) -> None:
@@ -216,6 +218,7 @@ def _excess(logp: Tensor, a: Tensor, sigma: Tensor, W: Tensor) -> Tensor:
     return (num * (W * p).sum(-1, keepdim=True) / (num * p).sum(-1, keepdim=True) - W).sum(-2)[..., :-1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", ["trust_region", "scipy.root.hybr", "newton"])
 def test_economies_with_prices_at_infinity(solver: str) -> None:
     """34 of 256 economies "converged" with log prices up to 249, and spoilt what all have in common: d/d sigma of the
@@ -304,6 +307,7 @@ def test_a_user_solver_that_returns_a_maximum_is_told_so() -> None:
         lazy(torch.ones(2, dtype=F64))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", ["auto", "lbfgs", "bfgs", "gradient_descent", "newton_cg", "scipy.minimize.BFGS"])
 def test_what_has_no_minimum_is_unbounded(solver: str) -> None:
     with pytest.raises(ik.ConvergenceError, match="unbounded"):
@@ -452,6 +456,7 @@ def test_residuals_that_are_small_by_their_units_only_are_no_solutions(solver: s
     assert not audit(TABLE["1e-7 (z^3 - 8)"], (solver,), ("float32",), (factor,))[0].wrong
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("dtype", "factor"), [("float64", 1e-6), ("float32", 1e4)])
 def test_a_fit_of_a_constant_by_parameters_at_infinity_is_none(dtype: str, factor: float) -> None:
     """``z_0 exp(z_1 / (t + z_2))`` is all but constant for large ``z_2``, and its mean stationary but to rounding."""
@@ -678,6 +683,7 @@ def test_an_equation_with_a_derivative_has_not_underflowed(i: int) -> None:
         assert ik.root(f, start, solver="newton", on_failure="ignore").status == ik.Status.CONVERGED
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("start", [250.0, 300.0, 500.0])
 @pytest.mark.parametrize("size", [1, 3, 200])
 def test_factors_of_a_point_far_out_say_nothing_of_rounding_further_in(size: int, start: float) -> None:

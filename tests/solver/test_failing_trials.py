@@ -191,6 +191,7 @@ def test_each_sample_by_itself() -> None:
     torch.testing.assert_close(found.value, c**2, rtol=1e-8, atol=0)
 
 
+@pytest.mark.slow
 def test_a_look_far_out_keeps_its_failure_to_itself() -> None:
     """A penalty of ``e^l``, best at infinity: asked whether it falls forever, the objective is tried at 1e12."""
     g = torch.Generator().manual_seed(0)

@@ -42,6 +42,7 @@ def gradient(f: Any, heights: Tensor, solver: str) -> tuple[Any, Tensor]:
     return s, torch.autograd.grad(s.value.square().sum(), x)[0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("f", [chain, dense], ids=["chain", "dense"])
 @pytest.mark.parametrize("solver", ["levenberg_marquardt", "gauss_newton", "dogleg"])
 def test_each_fit_and_its_derivative_are_those_alone(f: Any, solver: str) -> None:
@@ -177,6 +178,7 @@ def test_what_a_ray_says(name: str, dtype: torch.dtype) -> None:
     assert found.tolist() == [expected, False]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("function", "start", "converged"),
     [(_saturation, (-1.68e7, -2.03e7), False), (_saturation, (9.04e5, 1.0925e6), False), (_line, (2e8, 1e8), False),

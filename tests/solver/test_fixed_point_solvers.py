@@ -112,6 +112,7 @@ def solve(problem: Map, solver: Any, **options: Any) -> ik.Solution:
 
 
 # ----------------------------------------------------------------------------------------------------------- solutions
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("solver", "name"), ROWS)
 def test_finds_the_fixed_point(solver: str, name: str) -> None:
     problem = MAPS[name]()

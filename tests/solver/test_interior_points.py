@@ -37,6 +37,7 @@ def test_cops(name: str, solver: str) -> None:
 LONG: dict[str, tuple[int, int]] = {"mixing": (200, 90), "robot": (100, 36), "rocket": (100, 40), "steering": (100, 16)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", LONG)
 def test_steps_of_long_programs(name: str) -> None:
     intervals, most = LONG[name]

@@ -85,6 +85,7 @@ def test_normal_equations_find_what_singular_values_find(
     torch.testing.assert_close(g, g_dense, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "solver"),
     [
@@ -144,6 +145,7 @@ def test_a_rank_deficient_jacobian_does_not_stop_gauss_newton() -> None:
         assert torch.equal(s.value[150:], start[150:])
 
 
+@pytest.mark.slow
 def test_a_pattern_of_the_residuals_may_be_given() -> None:
     n = 150
     y = torch.linspace(0, 1, n - 1, dtype=D)

@@ -48,6 +48,7 @@ VERBS: dict[str, tuple[Callable[..., Any], str, Function]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("far", (1e9, 1e10, 1e11, 1e15, 1e16, 1e20, 1e30))
 @pytest.mark.parametrize("n", (4, 6, 70))
 @pytest.mark.parametrize("verb", VERBS)
@@ -125,6 +126,7 @@ MINIMA: dict[str, tuple[Function, float]] = {  # objectives, and each z_i at the
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("start", (0.0, 1e8))
 @pytest.mark.parametrize("solver", ("auto", "bfgs", "lbfgs", "newton_cg", "nonlinear_cg"))
 @pytest.mark.parametrize("name", MINIMA)

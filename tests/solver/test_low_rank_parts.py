@@ -369,6 +369,7 @@ BATCHES: dict[str, tuple[Callable[..., ik.Solution], Callable[[Tensor, Tensor], 
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_sample_that_is_not_a_number_spoils_no_other(name: str) -> None:
     solve, f = BATCHES[name]
@@ -498,6 +499,7 @@ def test_curvature_that_changes_has_its_hessian_at_each_step() -> None:
         assert torch.allclose(gradient[i], (there - back) / (2 * h), rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("unknowns, scale, weight", [(4, 1.0, 1.0), (400, 1.0, 1.0), (400, 1e4, 1.0), (400, 1.0, 1e-3)])
 def test_units_are_nothing_to_the_augmented_lagrangian(unknowns: int, scale: float, weight: float) -> None:
     """Those of the objective, of the constraint, and how many unknowns it adds up."""

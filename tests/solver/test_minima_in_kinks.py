@@ -203,6 +203,7 @@ def minimise(name: str, start: float, solver: Any, **options: Any) -> tuple[ik.S
     return found, float(found.value.abs().max())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("solver", [*OWN, *OWN_OPTIONS])
 def test_minima_are_found_where_values_cannot_tell(name: str, solver: str) -> None:
@@ -272,6 +273,7 @@ def chained_rosenbrock(x):
     return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "n, most", [(50, 600), (100, 900), (200, 1800), pytest.param(2000, 18000, marks=pytest.mark.slow)]
 )

@@ -303,6 +303,7 @@ def test_far_out_in_half_precision(shift, solver, dtype):
     torch.testing.assert_close(found.value, torch.full((4,), 2 * shift, dtype=dtype), rtol=5e-2, atol=0.0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     "step", [lambda z: z + 1, lambda z: z + 1 / z, lambda z: (z * z + 1).sqrt(), lambda z: 1.01 * z + 1]
@@ -313,6 +314,7 @@ def test_what_runs_away_in_half_precision(step, dtype):
         assert not bool(found.converged)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_stage_measures_half_precision_alike(dtype):
     """Stages in turn, where none finds a zero: their figures go into one tensor."""
@@ -332,6 +334,7 @@ _LINEAR = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", _LINEAR)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rounding_under_autocast_is_no_way_to_infinity(name, dtype):

@@ -105,6 +105,7 @@ ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
 DEAR = ("no multipliers: z^2 = 0", "simplex: a kink")  # of a kind that another row has, or many cheap steps
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::implicitkit.ImpureFunctionWarning")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in DEAR)) for n in ROWS])
 def test_refused_in_bounded_time(name: str) -> None:
@@ -125,6 +126,7 @@ def test_draws_that_change_nothing_do_no_harm() -> None:
     assert bool(ik.root(lambda z: f(z) - z, 30 * Z).converged)
 
 
+@pytest.mark.slow
 def test_the_limits_of_multipliers_are_not_presumed() -> None:
     """Infeasible, or unbounded, is another word."""
     for name in ("constraints: linear", "constraints: z^2 = -1"):

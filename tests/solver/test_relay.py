@@ -105,6 +105,7 @@ MAPS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MAPS)
 def test_continuation_finds_a_fixed_point_of_a_bounded_map(name: str) -> None:
     """From 11 starts; Newton's method and Anderson's fail on some of each map, continuation on one of all at most."""
@@ -129,6 +130,7 @@ def _layer_norm_of_relu(seed: int, samples: int, size: int = 16) -> tuple[Callab
     return lambda z, b: nn.functional.layer_norm(torch.relu(z @ W.mT + b), (size,)), b
 
 
+@pytest.mark.slow
 def test_continuation_through_kinks() -> None:
     """Of 32 equilibria of LayerNorm(ReLU(W z + b)) Anderson and Newton find few, continuation and the relay nearly all."""
     function, b = _layer_norm_of_relu(1, 32)
@@ -206,6 +208,7 @@ def test_the_plain_iteration_is_followed_past_a_point_that_is_nearly_fixed() -> 
     assert found.solver == "relay (picard)" and found.evaluations < 200
 
 
+@pytest.mark.slow
 def test_samples_are_solved_as_if_alone_and_derivatives_are_exact() -> None:
     function, b = _layer_norm_of_relu(1, 6)
     z0, b = torch.zeros(6, 16, dtype=F64), b.requires_grad_()
@@ -259,6 +262,7 @@ def test_a_chain_of_layers_is_walked_once() -> None:
         torch.testing.assert_close(found.value[:, i], h, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_members_that_factor_jacobians_take_no_more_than_they_are_granted() -> None:
     """A step of continuation is worth some three evaluations at 16 unknowns: 4,000 are enough for all, 100 for none."""
     function, b = _layer_norm_of_relu(1, 6)

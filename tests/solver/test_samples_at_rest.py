@@ -42,6 +42,7 @@ _VERBS: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", list(_VERBS))
 def test_samples_that_have_converged_cost_no_evaluations(name: str) -> None:
     """One begins where it ends, and stays there: the last trial of each step is its end, and is not evaluated again."""

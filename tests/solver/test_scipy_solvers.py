@@ -354,6 +354,7 @@ def test_what_scipy_said_is_told() -> None:
         ik.least_squares(lambda z: z[:1] ** 2 - 3 + z[1:2], torch.ones(2, dtype=F64), solver="scipy.least_squares.lm")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MINIMIZE)
 def test_minimize(name: str) -> None:
     """Rosenbrock's function and its derivative with respect to the parameter ``a``: ``z = (a, a^2)``."""

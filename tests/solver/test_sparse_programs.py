@@ -304,6 +304,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_are_those_of_the_dense_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = TRANSFORMS[name]()

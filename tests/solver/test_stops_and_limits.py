@@ -28,6 +28,7 @@ _START = torch.tensor([0.0, 1.0, 0.5], dtype=F64)
 _SOLVERS = ["auto", "lbfgs", "newton_cg", "gradient_descent"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", _SOLVERS)
 def test_a_stop_in_every_step(solver: str) -> None:
     """Before the saddle, at it, and on the way down from it."""
@@ -49,6 +50,7 @@ def test_a_stop_in_every_step(solver: str) -> None:
     assert solver == "auto" or float(_pass(found.value)) < 0.9, "on the way down, below the saddle, which is at 1"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", _SOLVERS)
 def test_a_limit_of_every_size(solver: str) -> None:
     whole = int(ik.argmin(_pass, _START, solver=solver).steps)

@@ -30,6 +30,7 @@ def solved(system: TestSystem, solver: object = "auto") -> ik.Solution:
     return solution
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", STANDARD)
 def test_auto_from_the_standard_start(name: str) -> None:
     solution = solved(STANDARD[name])
@@ -75,6 +76,7 @@ def test_newton_krylov_alone(step: int) -> None:
     assert len(missed) <= 4 / 59 * len(alone), f"missed {sorted(missed)} of {len(alone)}"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [n for n, s in STANDARD.items() if s.regular])
 def test_derivative_with_respect_to_the_parameter(name: str) -> None:
     """``dz/dtheta`` against ``-J^{-1} dF/dtheta`` by NumPy, with central differences of ``F`` in ``theta``."""

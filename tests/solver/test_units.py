@@ -65,6 +65,7 @@ def in_units(name: str, s: float, t: float, dtype: torch.dtype = torch.float64) 
     return lambda z0, **options: verb(scaled, z0, **options), (start * t).to(dtype), solution
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "solver"), ROWS)
 def test_units_do_not_matter(name: str, solver: str) -> None:
     for s, t in UNITS:
@@ -74,6 +75,7 @@ def test_units_do_not_matter(name: str, solver: str) -> None:
         assert error < 1e-8, f"{name} by {solver}, s={s:g}, t={t:g}: off by {error:.1e}"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "solver"), DOUBTFUL)
 def test_no_claim_is_wrong_in_any_units(name: str, solver: str) -> None:
     for s, t in UNITS:
@@ -179,6 +181,7 @@ def _kinds(dtype: torch.dtype) -> dict[str, Callable[[float, Tensor], ik.Solutio
     }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("start", [0.0, 0.3])
 @pytest.mark.parametrize("dtype", [F64, F32], ids=str)
 @pytest.mark.parametrize("name", _kinds(F64))

@@ -311,6 +311,7 @@ def test_back_end_words_of_cvxpylayers() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- installation
+@pytest.mark.slow
 def test_without_cvxpy_the_plugin_loads_and_the_layer_names_the_extra() -> None:
     script = """
         import sys

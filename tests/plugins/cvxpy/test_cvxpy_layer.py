@@ -420,6 +420,7 @@ CONES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CONES)
 def test_cone_projections(name: str) -> None:
     """Moreau's decomposition, idempotence, no neighbour's NaN, and derivatives of three orders in two modes."""

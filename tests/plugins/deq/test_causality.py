@@ -138,6 +138,7 @@ AT_TOLERANCES = [
 MAY_FAIL = (*DEAR, "scipy.minimize.dogleg")  # few steps, for time; no positive definite Hessian
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("solver", "rtol", "name"), AT_TOLERANCES)
 def test_no_solver_leaks(solver: str, rtol: float, name: str) -> None:
     """Bit by bit: with ``causal=False`` most of these leak 1e-4 to 1e-1."""
@@ -211,6 +212,7 @@ def test_the_past_has_no_derivative_by_the_future(name: str, rtol: float, linear
     assert float(moved[:, :5].abs().max()) <= 1e-14 < 1e-3 < float(moved[:, 5:].abs().max())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", ["relay", "picard", "anderson", "broyden", "newton_krylov", "trust_region"])
 def test_a_sequence_that_does_not_contract_leaks_nothing_of_its_own_future(solver: str) -> None:
     """Where rounding decides; ``in_dims=None`` keeps what neighbours in the batch do out of that too."""
@@ -311,6 +313,7 @@ def test_stacked_layers_and_a_batch_as_one_system_leak_nothing(solver: str) -> N
             torch.testing.assert_close(tight, layer(x), rtol=0.2, atol=0.1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["transformer", "trellis"])
 def test_newton_with_krylov_vectors_costs_what_it_costs_on_the_whole_sequence(name: str) -> None:
     torch.manual_seed(0)

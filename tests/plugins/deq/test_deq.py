@@ -803,6 +803,7 @@ os._exit(0)  # at the end of the interpreter threads of gloo may be joined too l
 """
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
     command = [sys.executable, "-c", DDP]
     ranks = [
@@ -978,6 +979,7 @@ def test_what_is_remembered_in_inference_mode_serves_outside_of_it() -> None:
     torch.testing.assert_close(gradients(z, layer), gradients(unrolled(layer, x), layer), rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_tolerance_below_what_the_precision_of_the_cell_allows_is_named() -> None:
     torch.manual_seed(0)
     layer = DEQ(cells.MLP(4, 16), rtol=1e-6).eval()

@@ -78,6 +78,7 @@ def _layer(name: str) -> tuple[DEQ, tuple[Tensor, ...]]:
     return DEQ(cell, **({"rtol": 1e-12, "atol": 1e-13, "max_steps": 500} | options)), inputs
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CELLS)
 def test_gradient_of_every_parameter_is_that_of_the_unrolled_limit(name: str) -> None:
     layer, inputs = _layer(name)

@@ -77,6 +77,7 @@ def test_exact_penalty_and_its_gradient() -> None:
     torch.testing.assert_close(torch.autograd.grad(got, W), torch.autograd.grad(truth, W))
 
 
+@pytest.mark.slow
 def test_hutchinson_is_unbiased_and_as_spread_as_theory_says() -> None:
     J = torch.randn(1, 8, 8, dtype=F64)
     z = x = torch.zeros(1, 8, dtype=F64)
@@ -312,6 +313,7 @@ def test_states_along_the_way_have_the_one_step_gradient() -> None:
     assert seen, "a callback of the layer's own is called as well"
 
 
+@pytest.mark.slow
 def test_correction_makes_early_iterates_better() -> None:
     def early(gamma: float) -> float:
         torch.manual_seed(0)
@@ -530,6 +532,7 @@ def test_rows_are_dropped_from_a_per_position_solve() -> None:
     assert layer.solution.sample_evaluations < 8 * layer.solution.evaluations
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore::implicitkit_deq.CausalityWarning")
 @pytest.mark.parametrize(
     "solver", ["anderson", "broyden", "picard", "newton_krylov", ik.Newton(line_search=False)], ids=str

@@ -563,6 +563,7 @@ class Partly(Half):
         return super().forward(z, x) + scale * torch.sin(z_seen)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize(("part", "words"), [("detached", "z.detach()"), ("number", "makes numbers"), ("none", "")])
 def test_a_part_of_a_cell_that_autograd_does_not_see_is_said(part: str, words: str, training: bool) -> None:

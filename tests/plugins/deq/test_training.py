@@ -99,6 +99,7 @@ class Jump(nn.Module):
         return torch.where(x > 10, torch.where(z > 0, -1.0, 1.0), torch.tanh(x * z + 1))
 
 
+@pytest.mark.slow
 def test_dear_members_of_the_relay_that_were_in_vain_are_spared_for_some_calls() -> None:
     x = torch.tensor([[0.5], [0.2], [0.4], [100.0], [0.1]], dtype=F64)
 
@@ -165,6 +166,7 @@ class GroupNormOfReLU(nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_no_call_takes_long_to_say_that_samples_have_no_equilibrium(monkeypatch: pytest.MonkeyPatch) -> None:
     """Continuation, which solves them all, factors (256, 256) Jacobians in a thousand steps: not for 4,000 evaluations."""
     monkeypatch.setattr(unsolved_samples, "_MORE", 4000.0)
@@ -184,6 +186,7 @@ def test_no_call_takes_long_to_say_that_samples_have_no_equilibrium(monkeypatch:
     assert taken
 
 
+@pytest.mark.slow
 def test_a_call_that_would_raise_is_granted_more(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer, x = DEQ(GroupNormOfReLU(4), (4, 2, 2), rtol=1e-3), 2 * torch.randn(16, 3, 2, 2)
@@ -196,6 +199,7 @@ def test_a_call_that_would_raise_is_granted_more(monkeypatch: pytest.MonkeyPatch
         layer(x)
 
 
+@pytest.mark.slow
 def test_a_call_that_is_granted_more_goes_on_from_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples that the first solve has solved are evaluated once more by the second, and keep their solutions."""
     torch.manual_seed(0)
@@ -361,6 +365,7 @@ def test_a_call_that_is_only_repeated_repeats_what_it_did(steps: int) -> None:
     assert not torch.equal(*changed), "from the last equilibrium both would end at once"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", [{}, {"index": torch.arange(5)}], ids=["full", "index"])
 @pytest.mark.parametrize("init", [None, "last"])
 def test_one_training_call_in_so_many_starts_from_zero(init: str | None, how: dict[str, Any]) -> None:
@@ -374,6 +379,7 @@ def test_one_training_call_in_so_many_starts_from_zero(init: str | None, how: di
     assert _steps_of(layer, x, **how) == 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("batches", [2, 3])
 def test_samples_of_several_calls_a_step_each_start_from_zero_at_times(batches: int) -> None:
     """Gradients are gathered over the same few batches: none of them may follow its equilibria for ever."""

@@ -17,6 +17,7 @@ from implicitkit_deq import DEQ, ForgivenWarning
 STEPS = 6
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", ["cells.MLP", "tanh", "GRU", pytest.param("LayerNorm(ReLU)", marks=pytest.mark.slow), "residual"]
 )
@@ -47,6 +48,7 @@ def test_seeds_side_by_side_are_trained_as_alone(name: str, monkeypatch: pytest.
     assert runs.losses.shape == (STEPS, 3) and len({float(v) for v in runs.losses[-1]}) == 3
 
 
+@pytest.mark.slow
 def test_full_batches_are_trained_as_with_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     table = importlib.import_module("bench_deq_training")
@@ -67,6 +69,7 @@ def test_full_batches_are_trained_as_with_an_index(monkeypatch: pytest.MonkeyPat
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_dear_solvers_pause_for_each_seed_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     table = importlib.import_module("bench_deq_training")

@@ -331,6 +331,7 @@ def _train(steps: int, way: str, **options: Any) -> tuple[list[int], list[float]
     return evaluations, products, worst
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("way", "options", "share"),
     [

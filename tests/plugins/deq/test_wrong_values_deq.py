@@ -113,6 +113,7 @@ def asked() -> dict[str, Row]:
     return {n: Row(thing) for n, thing in public().items() if n not in NOT_ASKED} | ROWS
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", asked())
 def test_wrong_values_are_refused_at_once_and_by_name(name: str) -> None:
     if name != "PerPosition":

@@ -54,6 +54,7 @@ NAMES = ["sequence", "multiscale", "graph", "flow", "representation"]
 ROWS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "multiscale")) for name in NAMES]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ROWS)
 def test_values_and_gradients_are_those_of_the_oracle(zoo: Any, tasks: Any, name: str) -> None:
     model, inputs, target, right = tasks(name)
@@ -75,6 +76,7 @@ def test_the_oracle_is_what_unrolled_steps_say(zoo: Any, tasks: Any, name: str) 
     assert close(zoo.gradient(model, inputs, model.loss(z, target)), right.gradient, 1e-8)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ROWS)
 def test_torchdeq_gives_the_same(zoo: Any, tasks: Any, name: str) -> None:
     pytest.importorskip("torchdeq")
