@@ -316,6 +316,24 @@ def test_marked() -> None:
         grad(lambda t: TWO.detach().requires_grad_() * t)(TWO)
 
 
+@pytest.mark.parametrize(
+    ("transform", "there"),
+    [
+        (torch.func.hessian, True),
+        (lambda f: torch.func.jacfwd(torch.func.grad(f)), True),
+        (lambda f: torch.func.jacrev(torch.func.jacfwd(f)), False),
+        (lambda f: torch.func.jacrev(torch.func.grad(f)), False),
+        (torch.func.jacfwd, False),
+        (torch.func.grad, False),
+        (lambda f: f, False),
+    ],
+)
+def test_reverse_inside_forward(transform: Callable[..., Any], there: bool) -> None:
+    said: list[bool] = []
+    transform(lambda t: said.append(compat.reverse_inside_forward()) or t.square().sum())(torch.ones(2))
+    assert set(said) == {there}
+
+
 def test_empty_batch() -> None:
     assert not compat.empty_batch()
     for transform in (vmap, lambda f: vmap(grad(f)), lambda f: vmap(vmap(f), in_dims=1)):
@@ -851,6 +869,7 @@ CONTRACTS = {
     test_physical: "physical",
     test_plain_sample: "plain_sample",
     test_pulled: "pulled",
+    test_reverse_inside_forward: "reverse_inside_forward",
     test_tracked: "tracked",
     test_tensors_in: "tensors_in",
     test_transforms_active: "transforms_active",

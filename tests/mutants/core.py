@@ -129,7 +129,10 @@ MUTANTS = [
             "return _solved(request, True, z, -b, theta)\n\n",
             TRANSFORMS,
         ),
-        ("w = _solved(request, not transposed, z, g, theta)", "w = _solved(request, transposed, z, g, theta)"),
+        (
+            "if transposed else request, not transposed, z, g, theta)",
+            "if transposed else request, transposed, z, g, theta)",
+        ),
         (
             "point = compat.unwrap_dead_wrappers(ctx.saved_tensors)",
             "point = ctx.saved_tensors",
