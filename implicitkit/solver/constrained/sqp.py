@@ -89,7 +89,7 @@ class SQP(Method):
         if not bool(good.all()):
             if direction is not None:
                 direction.finish(~good)
-                at, d, new = direction.first(model, w[:, : model.size]), direction.d, direction.y
+                at, d, new = direction.first, direction.d, direction.y
             assert at is not None
             trial = self._searched(
                 model, w, at, (d, new), bounds, weight, torch.where(good.unsqueeze(1), trial, w), good
