@@ -1223,6 +1223,7 @@ MUTANTS = [
         ("bool((data.G.count_nonzero(2) == 1).all())", "bool((data.G.count_nonzero(2) <= 1).all())"),
         ("bool((data.G.count_nonzero(2) == 1).all())", "True"),
         ("if bool(part.G.isfinite().all()):", "if True:"),
+        ("_MANY = 150", "_MANY = 1500"),
     ),
     *mutants(
         "implicitkit/solver/qp/base.py",
@@ -1241,10 +1242,17 @@ MUTANTS = [
         ("P.diagonal() / steepest", "P.diagonal()"),
     ),
     *mutants(
-        "implicitkit/solver/qp/builtin.py",
+        "implicitkit/solver/qp/polish.py",
         "tests/solver/test_bounded_programs.py",
-        ("_MANY = 150", "_MANY = 1500"),
-        ("return point.with_rows(left, solve(data.rows(left)))", "return point"),
+        ("return self.with_rows(left, solve(data.rows(left))) if len(left) else self", "return self"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/model.py",
+        "tests/solver/test_bounded_programs.py -k pulled_together",
+        (
+            "autodiff.matrix(lambda e: pullback(e)[0], out.shape[1], out)",
+            "torch.stack([pullback(e.expand_as(out))[0] for e in torch.eye(out.shape[1]).to(out)], 1)",
+        ),
     ),
     *mutants(
         "implicitkit/solver/failing_trials.py",

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.foundation import graph
 from implicitkit.problem.qp_data import QPData
+from implicitkit.solver.constrained import step_program
+from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.qp import builtin
 from implicitkit.solver.qp.bounds import are_bounds, within_bounds
 from implicitkit.solver.qp.interior_point import interior_point
@@ -150,3 +153,49 @@ def test_a_bound_that_is_no_number_is_not_passed_over() -> None:
     data = program("twice")
     data.h[0, 3] = torch.nan
     assert within_bounds(data).status.tolist() == [int(ik.Status.STALLED)]
+
+
+def _minimised(n: int, constraints: int, **options: Any) -> tuple[Any, Tensor, QPData]:
+    """The minimum of one of the programs as a function, its slope by ``q``, and the program; some rows more, if any."""
+    data = program("portfolio", n=n)
+    g = torch.Generator().manual_seed(1)
+    rows = torch.randn(constraints, n, generator=g, dtype=F64) / n
+    A = torch.cat([data.A[0], rows])
+    b = torch.cat([data.b[0], A[1:].mean(1)])
+    P, q = data.P[0], data.q[0].clone().requires_grad_()
+    s = ik.argmin(
+        lambda z, q: 0.5 * z @ (P @ z) + q @ z, torch.zeros(n, dtype=F64), (q,),
+        constraints=[ik.Equality(lambda z, q: A @ z - b)], bounds=(0.0, None), **options,
+    )  # fmt: skip
+    (slope,) = torch.autograd.grad((s.value * torch.arange(n, dtype=F64)).sum(), q)
+    return s, slope, data._replace(A=A.unsqueeze(0), b=b.unsqueeze(0))
+
+
+def test_steps_whose_programs_have_bounds_alone_change_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From inside a step took ten systems with a thousand rows."""
+    inside = step_program.interior_point
+    monkeypatch.setattr(step_program, "interior_point", lambda *_, **__: pytest.fail("from inside"))
+    s, slope, data = _minimised(160, 0)
+    assert s.solver == "auto (sqp)" and int(s.steps) <= 2
+    monkeypatch.setattr(step_program, "interior_point", inside)
+    P, q, A, b, G, h = (t[0] for t in data)
+    q.requires_grad_()
+    known = ik.solve(ik.QuadraticProgram(P, q, A, b, G, h))
+    torch.testing.assert_close(s.value, known.value, rtol=0, atol=1e-9)
+    (expected,) = torch.autograd.grad((known.value * torch.arange(160, dtype=F64)).sum(), q)
+    torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_slopes_of_many_constraints_are_pulled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_by_one: list[int] = []
+    local, pulled = Model.local, graph.pulled
+
+    def watched(self: Model, z: Tensor) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(graph, "pulled", lambda *args, **more: one_by_one.append(1) or pulled(*args, **more))
+            return local(self, z)
+
+    monkeypatch.setattr(Model, "local", watched)
+    s, _, data = _minimised(40, 20, solver="sqp")
+    assert bool(s.converged) and 0 < len(one_by_one) <= 2 * int(s.steps)
+    torch.testing.assert_close(s.value, ik.solve(ik.QuadraticProgram(*(t[0] for t in data))).value, rtol=0, atol=1e-9)

@@ -151,9 +151,7 @@ class Model:
             value, none, slope = self.slope(z)
             return Local(value, slope, none, z.new_zeros(len(z), 0, self.size))
         out, pullback = autodiff.vjp(self.f.kernel, self.join(z))
-        batch, rows = out.shape
-        eye = torch.eye(rows, dtype=out.dtype, device=out.device).unsqueeze(1).expand(-1, batch, -1)
-        J = torch.stack([pullback(e)[0] for e in eye], 1)[:, :, : self.size].detach()
+        J = autodiff.matrix(lambda e: pullback(e)[0], out.shape[1], out)[:, :, : self.size].detach()
         out = out.detach()
         return Local(out[:, 0], J[:, 0], out[:, 1:], J[:, 1:])
 
