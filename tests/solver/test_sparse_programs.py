@@ -14,6 +14,7 @@ from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 import implicitkit as ik
 from implicitkit.linear.conditions.sparse_saddle import SparseSaddle
 from implicitkit.linear.factors import ordering, sparse_blocks
+from implicitkit.solver import auto
 from implicitkit.solver.constrained import model, sparse_step
 from implicitkit.solver.qp import sparse as qp
 from implicitkit.solver.qp.plain import solve_qp
@@ -565,3 +566,16 @@ def test_what_is_known_at_a_point_of_a_program_is_not_evaluated_again(start: flo
     u = torch.linalg.solve(K, torch.cat([a.new_ones(300), a.new_zeros(1)]))[:300]
     (slope,) = torch.autograd.grad(s.value.sum(), c)
     torch.testing.assert_close(slope, -u * s.value.detach())
+
+
+def test_stages_are_made_once_for_programs_of_one_form() -> None:
+    made = []
+    for weight in (1.0, 2.0):
+        z0, bounds = torch.ones(3, dtype=F64), (0.0, None)
+        problem = ik.Argmin(lambda z, w=weight: w * z.square().sum(), constraints=[ik.Equality(sum)], bounds=bounds)
+        restated = problem.restate(z0, (), 0)
+        assert restated is not None
+        made.append(auto.choose(restated.problem, 1, 4))
+    assert made[0] is made[1]
+    free = ik.Argmin(lambda z: z.square().sum(), constraints=[ik.Inequality(sum)], bounds=bounds).restate(z0, (), 0)
+    assert free is not None and auto.choose(free.problem, 1, 4) is not made[0]
