@@ -183,11 +183,15 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
 
 
 class _Form(NamedTuple):
-    """What the stages of a program depend on: unknowns, multipliers too; inequalities among its constraints; no set but
-    bounds, and there are some; a sum of squares."""
+    """What the stages of a program depend on.
+
+    Attributes:
+        size: unknowns and multipliers. constrained: are there constraints? bounded: is there no set but bounds? within: are
+            there bounds? fit: is it a sum of squares?
+    """
 
     size: int
-    one_sided: bool
+    constrained: bool
     bounded: bool
     within: bool
     fit: bool
@@ -205,22 +209,22 @@ def _program_stages(form: _Form, batch: int) -> tuple[Stage, ...]:
     Levenberg-Marquardt's, and SQP along long valleys), the augmented Lagrangian else; each finished by Newton steps on the
     natural map where dense Jacobians are affordable.  SQP and these are for sparse matrices beyond that size, and from 256
     unknowns on within bounds alone."""
-    size, one_sided, bounded, within, fit = form
+    size, constrained, bounded, within, fit = form
     dense = size <= _DENSE and batch * size * size <= _DENSE_NUMBERS
     polish = (_stage("newton", max_steps=30, scale=None),) if dense else ()
     if not dense and bounded and not fit:
         polish = (_stage("newton", max_steps=30, scale=None, sparse=True),)
     convex = dense and within and not fit
-    sparse = bounded and not fit and size >= SPARSE and (not dense or not one_sided)
+    sparse = bounded and not fit and size >= SPARSE and (not dense or not constrained)
     large = (_SPARSE_SQP,) if sparse else ()
     inside = (_stage("filter_interior_point", max_steps=250, sparse=not dense), *polish) if bounded and not fit else ()
-    if not one_sided and not bounded:
+    if not constrained and not bounded:
         return (
             Stage(ProximalNewton(), max_steps=5000),
             *polish,
             _LAST_PROXIMAL,
         )
-    if not one_sided:
+    if not constrained:
         return (
             *large,
             *(polish if large else ()),

@@ -577,5 +577,5 @@ def test_stages_are_made_once_for_programs_of_one_form() -> None:
         assert restated is not None
         made.append(auto.choose(restated.problem, 1, 4))
     assert made[0] is made[1]
-    free = ik.Argmin(lambda z: z.square().sum(), constraints=[ik.Inequality(sum)], bounds=bounds).restate(z0, (), 0)
+    free = ik.Argmin(lambda z: z.square().sum(), bounds=bounds).restate(z0, (), 0)
     assert free is not None and auto.choose(free.problem, 1, 4) is not made[0]
