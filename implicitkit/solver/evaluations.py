@@ -44,8 +44,8 @@ class Evaluations(Counted):
         falling: set by a step, ``(batch,)`` bool: samples whose objective was followed along a line, and fell to its end.
         remark: set by a step: what to say if samples fail.
         ahead: how many steps may be taken at once, unseen. taken, dear: set by a step: how many it took; cost beyond that.
-        keeps: is the graph of a point kept, for its linearisation? begun: of a
-            program, has a point been evaluated, of which it is kept in any case?
+        keeps: is every point linearised? graphs: is the graph of the next point kept, since a method begins, or has used
+            that of the last?
         weighs: set by a method: are rows kept where to drop them costs more than to evaluate them?
     """
 
@@ -72,7 +72,7 @@ class Evaluations(Counted):
         self.fits = Fits(lambda z: self.problem.flat_residuals(self.kernel, z)) if fit else None
         self.frugal = True  # have products been enough for normal equations without a pattern so far?
         # the graph of a point, where residuals or conditions of optimality are linearised: a fit's at once
-        self.keeps, self.begun = solves == "least_squares", solves != "constrained"
+        self.keeps, self.graphs = solves == "least_squares", solves == "constrained"
 
     @property
     def batch(self) -> int:
@@ -221,6 +221,11 @@ class Evaluations(Counted):
         point if it is there."""
         self.keeps = True
         return programs.linearised(self, self._point if self._point.get("z") is w else {"z": w})
+
+    def made(self, w: Tensor) -> Any:
+        """What ``autodiff.vjp`` of a program's kernel gave at ``w``, if that graph is there; that of the next is kept."""
+        self.graphs, point = True, self._point
+        return point["made"][1] if point.get("z") is w and "made" in point else None
 
     def residuals_graph(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`residuals` with their graph, and the point that it leads to: those of that point if they are there, else

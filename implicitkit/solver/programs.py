@@ -28,33 +28,34 @@ def compute(f: Any, point: dict[str, Any], name: str) -> None:
         saddle = fits.at(z).slope
     elif f.keeps:
         saddle = linearised(f, point)[0]
-    elif f.begun or compat.transforms_active():
-        saddle = problem.flat_saddle(_noting(f, point), z)
+    elif f.graphs and not compat.transforms_active():
+        saddle = _with_graph(f, point)
     else:
-        saddle = _first(f, point)
+        saddle = problem.flat_saddle(_noting(f, point), z)
     point["residual"] = point["f"] = problem.conditions(f.uncounted, z, saddle, limits).detach()
 
 
-def _first(f: Any, point: dict[str, Any]) -> Tensor:
-    """``(dL/dz, constraints)`` where a method begins, which may linearise them next: the graph is kept for that."""
-    f.begun, z, kernel = True, point["z"], _noting(f, point)
+def _with_graph(f: Any, point: dict[str, Any]) -> Tensor:
+    """``(dL/dz, constraints)`` where a method begins, or has used the graph of the last point: this one is kept, until
+    another is looked at."""
+    f.graphs, z, kernel = False, point["z"], _noting(f, point)
     leaf = z.detach().requires_grad_()
     with torch.enable_grad():
-        made = autodiff.vjp(kernel, leaf)
-    point["made"] = leaf, made
+        known = autodiff.vjp(kernel, leaf)
+    point["made"] = leaf, known
     with torch.no_grad():
-        found: Tensor = f.problem.flat_saddle(kernel, z, made)
+        found: Tensor = f.problem.flat_saddle(kernel, z, known)
     return found
 
 
 def linearised(f: Any, point: dict[str, Any]) -> tuple[Tensor, Operator]:
     """``(dL/dz, constraints)``, ``(batch, n + m)``, and its symmetric derivative, kept at the point."""
     if "saddle" not in point:
-        leaf, made = point.pop("made", (None, None))
+        leaf, known = point.pop("made", (None, None))
 
         def saddle(w: Tensor) -> Tensor:
             found: Tensor = (
-                f.problem.flat_saddle(_noting(f, point), w) if w is not leaf else f.problem.saddle_of(w, *made)
+                f.problem.flat_saddle(_noting(f, point), w) if w is not leaf else f.problem.saddle_of(w, *known)
             )
             return found
 

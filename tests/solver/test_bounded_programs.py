@@ -13,6 +13,7 @@ from implicitkit.foundation import graph
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solver.constrained import step_program
 from implicitkit.solver.constrained.model import Model
+from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.qp import builtin
 from implicitkit.solver.qp.bounds import are_bounds, within_bounds
 from implicitkit.solver.qp.interior_point import interior_point
@@ -190,12 +191,34 @@ def test_slopes_of_many_constraints_are_pulled_together(monkeypatch: pytest.Monk
     one_by_one: list[int] = []
     local, pulled = Model.local, graph.pulled
 
-    def watched(self: Model, z: Tensor) -> Any:
+    def watched(self: Model, *points: Tensor) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(graph, "pulled", lambda *args, **more: one_by_one.append(1) or pulled(*args, **more))
-            return local(self, z)
+            return local(self, *points)
 
     monkeypatch.setattr(Model, "local", watched)
     s, _, data = _minimised(40, 20, solver="sqp")
     assert bool(s.converged) and 0 < len(one_by_one) <= 2 * int(s.steps)
     torch.testing.assert_close(s.value, ik.solve(ik.QuadraticProgram(*(t[0] for t in data))).value, rtol=0, atol=1e-9)
+
+
+def test_a_dense_step_evaluates_what_it_differentiates_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slopes of objective and constraints, where a step begins and where the search ends, are from the graph of the residual
+    there: a step evaluates a trial and the Hessian."""
+    made, known = Evaluations.made, []
+
+    def watched(self: Evaluations, w: Tensor) -> Any:
+        known.append(made(self, w))
+        return known[-1]
+
+    monkeypatch.setattr(Evaluations, "made", watched)
+    c = torch.linspace(1, 2, 20, dtype=F64, requires_grad=True)
+    s = ik.argmin(
+        lambda z, c: (c * torch.cosh(z - 0.3)).sum(), torch.zeros(20, dtype=F64), (c,),
+        constraints=[ik.Equality(lambda z, c: z[:4] + z[4:8] - 1)],
+    )  # fmt: skip
+    assert s.solver == "auto (sqp)" and len(known) == int(s.steps) + 1 and None not in known
+    x, y = s.value[:4].detach(), s.value[4:8].detach()
+    torch.testing.assert_close(x + y, torch.ones(4, dtype=F64))
+    torch.testing.assert_close(c[:4].detach() * torch.sinh(x - 0.3), c[4:8].detach() * torch.sinh(y - 0.3))
+    torch.testing.assert_close(s.value[8:].detach(), torch.full((12,), 0.3, dtype=F64))

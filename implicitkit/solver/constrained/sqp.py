@@ -158,7 +158,7 @@ class _Dense:
     def __init__(self, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None, weight: Tensor) -> None:
         z, multipliers = model.split(w)
         model.affordable(w, "sqp")
-        self.model, self.weight, self.at = model, weight, model.local(z)
+        self.model, self.weight, self.at = model, weight, model.local(z, w)
         known = (multipliers != 0).any(1, keepdim=True) if model.count else None
         curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, self.at))
         self.curved, self.near = Curved(model, z, curved_by, self.at, bounds), curved_by
