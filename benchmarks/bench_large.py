@@ -479,6 +479,7 @@ ROWS: dict[str, Callable[[], Row]] = {
     **{f"obstacle {m}": (lambda m=m: Row(**large_programs.membrane(m))) for m in (32, 64, 128)},
     **{f"network {m}": (lambda m=m: Row(**large_programs.network(m))) for m in (20, 50)},
     "portfolio 1000": lambda: Row(**large_programs.portfolio(1000, 30)),
+    "dense program 500": lambda: Row(**large_programs.mixture(500, 50)),
     "nonnegative 1200": lambda: Row(**large_programs.nonnegative(3600, 1200)),
 }
 SLOW = ("bratu2 512", "reaction 192", "resistors 5000")

@@ -1,5 +1,5 @@
 """Constrained rows of ``bench_large.py``: optimal and predictive control within bounds, a membrane over an obstacle, flow in
-a network, a nonnegative fit, and a portfolio with a factor model.
+a network, a nonnegative fit, a portfolio with a factor model, and a dense quadratic program.
 
 By hand: Newton's method for the optimality conditions with the analytic Hessian of the Lagrangian and the analytic Jacobian
 of the constraints.  A bound is active where ``z - dL/dz`` lies beyond it; its unknown's equation is then ``z = bound`` (the
@@ -257,6 +257,45 @@ def portfolio(assets: int, factors: int) -> dict[str, Any]:
         "pull": lambda z, r, u: -u[:assets],
         "elsewhere": hand,
         "options": {"constraints": [ik.Equality(lambda z, r: z.sum() - 1)], "bounds": (0.0, None)},
+        "solve": ik.argmin,
+    }
+
+
+def mixture(unknowns: int, sums: int) -> dict[str, Any]:
+    """A quadratic program ``z'Pz / 2 + q'z``, ``Az = b``, ``z >= 0`` without a zero in ``P`` and ``A``, as a function; by
+    ``q``.  By hand the active set that signs say, its systems by dense LU."""
+    import scipy.linalg as la
+
+    rng = np.random.default_rng(0)
+    M, A = rng.standard_normal((unknowns, unknowns)), rng.standard_normal((sums, unknowns))
+    P, b = M @ M.T / unknowns + 0.1 * np.eye(unknowns), A @ np.abs(rng.standard_normal(unknowns))
+    t_P, t_A, t_b = torch.from_numpy(P), torch.from_numpy(A), torch.from_numpy(b)
+
+    def hand(weights: Array, q: Array) -> tuple[Array, Array]:
+        held, none = np.zeros(unknowns, dtype=bool), np.zeros((sums, sums))
+        z, u = np.zeros(unknowns), np.zeros(unknowns)
+        for _ in range(50):
+            free = np.flatnonzero(~held)
+            lu = la.lu_factor(np.block([[P[np.ix_(free, free)], A[:, free].T], [A[:, free], none]]))
+            x = la.lu_solve(lu, np.r_[-q[free], b])
+            z[:] = 0
+            z[free] = x[: len(free)]
+            new = np.where(held, P @ z + q + A.T @ x[len(free) :] > 0, z < 0)
+            if (new == held).all():
+                break
+            held = new
+        u[free] = la.lu_solve(lu, np.r_[weights[free], np.zeros(sums)])[: len(free)]
+        return z, -u
+
+    return {
+        "name": f"dense program, {unknowns} unknowns, {sums} equalities",
+        "residual": lambda z, q: 0.5 * z @ (t_P @ z) + q @ z,
+        "z0": torch.zeros(unknowns, dtype=torch.float64),
+        "theta": torch.from_numpy(rng.standard_normal(unknowns)),
+        "hand": lambda z, q: (np.zeros(unknowns + sums), None),
+        "pull": lambda z, q, u: u[:unknowns],
+        "elsewhere": hand,
+        "options": {"constraints": [ik.Equality(lambda z, q: t_A @ z - t_b)], "bounds": (0.0, None)},
         "solve": ik.argmin,
     }
 

@@ -143,6 +143,7 @@ def linearise(
     fixed_point: bool = False,
     of_map: bool = False,
     sparse: Callable[[Operator], Any] | None = None,
+    point: Tensor | None = None,
 ) -> tuple[Tensor, Operator]:
     """The value at ``z`` and the Jacobian ``A = df/dz`` there, from **one** evaluation whose graph all products share.
 
@@ -151,12 +152,13 @@ def linearise(
         symmetric: ``A = A^T`` (then ``A v`` costs one reverse pass, not two). fixed_point: ``A = J - I``.
         of_map: ``function`` is the map of a fixed point, and ``f(z) = function(z) - z``: products are made of those with its
             Jacobian ``J``, which the series asks for (:meth:`Operator.stepped`), and take one subtraction more.
-        sparse: how the operator becomes sparse (see :class:`Operator`).
+        sparse: how the operator becomes sparse (see :class:`Operator`). point: the leaf, equal to ``z``, where it has been
+            made: ``function`` is called with it.
 
     Returns:
         ``f(z)``, attached to the graph of this one evaluation, and the :class:`Operator`.
     """
-    point = z.detach().requires_grad_()
+    point = z.detach().requires_grad_() if point is None else point
     with torch.enable_grad():
         moved = function(point)
         out = moved - point if of_map else moved

@@ -49,6 +49,10 @@ _NEARLY = 1e-3  # of 1 + |z|: a violation that may be on its way to zero ...
 _FAR = 100.0  # ... of a |z| that is larger no more: it runs away
 
 
+Pullback = Callable[[Tensor], tuple[Tensor, ...]]
+Made = tuple[Tensor, Pullback]
+
+
 class State(NamedTuple):
     """All unknowns: the user's, and one pytree of multipliers for each constraint."""
 
@@ -235,13 +239,20 @@ class ConstrainedMinimisation(Problem):
         can have at any."""
         return self.flat_saddle(kernel, torch.cat([z, z.new_ones(len(z), len(self.one_sided))], 1))[:, : self.size]
 
-    def flat_saddle(self, kernel: Kernel, w: Tensor) -> Tensor:
-        """``(dL/dz, h, g)``, ``(batch, n + m)``: its Jacobian is the symmetric ``[[d^2 L/dz^2, J'], [J, 0]]``."""
+    def flat_saddle(self, kernel: Kernel, w: Tensor, made: Made | None = None) -> Tensor:
+        """``(dL/dz, h, g)``, ``(batch, n + m)``: its Jacobian is the symmetric ``[[d^2 L/dz^2, J'], [J, 0]]``.  ``made``:
+        what ``autodiff.vjp`` of the kernel has given at ``w``."""
         n = self.size
-        out, pullback = autodiff.vjp(kernel, w)
-        slope = pullback(torch.cat([torch.ones_like(out[:, :1]), w[:, n:]], 1))[0][:, :n]
-        if not compat.transforms_active() and not recording.holds(slope.any()):  # as at a first point: no multipliers
+        out, pullback = made or autodiff.vjp(kernel, w)
+        found = self.saddle_of(w, out, pullback)
+        # as at a first point: no multipliers
+        if not compat.transforms_active() and not recording.holds(found[:, :n].any()):
             autodiff.refuse_hidden(lambda y: kernel(torch.cat([y, w[:, n:]], 1))[:, 0], w[:, :n].detach(), out[:, 0])
+        return found
+
+    def saddle_of(self, w: Tensor, out: Tensor, pullback: Pullback) -> Tensor:
+        """:meth:`flat_saddle` from what ``autodiff.vjp`` of the kernel has given, without a look at it."""
+        slope = pullback(torch.cat([torch.ones_like(out[:, :1]), w[:, self.size :]], 1))[0][:, : self.size]
         return torch.cat([slope, out[:, 1:]], 1)
 
     def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:

@@ -79,11 +79,11 @@ def warn_if_hidden(
         return
     if not _is_new(system.identity if identity is None else identity, z):
         return
-    h, weights = _STEP[z.dtype], seeded.normal(*z.shape, seed=0x5E).to(z)
+    h = _STEP[z.dtype]
     with torch.no_grad(), compat.own_graphs():
         z, F = z.detach(), out.detach()
         size = torch.linalg.vector_norm(z, dim=1, keepdim=True) / z.shape[1] ** 0.5
-        v = (z.abs() + 0.1 * torch.where(size > 0, size, 1)) * weights
+        v = (z.abs() + 0.1 * torch.where(size > 0, size, 1)) * seeded.normal(*z.shape, seed=0x5E).to(z)
 
         def along(w: Tensor) -> Tensor:
             g = A.rmv(w)
@@ -91,15 +91,15 @@ def warn_if_hidden(
                 refuse_hidden(record)
             return (g * v).sum(1)
 
-        kind, beside = system.problem.kind, z + 0.1 * v
+        kind = system.problem.kind
         if kind.returns_program:
-            told = _compare_program(lambda y: system.live(y, *theta), beside, v, h)
+            told = _compare_program(lambda y: system.live(y, *theta), z + 0.1 * v, v, h)
         else:
             told = _warned(_Change(lambda y: system.residual(y, *theta), z, F, v, along), h, "residual")
         if system.lifted.numbers and not told:
             told = _compare_numbers(system, z, theta, F, h)
         if kind.minimisation and not kind.returns_program and not told:
-            _compare_objective(Evaluations(system, theta, "minimise"), beside, v, h)
+            _compare_objective(Evaluations(system, theta, "minimise"), z + 0.1 * v, v, h)
 
 
 def _compare_objective(f: Evaluations, z: Tensor, v: Tensor, h: float) -> None:
@@ -175,16 +175,20 @@ class _Change(NamedTuple):
         times = (torch.finfo(self.v.dtype).eps ** 0.5 / longest).nan_to_num(1, 1, 1).clamp_min(1)
         return self._replace(v=times * self.v, along=lambda w: times.squeeze(1) * self.along(w))
 
-    def unexplained(self, h: float, noise: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-        """``D`` in the equations that ``K`` does not decide, ``(batch, m)``; and how large ``A v`` is along it, and which
-        part of the larger of the two is left unexplained, ``(batch,)``."""
+    def _differences(self, h: float, noise: Tensor | float) -> tuple[Tensor, Tensor]:
+        """``D`` and ``K``, zero in the equations that ``K`` does not decide."""
         eps = torch.finfo(self.z.dtype).eps
         there, back = (_tried(self.function, self.z + step * self.v, self.F) for step in (h, -h))
         D = (there - back) / (2 * h)
         bent = (there - 2 * self.F + back).abs()
         K = _TIMES_K * (bent + noise + eps * (there.abs() + back.abs())) / h
         open_ = torch.isfinite(K) & (D.abs() > K)
-        D, K = torch.where(open_, D, 0), torch.where(open_, K, 0)
+        return torch.where(open_, D, 0), torch.where(open_, K, 0)
+
+    def unexplained(self, h: float, noise: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+        """``D`` in the equations that ``K`` does not decide, ``(batch, m)``; and how large ``A v`` is along it, and which
+        part of the larger of the two is left unexplained, ``(batch,)``."""
+        D, K = self._differences(h, noise)
         w = D / torch.linalg.vector_norm(D, dim=1, keepdim=True).clamp_min(torch.finfo(D.dtype).tiny)
         found, said = (w * D).sum(1), self.along(w)
         wrong = (found - said).abs() - (w.abs() * K).sum(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from implicitkit.problem.argmin import Bounded
 from implicitkit.problem.base import Problem
@@ -182,30 +182,49 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     return (*_ANDERSON, *equations) if kind.iteration else equations
 
 
-def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage, ...]:
+class _Form(NamedTuple):
+    """What the stages of a program depend on.
+
+    Attributes:
+        size: unknowns and multipliers. constrained: are there constraints? bounded: is there no set but bounds? within: are
+            there bounds? fit: is it a sum of squares?
+    """
+
+    size: int
+    constrained: bool
+    bounded: bool
+    within: bool
+    fit: bool
+
+    @classmethod
+    def of(cls, problem: ConstrainedMinimisation) -> _Form:
+        within = isinstance(problem.prox, Bounded)
+        size, fit = problem.size + len(problem.one_sided), isinstance(problem, BoundedLeastSquares)
+        return cls(size, bool(problem.one_sided), within or problem.prox is None, within, fit)
+
+
+def _program_stages(form: _Form, batch: int) -> tuple[Stage, ...]:
     """Constrained minimisation: SQP where there are constraints and no set but bounds, proximal gradient where there is
     only a set or a term, with Newton steps where these pay (within bounds first projected ones, of least squares
     Levenberg-Marquardt's, and SQP along long valleys), the augmented Lagrangian else; each finished by Newton steps on the
     natural map where dense Jacobians are affordable.  SQP and these are for sparse matrices beyond that size, and from 256
     unknowns on within bounds alone."""
-    size = problem.size + len(problem.one_sided)
-    fit = isinstance(problem, BoundedLeastSquares)
+    size, constrained, bounded, within, fit = form
     dense = size <= _DENSE and batch * size * size <= _DENSE_NUMBERS
     polish = (_stage("newton", max_steps=30, scale=None),) if dense else ()
-    bounded = problem.prox is None or isinstance(problem.prox, Bounded)
     if not dense and bounded and not fit:
         polish = (_stage("newton", max_steps=30, scale=None, sparse=True),)
-    convex = dense and isinstance(problem.prox, Bounded) and not fit
-    sparse = bounded and not fit and size >= SPARSE and (not dense or not problem.one_sided)
+    convex = dense and within and not fit
+    sparse = bounded and not fit and size >= SPARSE and (not dense or not constrained)
     large = (_SPARSE_SQP,) if sparse else ()
     inside = (_stage("filter_interior_point", max_steps=250, sparse=not dense), *polish) if bounded and not fit else ()
-    if not problem.one_sided and not bounded:
+    if not constrained and not bounded:
         return (
             Stage(ProximalNewton(), max_steps=5000),
             *polish,
             _LAST_PROXIMAL,
         )
-    if not problem.one_sided:
+    if not constrained:
         return (
             *large,
             *(polish if large else ()),
@@ -239,10 +258,16 @@ def choose(problem: Problem, batch: int, size: int) -> Any:
     if problem.kind.solver:
         return get_solver(problem.kind.solver)
     if isinstance(problem, ConstrainedMinimisation):
-        return Polyalgorithm(_program_stages(problem, batch))
+        return _for_programs(_Form.of(problem), batch)
     if isinstance(problem, LeastSquares) and not problem.loss_is_modelled and size <= _FEW:
         return Polyalgorithm(_ROBUST_FEW)
     return _usual(problem.kind, batch, size)
+
+
+@functools.lru_cache(maxsize=1024)
+def _for_programs(form: _Form, batch: int) -> Polyalgorithm:
+    """Made once, as well."""
+    return Polyalgorithm(_program_stages(form, batch))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -13,6 +13,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.linear.price import price_of_dense, price_of_dense_like
 from implicitkit.problem.selection import selection
+from implicitkit.solver import programs
 from implicitkit.solver.bounded_fits import Fits
 from implicitkit.solver.counted import Counted
 from implicitkit.solver.failing_trials import Outside
@@ -43,6 +44,8 @@ class Evaluations(Counted):
         falling: set by a step, ``(batch,)`` bool: samples whose objective was followed along a line, and fell to its end.
         remark: set by a step: what to say if samples fail.
         ahead: how many steps may be taken at once, unseen. taken, dear: set by a step: how many it took; cost beyond that.
+        keeps: is every point linearised? graphs: is the graph of the next point kept, since a method begins, or has used
+            that of the last?
         weighs: set by a method: are rows kept where to drop them costs more than to evaluate them?
     """
 
@@ -69,7 +72,7 @@ class Evaluations(Counted):
         self.fits = Fits(lambda z: self.problem.flat_residuals(self.kernel, z)) if fit else None
         self.frugal = True  # have products been enough for normal equations without a pattern so far?
         # the graph of a point, where residuals or conditions of optimality are linearised: a fit's at once
-        self._keeps = solves == "least_squares"
+        self.keeps, self.graphs = solves == "least_squares", solves == "constrained"
 
     @property
     def batch(self) -> int:
@@ -93,6 +96,11 @@ class Evaluations(Counted):
         """The objective of a minimiser, ``(batch,)``."""
         return self._get(z, "value")
 
+    def values(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Objective ``(batch,)`` and constraints ``(batch, m)`` of a program: known wherever its residual is."""
+        found = self._get(w, "values")
+        return found[:, 0], found[:, 1:]
+
     def residuals(self, z: Tensor) -> Tensor:
         """The residual vector of a least-squares method, ``(batch, m)``."""
         return self._get(z, "residuals") if self.fits is None else self.fits.at(z).residuals
@@ -101,7 +109,8 @@ class Evaluations(Counted):
         """The Jacobian of ``f`` at ``z`` by its products, from one evaluation."""
         problem, z = self.problem, plain(z)
         self._count()
-        equations, known = self._equations(self.uncounted), {}
+        equations = self._equations(self.uncounted)
+        known: dict[str, Any] = {}
         if not self.of_map:
             iteration = not self.of_gradient and self.kind.iteration
             known = {"symmetric": self.of_gradient or problem.symmetric, "fixed_point": iteration}
@@ -210,23 +219,20 @@ class Evaluations(Counted):
     def saddle(self, w: Tensor) -> tuple[Tensor, Operator]:
         """``(dL/dz, constraints)`` of a program, ``(batch, n + m)``, and its symmetric derivative, from the graph of that
         point if it is there."""
-        self._keeps = True
-        return self._linearised_saddle(self._point if self._point.get("z") is w else {"z": w})
+        self.keeps = True
+        return programs.linearised(self, self._point if self._point.get("z") is w else {"z": w})
 
-    def _linearised_saddle(self, point: dict[str, Any]) -> tuple[Tensor, Operator]:
-        """Kept at the point."""
-        if "saddle" not in point:
-            saddle = lambda y: self.problem.flat_saddle(self.kernel, y)  # noqa: E731
-            point["saddle"] = autodiff.linearise(saddle, point["z"], symmetric=True)
-        out, A = point["saddle"]
-        return out.detach(), A
+    def made(self, w: Tensor) -> Any:
+        """What ``autodiff.vjp`` of a program's kernel gave at ``w``, if that graph is there; that of the next is kept."""
+        self.graphs, point = True, self._point
+        return point["made"][1] if point.get("z") is w and "made" in point else None
 
     def residuals_graph(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`residuals` with their graph, and the point that it leads to: those of that point if they are there, else
         from one evaluation."""
         if self.fits is not None:
             return self.fits.at(z).graph
-        self._keeps, point, z = True, self._point, plain(z)
+        self.keeps, point, z = True, self._point, plain(z)
         here = point.get("z") is z
         if here and "vector" in point:
             return point["vector"], point["leaf"]
@@ -333,18 +339,8 @@ class Evaluations(Counted):
                 point["f"] = point["residual"]
 
     def _compute_program(self, point: dict[str, Any], name: str) -> None:
-        """Constrained minimisation: the optimality conditions; what a solver of programs needs besides, it asks
-        ``problem`` for, with :meth:`kernel`."""
-        z = point["z"]
-        limits = self.limits(z) if self._keeps or self.fits is not None else None
-        if self.fits is not None:  # bounds are no function of the user's: their natural map is not counted
-            saddle = self.fits.at(z).slope
-        elif self._keeps:
-            saddle = self._linearised_saddle(point)[0]
-        else:
-            saddle = self.problem.flat_saddle(self.kernel, z)
-        point["residual"] = self.problem.conditions(self.uncounted, z, saddle, limits).detach()
-        point["f"] = point["residual"]
+        """Constrained minimisation."""
+        programs.compute(self, point, name)
 
     def _compute_visible(self, point: dict[str, Tensor], name: str) -> None:
         """What a part differentiates, or maps over points, itself."""
@@ -385,7 +381,7 @@ class Evaluations(Counted):
             of_vector = not self.kind.returns_scalar  # R'r, by the graph of r
             end = point["vector"] if of_vector else point.pop("objective")
             if end.requires_grad:
-                kept = self._keeps
+                kept = self.keeps
                 cotangent = point["residuals"] if of_vector else torch.ones_like(end)
                 (g,) = graph.pulled(end, (point["leaf"],), cotangent, retain_graph=kept)
             else:

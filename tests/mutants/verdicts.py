@@ -827,6 +827,18 @@ MUTANTS = [
         ("(self.model.violation(before) <= _FEASIBLE", "(self.model.violation(before) <= 100 + _FEASIBLE"),
     ),
     *mutants(
+        "implicitkit/solver/programs.py",
+        "tests/solver/test_sparse_programs.py -k known_at_a_point",
+        ('    point["made"] = leaf, known\n', ""),
+        ('if "saddle" not in point:', "if True:", "tests/solver/test_sparse_programs.py -k made_of"),
+        ('        point.setdefault("values", out.detach())\n', ""),
+        (
+            "elif f.graphs and not compat",
+            "elif f.graphs and not f.evaluations and not compat",
+            "tests/solver/test_bounded_programs.py -k differentiates_once",
+        ),
+    ),
+    *mutants(
         "implicitkit/solver/polyalgorithm.py",
         "tests/solver/test_no_higher_than_the_start.py",
         ("        total.descended = False\n", ""),

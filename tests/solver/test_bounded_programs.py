@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.foundation import graph
 from implicitkit.problem.qp_data import QPData
+from implicitkit.solver.constrained import step_program
+from implicitkit.solver.constrained.model import Model
+from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.qp import builtin
 from implicitkit.solver.qp.bounds import are_bounds, within_bounds
 from implicitkit.solver.qp.interior_point import interior_point
@@ -150,3 +154,71 @@ def test_a_bound_that_is_no_number_is_not_passed_over() -> None:
     data = program("twice")
     data.h[0, 3] = torch.nan
     assert within_bounds(data).status.tolist() == [int(ik.Status.STALLED)]
+
+
+def _minimised(n: int, constraints: int, **options: Any) -> tuple[Any, Tensor, QPData]:
+    """The minimum of one of the programs as a function, its slope by ``q``, and the program; some rows more, if any."""
+    data = program("portfolio", n=n)
+    g = torch.Generator().manual_seed(1)
+    rows = torch.randn(constraints, n, generator=g, dtype=F64) / n
+    A = torch.cat([data.A[0], rows])
+    b = torch.cat([data.b[0], A[1:].mean(1)])
+    P, q = data.P[0], data.q[0].clone().requires_grad_()
+    s = ik.argmin(
+        lambda z, q: 0.5 * z @ (P @ z) + q @ z, torch.zeros(n, dtype=F64), (q,),
+        constraints=[ik.Equality(lambda z, q: A @ z - b)], bounds=(0.0, None), **options,
+    )  # fmt: skip
+    (slope,) = torch.autograd.grad((s.value * torch.arange(n, dtype=F64)).sum(), q)
+    return s, slope, data._replace(A=A.unsqueeze(0), b=b.unsqueeze(0))
+
+
+def test_steps_whose_programs_have_bounds_alone_change_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From inside a step took ten systems with a thousand rows."""
+    inside = step_program.interior_point
+    monkeypatch.setattr(step_program, "interior_point", lambda *_, **__: pytest.fail("from inside"))
+    s, slope, data = _minimised(160, 0)
+    assert s.solver == "auto (sqp)" and int(s.steps) <= 2
+    monkeypatch.setattr(step_program, "interior_point", inside)
+    P, q, A, b, G, h = (t[0] for t in data)
+    q.requires_grad_()
+    known = ik.solve(ik.QuadraticProgram(P, q, A, b, G, h))
+    torch.testing.assert_close(s.value, known.value, rtol=0, atol=1e-9)
+    (expected,) = torch.autograd.grad((known.value * torch.arange(160, dtype=F64)).sum(), q)
+    torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_slopes_of_many_constraints_are_pulled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_by_one: list[int] = []
+    local, pulled = Model.local, graph.pulled
+
+    def watched(self: Model, *points: Tensor) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(graph, "pulled", lambda *args, **more: one_by_one.append(1) or pulled(*args, **more))
+            return local(self, *points)
+
+    monkeypatch.setattr(Model, "local", watched)
+    s, _, data = _minimised(40, 20, solver="sqp")
+    assert bool(s.converged) and 0 < len(one_by_one) <= 2 * int(s.steps)
+    torch.testing.assert_close(s.value, ik.solve(ik.QuadraticProgram(*(t[0] for t in data))).value, rtol=0, atol=1e-9)
+
+
+def test_a_dense_step_evaluates_what_it_differentiates_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slopes of objective and constraints, where a step begins and where the search ends, are from the graph of the residual
+    there: a step evaluates a trial and the Hessian."""
+    made, known = Evaluations.made, []
+
+    def watched(self: Evaluations, w: Tensor) -> Any:
+        known.append(made(self, w))
+        return known[-1]
+
+    monkeypatch.setattr(Evaluations, "made", watched)
+    c = torch.linspace(1, 2, 20, dtype=F64, requires_grad=True)
+    s = ik.argmin(
+        lambda z, c: (c * torch.cosh(z - 0.3)).sum(), torch.zeros(20, dtype=F64), (c,),
+        constraints=[ik.Equality(lambda z, c: z[:4] + z[4:8] - 1)],
+    )  # fmt: skip
+    assert s.solver == "auto (sqp)" and len(known) == int(s.steps) + 1 and None not in known
+    x, y = s.value[:4].detach(), s.value[4:8].detach()
+    torch.testing.assert_close(x + y, torch.ones(4, dtype=F64))
+    torch.testing.assert_close(c[:4].detach() * torch.sinh(x - 0.3), c[4:8].detach() * torch.sinh(y - 0.3))
+    torch.testing.assert_close(s.value[8:].detach(), torch.full((12,), 0.3, dtype=F64))

@@ -14,6 +14,7 @@ from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 import implicitkit as ik
 from implicitkit.linear.conditions.sparse_saddle import SparseSaddle
 from implicitkit.linear.factors import ordering, sparse_blocks
+from implicitkit.solver import auto
 from implicitkit.solver.constrained import model, sparse_step
 from implicitkit.solver.qp import sparse as qp
 from implicitkit.solver.qp.plain import solve_qp
@@ -457,7 +458,8 @@ def test_factors_of_an_active_set_as_those_of_the_optimality_conditions(seed: in
     p = random_program(seed)
     point = interior_point(p)
     assert point is not None
-    direction = sparse_step.SparseDirection(*(torch.zeros(1, k, dtype=F64) for k in (p.size, len(p.b), p.K.nnz)))
+    none = [torch.zeros(1, k, dtype=F64) for k in (p.size, len(p.b), p.K.nnz)]
+    direction = sparse_step.SparseDirection(model.First(none[0].sum(1), none[0], none[1]), none[2])
     direction.begin(0, p, point.y)
     direction._settled.clear()
     direction._keep(0, p, point)
@@ -546,3 +548,35 @@ def test_steps_whose_programs_are_solved_from_inside_count_as_several(monkeypatc
     )
     assert bool(solution.converged) and float(balance(solution.value).abs().max()) < 1e-8
     assert len(taken) <= 3
+
+
+@pytest.mark.parametrize("start, most", [(0.0, 3), (1.0, 2)])
+def test_what_is_known_at_a_point_of_a_program_is_not_evaluated_again(start: float, most: int) -> None:
+    # one step from where it begins to where it ends; at zero, where the gradient vanishes, one more asks whether z is hidden
+    def objective(z: Tensor, c: Tensor) -> Tensor:
+        return (0.5 * c * z * z).sum() + (z[1:] - z[:-1]).square().sum()
+
+    c = torch.linspace(1, 2, 300, dtype=F64, requires_grad=True)
+    z0 = torch.full((300,), start, dtype=F64)
+    s = ik.argmin(objective, z0, (c,), constraints=[ik.Equality(lambda z, c: z[0] + z[1] - 1)])
+    assert s.solver == "auto (sqp)" and int(s.steps) == 1 and s.evaluations == most
+    H = 2 * torch.eye(300, dtype=F64).diff(dim=0).mT @ torch.eye(300, dtype=F64).diff(dim=0) + torch.diag(c.detach())
+    a = torch.zeros(300, 1, dtype=F64)
+    a[:2] = 1
+    K = torch.cat([torch.cat([H, a], 1), torch.cat([a.mT, a.new_zeros(1, 1)], 1)])
+    u = torch.linalg.solve(K, torch.cat([a.new_ones(300), a.new_zeros(1)]))[:300]
+    (slope,) = torch.autograd.grad(s.value.sum(), c)
+    torch.testing.assert_close(slope, -u * s.value.detach())
+
+
+def test_stages_are_made_once_for_programs_of_one_form() -> None:
+    made = []
+    for weight in (1.0, 2.0):
+        z0, bounds = torch.ones(3, dtype=F64), (0.0, None)
+        problem = ik.Argmin(lambda z, w=weight: w * z.square().sum(), constraints=[ik.Equality(sum)], bounds=bounds)
+        restated = problem.restate(z0, (), 0)
+        assert restated is not None
+        made.append(auto.choose(restated.problem, 1, 4))
+    assert made[0] is made[1]
+    free = ik.Argmin(lambda z: z.square().sum(), bounds=bounds).restate(z0, (), 0)
+    assert free is not None and auto.choose(free.problem, 1, 4) is not made[0]

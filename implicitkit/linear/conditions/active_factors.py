@@ -43,7 +43,7 @@ class Saddle(Protocol):
         """Is it far from singular?"""
 
     def once(self, b: np.ndarray) -> np.ndarray:
-        """``x`` with ``K x = b``, not refined."""
+        """``x`` with ``K x = b``, linear in ``b``; how far it is refined is not known."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ActiveSystem:
     sign: np.ndarray
 
     def solve(self, b: np.ndarray, transposed: bool) -> np.ndarray:
-        """``N^{-1} b`` or ``N^{-T} b``, not refined."""
+        """``N^{-1} b`` or ``N^{-T} b``, as ``saddle`` solves."""
         if transposed:
             x = np.where(self.free, self.saddle.once(np.where(self.free, b, 0.0)), 0.0)
             return self.sign * np.where(self.free, x, b - self.K @ x)

@@ -94,7 +94,7 @@ class LiftedFactors:
         return self.saddle.regular
 
     def once(self, b: np.ndarray) -> np.ndarray:
-        """``x`` with ``K x = b``, not refined."""
+        """``x`` with ``K x = b``, refined once."""
         n, none = self.n, np.zeros(self.k)
         x = self.saddle.once(np.concatenate([b[:n], none, b[n:], none]))
         return np.delete(x[: n + self.k + self.m], np.s_[n : n + self.k])

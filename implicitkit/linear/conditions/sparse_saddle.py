@@ -103,7 +103,7 @@ class SparseSaddle:
         self.lu: Any = None
         self.hard = False  # is it by other pivots that a solution was found?
         self.scale = np.ones(K.shape[0])
-        if not np.isfinite(K.data).all():
+        if not all(np.isfinite(part).all() for part in _parts(K)):
             return
         self.layout, self.regularised = Layout(K) if layout is None else layout, regularised
         place = None if isinstance(K, ArrowheadMatrix) else self.layout.arrowhead(n)
@@ -111,7 +111,7 @@ class SparseSaddle:
         self.scale = equilibrated(K) if scale is None else scale
         self.K = both_sides(K, self.scale) if scale is None else K
         signs = np.full(K.shape[0], -1.0)
-        signs[:n] = np.maximum((_size(self.K) @ np.r_[np.ones(n), np.zeros(len(signs) - n)])[:n], _LEAST)
+        signs[:n] = np.maximum(_rows_of_hessian(self.K, n), _LEAST)
         self.signs, self.rows = signs, len(signs) - n
         self.lu = _factor(self.K, regularised * signs, n, self.layout)
 
@@ -134,7 +134,7 @@ class SparseSaddle:
         K = self.K.compressed() if isinstance(self.K, ArrowheadMatrix) else self.K
         return superlu(K, 1.0, permc_spec="COLAMD", options={"SymmetricMode": False}, panel_size=None, relax=None)
 
-    @property
+    @functools.cached_property
     def regular(self) -> bool:
         """Is it far from singular?  Judged by a solve: where it is not, the factors are those of what regularises them, or
         of rounding.  Where it is, but refinement has far to go, solutions are by pivots of any row from here on."""
@@ -155,9 +155,11 @@ class SparseSaddle:
         return True
 
     def once(self, b: np.ndarray) -> np.ndarray:
-        """``x`` with ``K x = b`` as far as the factors go."""
-        x: np.ndarray = self._lu.solve(b * self.scale) * self.scale
-        return x
+        """``x`` with ``K x = b``, linear in ``b``: refined once, without a look at what is left.  What regularises leaves
+        nothing then that a product with the operator itself, dear beside one with ``K``, would have to show first."""
+        rhs = b * self.scale
+        x: np.ndarray = self._lu.solve(rhs)
+        return (x + self._lu.solve(rhs - self.K @ x)) * self.scale
 
     @property
     def _lu(self) -> Any:
@@ -230,6 +232,19 @@ def both_sides(K: Symmetric, d: np.ndarray) -> Symmetric:
 def _size(K: Symmetric) -> Symmetric:
     """``|K|``."""
     return abs(K) if isinstance(K, ArrowheadMatrix) else with_entries(K, np.abs(K.data))
+
+
+def _parts(K: sp.csc_matrix | ArrowheadMatrix) -> tuple[np.ndarray, ...]:
+    """Its numbers."""
+    return tuple(K) if isinstance(K, ArrowheadMatrix) else (K.data,)
+
+
+def _rows_of_hessian(K: sp.csc_matrix | ArrowheadMatrix, n: int) -> np.ndarray:
+    """The sums of the rows of ``|H|``, ``(n,)``."""
+    if isinstance(K, ArrowheadMatrix):
+        return np.abs(K.d)
+    rows: np.ndarray = _size(K) @ np.r_[np.ones(n), np.zeros(K.shape[0] - n)]
+    return rows[:n]
 
 
 def _factor(K: sp.csc_matrix | ArrowheadMatrix, shift: np.ndarray, n: int, layout: Layout) -> Any:

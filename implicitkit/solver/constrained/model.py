@@ -146,15 +146,15 @@ class Model:
     def _saddle(self, w: Tensor) -> Tensor:
         return self.problem.flat_saddle(self.f.kernel, w)
 
-    def local(self, z: Tensor) -> Local:
-        """Everything of first order, from one evaluation and ``m + 1`` products."""
+    def local(self, z: Tensor, w: Tensor | None = None) -> Local:
+        """Everything of first order, from ``m + 1`` products and one evaluation; or none, where ``w``, which ``z`` is a part
+        of, is the last point and its graph is there."""
         if self.f.fits is not None:
             value, none, slope = self.slope(z)
             return Local(value, slope, none, z.new_zeros(len(z), 0, self.size))
-        out, pullback = autodiff.vjp(self.f.kernel, self.join(z))
-        batch, rows = out.shape
-        eye = torch.eye(rows, dtype=out.dtype, device=out.device).unsqueeze(1).expand(-1, batch, -1)
-        J = torch.stack([pullback(e)[0] for e in eye], 1)[:, :, : self.size].detach()
+        known = None if w is None else self.f.made(w)
+        out, pullback = known or autodiff.vjp(self.f.kernel, self.join(z))
+        J = autodiff.matrix(lambda e: pullback(e)[0], out.shape[1], out)[:, :, : self.size].detach()
         out = out.detach()
         return Local(out[:, 0], J[:, 0], out[:, 1:], J[:, 1:])
 

@@ -158,7 +158,7 @@ class _Look:
         self.unknown = rows > 0 and (len(w) * rows * n * min(rows, n) > _AFFORDABLE or model.is_sparse(w))
         if self.unknown:
             return
-        self.value, self.slope, constraints, self.jacobian = model.local(self.z)
+        self.value, self.slope, constraints, self.jacobian = model.local(self.z, w)
         if ray:  # what would be violated along it; nothing is held
             slopes = (self.jacobian @ self.slope.unsqueeze(2)).squeeze(2)
             active, multipliers = ~model.one_sided | ((constraints >= 0) & (slopes < 0)), torch.zeros_like(multipliers)

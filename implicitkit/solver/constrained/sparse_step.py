@@ -37,13 +37,13 @@ class SparseDirection:
     """A step for every sample.
 
     Attributes:
-        slope: of the objectives at the point, ``(batch, n)``. d: the step, ``(batch, n)``. y: the new multipliers,
+        first: what is known of first order at the point. d: the step, ``(batch, n)``. y: the new multipliers,
             ``(batch, m)``. entries: of the matrices, ``(batch, nnz)``. inside: was a program solved from inside?
     """
 
-    def __init__(self, z: Tensor, multipliers: Tensor, entries: Tensor) -> None:
-        self.entries, self.inside = entries, False
-        self.slope, self.d, self.y = torch.zeros_like(z), torch.zeros_like(z), torch.zeros_like(multipliers)
+    def __init__(self, first: First, entries: Tensor) -> None:
+        self.first, self.entries, self.inside = first, entries, False
+        self.d, self.y = torch.zeros_like(first.slope), torch.zeros_like(first.constraints)
         self._open: dict[int, tuple[qp.SparseProgram, qp.SparsePoint]] = {}
         self._settled: dict[int, ActiveSystem] = {}
 
@@ -57,7 +57,7 @@ class SparseDirection:
         point = qp.active_set(program, guess, sets=1, convex=reach is not None, enough=_ENOUGH)
         if reach is not None and (point is None or not np.abs(point.d).max() <= reach):
             return False
-        self.slope[i] = torch.from_numpy(program.q[: self.slope.shape[1]]).to(self.slope)
+        self.first.slope[i] = torch.from_numpy(program.q[: self.d.shape[1]]).to(self.d)
         if point is None:
             self._settle(i, program, None)
             return True
@@ -114,11 +114,6 @@ class SparseDirection:
         rounding = _SAME * torch.finfo(last.dtype).eps * self.entries.abs().amax(1)
         return (self.entries - last).abs().amax(1) > rounding
 
-    def first(self, model: Model, z: Tensor) -> First:
-        """What is known of first order at the point where the step begins."""
-        value, constraints = model.values(z)
-        return First(value, self.slope, constraints)
-
     def _move(self, i: int, d: np.ndarray, y: np.ndarray) -> None:
         self.d[i] = torch.from_numpy(d[: self.d.shape[1]]).to(self.d)
         self.y[i] = torch.from_numpy(y[: self.y.shape[1]]).to(self.y)
@@ -135,7 +130,8 @@ def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | No
     at = Linear.at(model, w, bounds)
     if at is None:
         return None
-    direction, again = SparseDirection(z, multipliers, at.entries), []
+    value, constraints = model.f.values(w)
+    direction, again = SparseDirection(First(value, torch.zeros_like(z), constraints), at.entries), []
     for i in at.usable():
         reach = _REACH * (1 + float(z[i].abs().max())) if bool(blank[i]) else None
         if not direction.begin(i, at.program(i), array(multipliers[i]), reach):

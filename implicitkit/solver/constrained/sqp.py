@@ -89,7 +89,7 @@ class SQP(Method):
         if not bool(good.all()):
             if direction is not None:
                 direction.finish(~good)
-                at, d, new = direction.first(model, w[:, : model.size]), direction.d, direction.y
+                at, d, new = direction.first, direction.d, direction.y
             assert at is not None
             trial = self._searched(
                 model, w, at, (d, new), bounds, weight, torch.where(good.unsqueeze(1), trial, w), good
@@ -158,7 +158,7 @@ class _Dense:
     def __init__(self, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None, weight: Tensor) -> None:
         z, multipliers = model.split(w)
         model.affordable(w, "sqp")
-        self.model, self.weight, self.at = model, weight, model.local(z)
+        self.model, self.weight, self.at = model, weight, model.local(z, w)
         known = (multipliers != 0).any(1, keepdim=True) if model.count else None
         curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, self.at))
         self.curved, self.near = Curved(model, z, curved_by, self.at, bounds), curved_by

@@ -21,7 +21,9 @@ from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.constrained.model import Local, Model
+from implicitkit.solver.qp.bounds import bounds_first
 from implicitkit.solver.qp.interior_point import interior_point
+from implicitkit.solver.qp.polish import QPPoint
 
 _TOL = 1e-10  # of the program, relative to the step
 _PRICE = 10.0  # of a violation, times what the objective's model can gain by it
@@ -95,7 +97,12 @@ def _solved(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """``z``, ``y`` and ``lam`` of a quadratic program, and where they are worth nothing; ``near``: such as may be near."""
     double = lambda parts: tuple(t.to(torch.float64) for t in parts)  # noqa: E731
-    point = interior_point(QPData(*double(data)), tol=_TOL, near=None if near is None else double(near))
+    begin = None if near is None else double(near)
+
+    def from_inside(rest: QPData) -> QPPoint:
+        return interior_point(rest, tol=_TOL, near=begin if len(rest.q) == len(like) else None)
+
+    point = bounds_first(QPData(*double(data)), from_inside)
     failed = (point.status != int(Status.CONVERGED)) & (point.status != int(Status.INACCURATE))
     found = point.z.to(like), point.y.to(like), point.lam.to(like)
     return found, failed | ~found[0].isfinite().all(1)

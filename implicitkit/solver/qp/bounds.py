@@ -18,6 +18,7 @@ Source: Bergounioux, Ito & Kunisch (1999), SIAM J. Control Optim. 37; Hintermuel
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -27,12 +28,21 @@ from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.qp.polish import QPPoint
 
+_MANY = 150  # unknowns from which active bounds are changed many at a time
 _SWEEPS = 15  # seven or so are enough; a cycle of sets never ends
 
 
 def are_bounds(data: QPData) -> bool:
     """Has every inequality one unknown, in every program?"""
     return data.G.shape[1] > 0 and bool((data.G.count_nonzero(2) == 1).all())
+
+
+def bounds_first(data: QPData, solve: Callable[[QPData], QPPoint]) -> QPPoint:
+    """The solutions: where all inequalities are bounds, of 150 unknowns and more on the CPU, by :func:`within_bounds`; what
+    that does not find, and all others, by ``solve``."""
+    if data.q.device.type == "cpu" and data.q.shape[1] >= _MANY and are_bounds(data):
+        return within_bounds(data).with_rest(data, solve)
+    return solve(data)
 
 
 def within_bounds(data: QPData) -> QPPoint:

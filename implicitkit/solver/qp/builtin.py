@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from implicitkit.foundation.options import at_least, check_options
 from implicitkit.problem.qp_data import QPData
-from implicitkit.solution import Status
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.qp import external
 from implicitkit.solver.qp.base import QPSolver
-from implicitkit.solver.qp.bounds import are_bounds, within_bounds
+from implicitkit.solver.qp.bounds import bounds_first
 from implicitkit.solver.qp.interior_point import interior_point
 from implicitkit.solver.qp.polish import QPPoint
 
-_MANY = 150  # unknowns from which active bounds are changed many at a time
 _ACTIVE_SET_ENTRIES = 1_500_000  # of the rows, up to which changing them one by one is faster than ten factorisations
 
 
@@ -64,9 +61,7 @@ class AutoQP(QPSolver):
         check_options(self, active_set_size=at_least(0))
 
     def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
-        if data.q.device.type == "cpu" and data.q.shape[1] >= _MANY and are_bounds(data):
-            return _with_rest(within_bounds(data), data, lambda rest: self._others(rest, tol, max_steps))
-        return self._others(data, tol, max_steps)
+        return bounds_first(data, lambda rest: self._others(rest, tol, max_steps))
 
     def _others(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
         """By DAQP or the interior point."""
@@ -75,12 +70,4 @@ class AutoQP(QPSolver):
         if not (small and data.G.shape[1] and external.installed("daqp")):
             return interior_point(data, tol=tol, max_steps=max_steps)
         point = external.DAQP().find(data, tol, max_steps)
-        return _with_rest(point, data, lambda rest: interior_point(rest, tol=tol, max_steps=max_steps))
-
-
-def _with_rest(point: QPPoint, data: QPData, solve: Callable[[QPData], QPPoint]) -> QPPoint:
-    """What has been found, and for the programs that are not solved what another solver finds."""
-    left = (point.status != int(Status.CONVERGED)).nonzero().squeeze(1)
-    if len(left) == 0:
-        return point
-    return point.with_rows(left, solve(data.rows(left)))
+        return point.with_rest(data, lambda rest: interior_point(rest, tol=tol, max_steps=max_steps))

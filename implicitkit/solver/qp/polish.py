@@ -8,6 +8,7 @@ section 7.2), whatever the accuracy of the point that it starts from.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -33,6 +34,11 @@ class QPPoint(NamedTuple):
     def with_rows(self, rows: Tensor, others: QPPoint) -> QPPoint:
         """These, with the ``others`` in the place of some."""
         return QPPoint(*(old.index_copy(0, rows, new.to(old.dtype)) for old, new in zip(self, others, strict=True)))
+
+    def with_rest(self, data: QPData, solve: Callable[[QPData], QPPoint]) -> QPPoint:
+        """These, and for the programs that are not solved what another solver finds."""
+        left = (self.status != int(Status.CONVERGED)).nonzero().squeeze(1)
+        return self.with_rows(left, solve(data.rows(left))) if len(left) else self
 
 
 def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 6) -> QPPoint:

@@ -81,7 +81,7 @@ class Reduced:
     slopes: np.ndarray
 
     def once(self, b: np.ndarray) -> np.ndarray:
-        """``x`` with ``K x = b`` as far as the factors go; both ``(n + p + m,)``, zero in rows that are not active."""
+        """``x`` with ``K x = b``, refined once; both ``(n + p + m,)``, zero in rows that are not active."""
         n, p = len(self.row_of), self.equalities
         which = np.flatnonzero(self.row_of >= 0)
         at, slopes, lam = n + p + self.row_of[which], self.slopes[which], np.zeros(len(b) - n - p)

@@ -34,16 +34,19 @@ class Start:
     """What is known of the objective where a minimisation began.
 
     Args:
-        f: the problem's; of a minimum without constraints its gradient there is what a solver asks for first, and nothing is
-            evaluated twice. z0: ``(batch, n)``.
+        f: the problem's; its residual there is what a solver asks for first, and nothing is evaluated twice.
+            z0: ``(batch, n)``.
     """
 
     def __init__(self, f: Evaluations, z0: Tensor) -> None:
         self.f, self.z0, self.model = f, z0, None
         self._level: Tensor | None = None
+        self._constraints = z0[:, :0]
         self.steep: Tensor | None = None  # |g(z0)| of minima without constraints, ``(batch,)``
         if f.kind.returns_program:
             self.model = Model(f)
+            f.residual(z0)
+            self._level, self._constraints = f.values(z0)
         elif f.kind.returns_scalar or f.kind.of_residuals:
             self._level, self.steep = f.value(z0), torch.linalg.vector_norm(in_working_precision(f.residual(z0)), dim=1)
 
@@ -51,48 +54,47 @@ class Start:
         """Which of the samples ``which`` at ``z`` are higher than a start that meets the constraints, by more than rounding
         (be it that of residuals that cancel) and ``|g(z)| |z - z_0|`` explain, ``(batch,)``.
 
-        Two evaluations of a program, one of other minima or none; and up to a dozen where there is a rise.
+        One evaluation or none, of a program two at most; and up to a dozen where there is a rise.
         """
         if not bool(which.any()):
             return which
         begun = self._begun(z)
         if begun is None:
             return torch.zeros_like(which)
-        level, start = begun
-        value = self._value(z)
+        level, constraints, start = begun
+        value, after = (self.f.value(z), z[:, :0]) if self.model is None else self.f.values(z)
         size = torch.maximum(value.abs(), level.abs())
         rise = value - level
         which = which & (
             rise > max(_RISE, ROUNDING * self.f.eps) * size
         )  # false for NaN, and from where it is infinite
         if bool(which.any()):
-            which = which & self._meets(z, start)
+            which = which & self._meets(constraints, after)
         if bool(which.any()):
             which = which & (rise > _VALLEY * self._explained(z, start))
         if bool(which.any()):
             which = which & (_SHOWN * rise <= self._climbed(z, start))
         return which
 
-    def _begun(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The objective at the start and the start, in its set; ``None``: it is not known, of a term or of equations."""
-        if self.model is None:
-            return None if self._level is None else (self._level, self.z0)
+    def _begun(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Objective and constraints at the start, and the start, in its set; ``None``: they are not known, of a term or of
+        equations."""
+        if self._level is None or self.model is None:
+            return None if self._level is None else (self._level, self._constraints, self.z0)
         prox: Any = self.model.problem.prox
         if prox is not None and not isinstance(prox, (Bounded, Projected)):
             return None
-        z0, _ = self.model.split(self.z0)
-        z0 = z0 if prox is None else self.model.proximal(z0, 1.0)
-        return self.model.values(z0)[0], torch.cat([z0, self.model.split(z)[1]], 1)
+        given, known = self.model.split(self.z0)[0], (self._level, self._constraints)
+        z0 = self.model.inside(given) if prox is None or isinstance(prox, Bounded) else self.model.proximal(given, 1.0)
+        if not torch.equal(z0, given):
+            known = self.model.values(z0)
+        return *known, torch.cat([z0, self.model.split(z)[1]], 1)
 
-    def _meets(self, z: Tensor, start: Tensor) -> Tensor:
+    def _meets(self, before: Tensor, after: Tensor) -> Tensor:
         """Whether the start meets the constraints, but for a share of their change on the way to ``z``, ``(batch,)``."""
         if self.model is None or not self.model.count:
-            return torch.ones_like(start[:, 0], dtype=torch.bool)
-        before, after = (self.model.values(self.model.split(point)[0])[1] for point in (start, z))
+            return torch.ones(len(before), dtype=torch.bool, device=before.device)
         return (self.model.violation(before) <= _FEASIBLE * (after - before).abs()).all(1)
-
-    def _value(self, z: Tensor) -> Tensor:
-        return self.f.value(z) if self.model is None else self.model.values(self.model.split(z)[0])[0]
 
     def _explained(self, z: Tensor, start: Tensor) -> Tensor:
         """``|F| (|z - z_0| + |g|)``, of a convex objective within a convex set: by how much ``f`` may rise from ``z_0`` to

@@ -1,0 +1,75 @@
+"""What is known of a program at a point: its optimality conditions, their derivative, and objective and constraints, which
+come along with them.
+
+What a solver of programs needs besides, it asks ``problem`` for, with the kernel of ``f``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import autodiff, compat
+from implicitkit.foundation.operators import Operator
+
+
+def compute(f: Any, point: dict[str, Any], name: str) -> None:
+    """``"values"``, or ``"residual"`` and all that comes with it, at a point; ``f``: the
+    :class:`~implicitkit.solver.evaluations.Evaluations`."""
+    z, problem, fits = point["z"], f.problem, f.fits
+    if name == "values":
+        point[name] = f.kernel(z).detach() if fits is None else fits.at(z).value.unsqueeze(1)
+        return
+    limits = f.limits(z) if f.keeps or fits is not None else None
+    if fits is not None:  # bounds are no function of the user's: their natural map is not counted
+        saddle = fits.at(z).slope
+    elif f.keeps:
+        saddle = linearised(f, point)[0]
+    elif f.graphs and not compat.transforms_active():
+        saddle = _with_graph(f, point)
+    else:
+        saddle = problem.flat_saddle(_noting(f, point), z)
+    point["residual"] = point["f"] = problem.conditions(f.uncounted, z, saddle, limits).detach()
+
+
+def _with_graph(f: Any, point: dict[str, Any]) -> Tensor:
+    """``(dL/dz, constraints)`` where a method begins, or has used the graph of the last point: this one is kept, until
+    another is looked at."""
+    f.graphs, z, kernel = False, point["z"], _noting(f, point)
+    leaf = z.detach().requires_grad_()
+    with torch.enable_grad():
+        known = autodiff.vjp(kernel, leaf)
+    point["made"] = leaf, known
+    with torch.no_grad():
+        found: Tensor = f.problem.flat_saddle(kernel, z, known)
+    return found
+
+
+def linearised(f: Any, point: dict[str, Any]) -> tuple[Tensor, Operator]:
+    """``(dL/dz, constraints)``, ``(batch, n + m)``, and its symmetric derivative, kept at the point."""
+    if "saddle" not in point:
+        leaf, known = point.pop("made", (None, None))
+
+        def saddle(w: Tensor) -> Tensor:
+            found: Tensor = (
+                f.problem.flat_saddle(_noting(f, point), w) if w is not leaf else f.problem.saddle_of(w, *known)
+            )
+            return found
+
+        point["saddle"] = autodiff.linearise(saddle, point["z"], symmetric=True, point=leaf)
+    out, A = point["saddle"]
+    return out.detach(), A
+
+
+def _noting(f: Any, point: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    """The kernel of ``f``, of which the first call is at this point: what it gives there is noted."""
+
+    def kernel(w: Tensor) -> Tensor:
+        out: Tensor = f.kernel(w)
+        point.setdefault("values", out.detach())
+        return out
+
+    return kernel
