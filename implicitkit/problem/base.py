@@ -258,7 +258,9 @@ class Problem(Configured):
         expression = lambda y: system.residual(y, *theta)  # noqa: E731
         sparse = sparse_blocks(system.sparsity, expression, z) if z.shape[1] >= self.sparse_from else None
         claimed = self.symmetric and not self.kind.symmetric
-        known = {"symmetric": self.symmetric, "fixed_point": self.kind.iteration, "of_map": self.is_step}
+        known: dict[str, Any] = {
+            "symmetric": self.symmetric, "fixed_point": self.kind.iteration, "of_map": self.is_step
+        }  # fmt: skip
         equations = _of_map if self.is_step else _of_residual
         out, A = autodiff.linearise(equations(system, theta), z, sparse=sparse, **known)
         A.near, A.wants_factors = self.near_inverse, self.wants_factors
