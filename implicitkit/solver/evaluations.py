@@ -38,13 +38,13 @@ class Evaluations(Counted):
         norm: ``|F|_2`` of each sample at the point where a step begins. tolerance: what it must come down to.
         best: the point with the smallest residual so far, ``(batch, n)``. best_norm: that residual, ``(batch,)``.
         stuck: set by a step, ``(batch,)`` bool: samples that the method gives up (status ``STALLED``).
-        at_rounding: set by a step, ``(batch,)`` bool: samples that a step leaves where they are, since the
-            residual there is all rounding errors; such a sample is stuck, and has converged.
+        at_rounding: set by a step, ``(batch,)`` bool: samples that it leaves where they are, since the residual there is
+            all rounding errors; such a sample is stuck, and has converged.
         falling: set by a step, ``(batch,)`` bool: samples whose objective was followed along a line, and fell to its end.
-        remark: set by a step: what to say if samples fail.
         ahead: how many steps may be taken at once, unseen. taken, dear: set by a step: how many it took; cost beyond that.
         weighs: set by a method: are rows kept where to drop them costs more than to evaluate them?
-        linearises: set by a method that goes on with the Jacobian where it evaluates ``f``: graphs are kept for that.
+        linearises: set by a method that goes on with the Jacobian at the points it tries: graphs are kept for that.
+        curved, remark: set by a step: ``HessianFactors`` of where it began; what to say if samples fail.
     """
 
     def __init__(self, system: System, theta: Sequence[Tensor], solves: str, whole: Counted | None = None) -> None:
@@ -63,6 +63,7 @@ class Evaluations(Counted):
         self.at_rounding: Tensor | None = None
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
+        self.curved: Any = None
         self._point: dict[str, Any] = {}
         self._limits: tuple[tuple[Tensor, Tensor] | None] | None = None
         self._outside = Outside()
@@ -199,8 +200,7 @@ class Evaluations(Counted):
 
     def smooth(self, w: Tensor) -> Tensor:
         """:meth:`saddle` without its derivative, ``(batch, n + m)``."""
-        found: Tensor = self.problem.flat_saddle(self.kernel, w)
-        return found.detach()
+        return self.problem.flat_saddle(self.kernel, w).detach()
 
     def saddle(self, w: Tensor) -> tuple[Tensor, Operator]:
         """``(dL/dz, constraints)`` of a program, ``(batch, n + m)``, and its symmetric derivative, from the graph of that
@@ -319,8 +319,8 @@ class Evaluations(Counted):
         """Fixed points and roots: the kernel's value is all there is."""
         z = point["z"]
         if self.linearises and "out" not in point:
-            point["made"] = made = autodiff.recorded(self._equations(self.kernel), z)
-            point["f"] = point["residual"] = made[0].detach()
+            point["made"] = autodiff.recorded(self._equations(self.kernel), z)
+            point["f"] = point["residual"] = point["made"][0].detach()
             return
         if "out" not in point:
             out = self.kernel(z)

@@ -15,6 +15,7 @@ from implicitkit.linear.factors.dense import cholesky_batched
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import WORTH, steihaug
+from implicitkit.solver.steps.hessian_factors import HessianFactors
 from implicitkit.solver.steps.line_search import backtrack
 
 _PAYS = 0.5  # of |g| that a step may leave, if it is not to be forgiven
@@ -80,7 +81,7 @@ class ConvexNewton(Method):
             if found is None and not self.formed:
                 f.stuck = f.active
                 return z, state
-            d, convex = by_factors(A.dense(), g) if found is None else found
+            d, convex, f.curved = by_factors(A.dense(), g) if found is None else (*found, None)
         except RuntimeError as error:
             if not autodiff.lacks_second_derivative(error):
                 raise
@@ -102,8 +103,8 @@ class ConvexNewton(Method):
         return search.z, state | {"idle": idle, "waiting": waiting, "price": price, "frugal": found is not None}
 
 
-def by_factors(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """``-H^{-1} g``, and whether ``H`` is positive definite beyond rounding, ``(batch,)``.
+def by_factors(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor, HessianFactors | None]:
+    """``-H^{-1} g``, whether ``H`` is positive definite beyond rounding, ``(batch,)``, and its factors where all are.
 
     Of unknowns with units of their own a small pivot says nothing (``diag(1, 1e-24)``): where one condemns a matrix,
     ``D^{-1} H D^{-1}`` is factored in its place, ``D = diag(H)^{1/2}``, which has ones on its diagonal; among all
@@ -111,24 +112,26 @@ def by_factors(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     equilibration of matrices", Numerische Mathematik 14).
     """
     H = H if H.dtype in (torch.float32, torch.float64) else H.float()
-    d, convex = _solved(H, g.to(H.dtype))
+    d, convex, L = _solved(H, g.to(H.dtype))
+    if bool(convex.all()):
+        return d.to(g.dtype), convex, HessianFactors(H, L)
     size = H.diagonal(dim1=1, dim2=2)
     low, high = size.aminmax(dim=1)
     doubtful = ~convex & (low > 0) & (low < _UNEVEN * high) & torch.isfinite(high)
     if bool(doubtful.any()):
         unit = torch.where(doubtful.unsqueeze(1), size, 1).rsqrt()
-        scaled, sound = _solved(unit.unsqueeze(2) * H * unit.unsqueeze(1), unit * g.to(H.dtype))
+        scaled, sound, _ = _solved(unit.unsqueeze(2) * H * unit.unsqueeze(1), unit * g.to(H.dtype))
         d = torch.where(doubtful.unsqueeze(1), unit * scaled, d)
         convex = torch.where(doubtful, sound, convex)
-    return d.to(g.dtype), convex
+    return d.to(g.dtype), convex, None
 
 
-def _solved(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """``-H^{-1} g``, and where no pivot of ``H`` is one of rounding beside the largest, ``(batch,)``."""
+def _solved(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``-H^{-1} g``, where no pivot of ``H`` is one of rounding beside the largest, ``(batch,)``, and ``L``."""
     L, convex = cholesky_batched(H)
     low, high = L.diagonal(dim1=1, dim2=2).aminmax(dim=1)
     convex = convex & ((low / high).square() > _SINGULAR * torch.finfo(L.dtype).eps)
-    return -torch.cholesky_solve(g.unsqueeze(2), L).squeeze(2), convex
+    return -torch.cholesky_solve(g.unsqueeze(2), L).squeeze(2), convex, L
 
 
 def _by_products(
