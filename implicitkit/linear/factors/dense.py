@@ -71,7 +71,10 @@ def _regular(lu: Tensor) -> tuple[Tensor, Tensor]:
     smallest, largest = pivots.aminmax(dim=1)
     threshold = min(n * torch.finfo(lu.dtype).eps, 0.1)
     usable = (smallest > 0) & (largest < torch.inf)
-    return (smallest >= threshold * largest) & usable, (smallest >= _UNEVEN * largest) & usable
+    even = (smallest >= _UNEVEN * largest) & usable
+    if threshold <= _UNEVEN and bool(even.all()):
+        return even, even
+    return (smallest >= threshold * largest) & usable, even
 
 
 def _are_uneven(size: Tensor) -> Tensor:
@@ -83,7 +86,7 @@ def _are_uneven(size: Tensor) -> Tensor:
 def _finite(x: Tensor) -> Tensor:
     """Which samples are finite: ``(batch, ...) -> (batch,)``; by their sums, which are where every entry is, unless one
     overflows (to look at each entry takes a third of the time of the factors)."""
-    found = x.sum(tuple(range(1, x.ndim))).isfinite()
+    found = x.sum(tuple(range(1, x.ndim))).mul(0).eq(0)  # in a third of the time of isfinite
     return found if bool(found.all()) else x.isfinite().flatten(1).all(dim=1)
 
 
