@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_FEW_NUMBERS = 1 << 16  # that go through a graph for all rows of a Jacobian: calls are what it costs
 _HELD = 1 << 24  # numbers held at once while a dense Jacobian is formed, beside its own
 _ALIKE = 64.0  # units of rounding that products with matrices which are the same may differ by
 _SAME = 1e-2  # of the largest number: what the same function, made of other operations, may differ by
@@ -292,8 +293,8 @@ def recorded(function: Callable[[Tensor], Tensor], z: Tensor, twice: bool = Fals
 def jacobian(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     """The Jacobian of ``function: (batch, n) -> (batch, m)``, row by row, at ``z``: ``(batch, m, n)``.
 
-    By rows (``m`` reverse passes) or, where that is more than twice as many, by columns (``n`` of the double-backward
-    kind), from one evaluation.
+    By rows (``m`` reverse passes) or, where that is more than twice as many and the numbers are not few, by columns (``n``
+    of the double-backward kind, which takes a graph more), from one evaluation.
     """
     point = z.detach().requires_grad_()
     with torch.enable_grad():
@@ -308,13 +309,14 @@ def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
     z = point.detach()
     if not out.requires_grad:
         return z.new_zeros(batch, m, n)
+    nodes = _once(lambda: nodes_of(out))
+    few = m * m * batch <= _FEW_NUMBERS and m * size_of_graph(nodes())[1] <= _FEW_NUMBERS
+    if few or m <= 2 * n:
+        found = _by_structure(out, point, lambda: read_by_products(nodes()))
+        return matrix(lambda e: _grad(out, point, e), m, z) if found is None else found
     with torch.enable_grad():
         w = torch.ones_like(out, requires_grad=True)
-        by_rows = m <= 2 * n
-        (g,) = (None,) if by_rows else graph.pulled(out, (point,), w, create_graph=True)
-    if by_rows:
-        found = _by_structure(out, point, lambda: read_by_products(nodes_of(out)))
-        return matrix(lambda e: _grad(out, point, e), m, z) if found is None else found
+        (g,) = graph.pulled(out, (point,), w, create_graph=True)
     if g is None or not g.requires_grad:
         return z.new_zeros(batch, m, n)
     return matrix(lambda e: _grad(g, w, e), n, z).mT

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat, graph
+from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.linear.price import price_of_dense, price_of_dense_like
@@ -17,7 +17,7 @@ from implicitkit.solver.bounded_fits import Fits
 from implicitkit.solver.counted import Counted
 from implicitkit.solver.failing_trials import Outside
 from implicitkit.solver.low_rank import has_low_rank
-from implicitkit.solver.visible import curvature, none_of, plain, refuse, with_graph
+from implicitkit.solver.visible import curvature, none_of, plain, refuse, slope, with_graph
 from implicitkit.sparsity.patterns import SMALLEST
 from implicitkit.system import System
 
@@ -387,7 +387,7 @@ class Evaluations(Counted):
             if end.requires_grad:
                 kept = self._keeps
                 cotangent = point["residuals"] if of_vector else torch.ones_like(end)
-                (g,) = graph.pulled(end, (point["leaf"],), cotangent, retain_graph=kept)
+                g = slope(point, end, cotangent, kept, self.linearises and not of_vector)
             else:
                 g, kept = None, False
             if g is None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat
+from implicitkit.foundation import autodiff, compat, graph
 
 
 def with_graph(f: Any, kernel: Callable[[Tensor], Tensor], z: Tensor, name: str) -> dict[str, Tensor]:
@@ -28,6 +28,22 @@ def with_graph(f: Any, kernel: Callable[[Tensor], Tensor], z: Tensor, name: str)
         return {"value": value, "f": gradient, "residual": residual}
     residual = problem.flat_residual(kernel, z)
     return {"f": residual, "residual": residual}
+
+
+def slope(point: dict[str, Any], end: Tensor, cotangent: Tensor, kept: bool, twice: bool) -> Tensor | None:
+    """The gradient by the leaf of a ``point``, whose graph is ``kept``; asked for ``twice``, with a graph of its own, which
+    is then known of the point, if there is one to be had."""
+    leaf = point["leaf"]
+    if twice:
+        try:
+            (g,) = graph.pulled(end, (leaf,), cotangent, create_graph=True)
+            if g is not None:
+                point["made"] = g, leaf
+                return g.detach()
+        except RuntimeError as error:
+            if not autodiff.lacks_second_derivative(error):
+                raise
+    return graph.pulled(end, (leaf,), cotangent, retain_graph=kept)[0]
 
 
 def curvature(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def test_a_saddle_shows_in_whichever_units_it_falls(turned: int) -> None:
 def test_a_small_minimum_is_not_searched_for_a_way_down() -> None:
     a = torch.linspace(-1, 1, 10, dtype=D)
     found = ik.argmin(lambda z: torch.cosh(z - a).sum() + 0.5 * z.square().sum(), torch.zeros(10, dtype=D))
-    assert int(found.steps) == 4 and found.evaluations <= 14, found
+    assert int(found.steps) == 4 and found.evaluations <= 11, found
 
 
 @pytest.mark.parametrize("power", [3, 5])

@@ -139,7 +139,7 @@ class Factor:
             x = torch.linalg.lu_solve(self.lu, self.pivots, rhs, adjoint=transpose)
         if after is not None:
             x = x / after
-        if not bool(self.ok.all()):
+        if self.reason:
             x = torch.where(self.ok[:, None, None], x, x.new_full((), torch.nan))
         return (x.squeeze(2) if b.ndim == 2 else x).to(b.dtype)
 
@@ -215,8 +215,10 @@ def solve_batched(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:
     """
     factor = factor_batched(A)
     x = factor.solve(b)
-    ok = factor.ok & _finite(x)
-    return x, ok, "" if bool(ok.all()) else factor.reason or RHS_NOT_FINITE
+    finite = _finite(x)
+    if not factor.reason and bool(finite.all()):
+        return x, finite, ""
+    return x, factor.ok & finite, factor.reason or RHS_NOT_FINITE
 
 
 def _pseudo_solve(A: Tensor, b: Tensor, rcond: float) -> Tensor:

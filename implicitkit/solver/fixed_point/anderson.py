@@ -240,8 +240,7 @@ class Anderson(Method):
             here = self._plain(f, z)
             if few or j % _PERIOD == 0:
                 now = _size(here, f)
-                falls = (now <= before) & (now > _NEAR * f.tolerance) if few else now <= _FAST * before
-                if not _most(f, falls):  # here it is looked at, few unknowns as they would be beside others
+                if not _goes_on(f, now, before, few):  # here it is looked at
                     steps = j
                     break
                 before = now
@@ -316,6 +315,13 @@ def _swift(f: Evaluations, path: Path, count: int) -> Tensor | None:
     if count != 2 or last.shape[1] < _WIDE or _most(f, f.norm * path[0][2] <= _SLOWER * before.square()):
         return fast
     return torch.zeros_like(fast)
+
+
+def _goes_on(f: Evaluations, now: Tensor, before: Tensor, few: bool) -> bool:
+    """Is the next plain step made without a look, too?  One of ``few`` unknowns goes its way as it would beside others."""
+    if few:
+        return _NEAR * float(f.tolerance) < float(now) <= float(before)
+    return _most(f, now <= _FAST * before)
 
 
 def _is_steady(f: Evaluations, path: Path) -> bool:

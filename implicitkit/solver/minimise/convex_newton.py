@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,14 +10,17 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff
+from implicitkit.foundation.faithful import unfused
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, flag
 from implicitkit.linear.factors.dense import cholesky_batched
+from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import WORTH, steihaug
 from implicitkit.solver.steps.hessian_factors import HessianFactors
 from implicitkit.solver.steps.line_search import backtrack
+from implicitkit.sparsity.patterns import SMALLEST
 
 _PAYS = 0.5  # of |g| that a step may leave, if it is not to be forgiven
 _FORGIVEN = 40.0  # products that such steps in a row may cost
@@ -44,8 +48,9 @@ class ConvexNewton(Method):
     Other methods go on from there.  Once more samples wait for these than are at work, those at work go with them: the
     others' steps take no longer for that, and a step here costs as much for one sample as for all.
 
-    An evaluation or a few and at most ``n`` Hessian products (in one batched call) a step, ``O(batch n^3)`` work.  Source:
-    Boyd & Vandenberghe (2004), *Convex Optimization*, section 9.5; Nocedal & Wright (2006), algorithm 7.1, for the products.
+    An evaluation or a few (from 128 unknowns on one more) and at most ``n`` Hessian products (in one batched call) a step,
+    ``O(batch n^3)`` work.  Source: Boyd & Vandenberghe (2004), *Convex Optimization*, section 9.5; Nocedal & Wright (2006),
+    algorithm 7.1, for the products.
 
     Args:
         formed: may dense Hessians be?
@@ -60,6 +65,13 @@ class ConvexNewton(Method):
 
     def __post_init__(self) -> None:
         check_options(self, formed=flag())
+
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+        f.linearises = self.formed and z0.shape[1] < SMALLEST  # else the graphs of gradients are large
+        with unfused() if f.linearises else contextlib.nullcontext():
+            found = super().run(f, z0, options)
+        f.linearises = False
+        return found
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         idle = torch.zeros_like(f.active, dtype=torch.int64)

@@ -91,8 +91,8 @@ def newton_direction(J: Tensor, residual: Tensor) -> Tensor:
     if residual.shape[1] == 1:  # a quotient: a batch of scalar equations needs no factorisation
         d = -residual / J.squeeze(2)
         return d if math.isfinite(float(d.sum())) else torch.where(torch.isfinite(d), d, 0)
-    d, regular, _ = solve_batched(J, -residual)
-    if not bool(regular.all()):
+    d, regular, reason = solve_batched(J, -residual)
+    if reason:
         bad = ~regular & torch.isfinite(J).flatten(1).all(1) & torch.isfinite(residual).all(1)
         if bool(bad.any()):
             d = d.clone()
