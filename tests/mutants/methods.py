@@ -167,6 +167,16 @@ MUTANTS = [
         ("relative = 10 * memory * torch.finfo(dtype).eps if ridge is None else ridge", "relative = 1e-2"),
     ),
     *mutants(
+        "implicitkit/solver/minimise/convex_newton.py",
+        "tests/solver/test_few_unknowns.py -k attention",
+        ("with unfused() if f.linearises", "with contextlib.nullcontext() if f.linearises"),
+        (
+            "f.linearises = self.formed and may_keep_graphs(z0)",
+            "f.linearises = False",
+            "tests/solver/test_hessian_factors.py",
+        ),
+    ),
+    *mutants(
         "implicitkit/solver/fixed_point/anderson.py",
         "tests/solver/test_unseen_steps.py",
         ("fast = f.norm <= _SWIFT**2 * path", "fast = f.norm <= 9 * path"),

@@ -20,7 +20,7 @@ from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import WORTH, steihaug
 from implicitkit.solver.steps.hessian_factors import HessianFactors
 from implicitkit.solver.steps.line_search import backtrack
-from implicitkit.sparsity.patterns import SMALLEST
+from implicitkit.solver.visible import may_keep_graphs
 
 _PAYS = 0.5  # of |g| that a step may leave, if it is not to be forgiven
 _FORGIVEN = 40.0  # products that such steps in a row may cost
@@ -48,7 +48,7 @@ class ConvexNewton(Method):
     Other methods go on from there.  Once more samples wait for these than are at work, those at work go with them: the
     others' steps take no longer for that, and a step here costs as much for one sample as for all.
 
-    An evaluation or a few (from 128 unknowns on one more) and at most ``n`` Hessian products (in one batched call) a step,
+    An evaluation or a few (of many unknowns one more) and at most ``n`` Hessian products (in one batched call) a step,
     ``O(batch n^3)`` work.  Source: Boyd & Vandenberghe (2004), *Convex Optimization*, section 9.5; Nocedal & Wright (2006),
     algorithm 7.1, for the products.
 
@@ -67,7 +67,7 @@ class ConvexNewton(Method):
         check_options(self, formed=flag())
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
-        f.linearises = self.formed and z0.shape[1] < SMALLEST  # else the graphs of gradients are large
+        f.linearises = self.formed and may_keep_graphs(z0)
         with unfused() if f.linearises else contextlib.nullcontext():
             found = super().run(f, z0, options)
         f.linearises = False
