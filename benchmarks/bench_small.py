@@ -2,8 +2,8 @@
 
     python benchmarks/bench_small.py [--only TEXT] [--mode MODE] [--repeats 15] [--counts] [--profile] [--save]
 
-float64, one thread; best of interleaved repeats in one process.  By hand there is no check of any kind: a loop, the
-derivative from the implicit function theorem, and nothing else.  Modes:
+float64, one thread; time of the processor, best of interleaved repeats in one process.  By hand there is no check of any
+kind: a loop, the derivative from the implicit function theorem, and nothing else.  Modes:
 
 - ``forward``: the solution of detached tensors;
 - ``backward``: the solution, and its gradient;
