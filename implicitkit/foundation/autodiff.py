@@ -18,7 +18,7 @@ from torch import Tensor
 from implicitkit.foundation import compat, graph, seeded, tracers
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError, ConvergenceError
 from implicitkit.foundation.faithful import transposed, unfused
-from implicitkit.foundation.graph_size import has_own_matrices, nodes_of, read_by_products, size_of_graph
+from implicitkit.foundation.graph_size import Matrices, has_own_matrices, nodes_of, read_by_products, size_of_graph
 from implicitkit.foundation.operators import Operator, seem_alike
 from implicitkit.foundation.structured import WORTH, rows_by_structure, side_by_side
 from implicitkit.foundation.wording import COMPILED_ONCE, NOT_DIFFERENTIABLE
@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_FEW_NUMBERS = 1 << 16  # that go through a graph for all rows of a Jacobian: calls are what it costs
 _HELD = 1 << 24  # numbers held at once while a dense Jacobian is formed, beside its own
 _ALIKE = 64.0  # units of rounding that products with matrices which are the same may differ by
 _SAME = 1e-2  # of the largest number: what the same function, made of other operations, may differ by
@@ -143,7 +144,7 @@ def linearise(
     fixed_point: bool = False,
     of_map: bool = False,
     sparse: Callable[[Operator], Any] | None = None,
-    point: Tensor | None = None,
+    made: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Operator]:
     """The value at ``z`` and the Jacobian ``A = df/dz`` there, from **one** evaluation whose graph all products share.
 
@@ -152,16 +153,17 @@ def linearise(
         symmetric: ``A = A^T`` (then ``A v`` costs one reverse pass, not two). fixed_point: ``A = J - I``.
         of_map: ``function`` is the map of a fixed point, and ``f(z) = function(z) - z``: products are made of those with its
             Jacobian ``J``, which the series asks for (:meth:`Operator.stepped`), and take one subtraction more.
-        sparse: how the operator becomes sparse (see :class:`Operator`). point: the leaf, equal to ``z``, where it has been
-            made: ``function`` is called with it.
+        sparse: how the operator becomes sparse (see :class:`Operator`).
+        made: that evaluation, where there has been one: :func:`recorded`.
 
     Returns:
         ``f(z)``, attached to the graph of this one evaluation, and the :class:`Operator`.
     """
-    point = z.detach().requires_grad_() if point is None else point
-    with torch.enable_grad():
-        moved = function(point)
-        out = moved - point if of_map else moved
+    moved, point = recorded(function, z) if made is None else made
+    out = moved
+    if of_map:
+        with torch.enable_grad():
+            out = moved - point
     if not out.requires_grad:  # f does not depend on z
         zero = torch.zeros_like(z)
         return out, Operator(
@@ -182,8 +184,11 @@ def linearise(
 
     def dense() -> Tensor:
         found = one_for_all(rmv, z.shape[1], z)
-        found = _by_structure(out, point) if found is None else found
+        found = _by_structure(out, point, read) if found is None else found
         return matrix(rmv, z.shape[1], z) if found is None else found
+
+    nodes = _once(lambda: nodes_of(out))
+    read = _once(lambda: read_by_products(nodes()))
 
     A = Operator(
         rmv if symmetric else mv,
@@ -197,9 +202,8 @@ def linearise(
         sparse=sparse,
     )
     A.step = step and ((step[1], step[1]) if symmetric else step)
-    nodes = _once(lambda: nodes_of(out))
     A.graph = gone_through = _once(lambda: size_of_graph(nodes(), _UNKNOWN))
-    A.read = _once(lambda: read_by_products(nodes()))
+    A.read = read
     A.own = _once(lambda: has_own_matrices(nodes(), z))
     price = getattr(sparse, "price", None)
     if price is not None:
@@ -279,15 +283,18 @@ def recorded(function: Callable[[Tensor], Tensor], z: Tensor, twice: bool = Fals
     """``function(point)`` with its graph, and the ``point``, equal to ``z``, that this leads to; ``twice``: one that can be
     differentiated so."""
     point = z.detach().requires_grad_()
-    with torch.enable_grad(), transposed() if twice else contextlib.nullcontext():
-        return function(point), point
+    with torch.enable_grad():
+        if not twice:
+            return function(point), point
+        with transposed():
+            return function(point), point
 
 
 def jacobian(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     """The Jacobian of ``function: (batch, n) -> (batch, m)``, row by row, at ``z``: ``(batch, m, n)``.
 
-    By rows (``m`` reverse passes) or, where that is more than twice as many, by columns (``n`` of the double-backward
-    kind), from one evaluation.
+    By rows (``m`` reverse passes) or, where that is more than twice as many and the numbers are not few, by columns (``n``
+    of the double-backward kind, which takes a graph more), from one evaluation.
     """
     point = z.detach().requires_grad_()
     with torch.enable_grad():
@@ -303,22 +310,26 @@ def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
     z = point.detach()
     if not out.requires_grad:
         return z.new_zeros(batch, m, n)
+    nodes = _once(lambda: nodes_of(out))
+    few = m * m * batch <= _FEW_NUMBERS and m * size_of_graph(nodes())[1] <= _FEW_NUMBERS
+    if few or m <= 2 * n:
+        found = _by_structure(out, point, lambda: read_by_products(nodes()))
+        return matrix(lambda e: _grad(out, point, e), m, z) if found is None else found
     with torch.enable_grad():
         w = torch.ones_like(out, requires_grad=True)
-        by_rows = m <= 2 * n
-        (g,) = (None,) if by_rows else graph.pulled(out, (point,), w, create_graph=True)
-    if by_rows:
-        found = _by_structure(out, point)
-        return matrix(lambda e: _grad(out, point, e), m, z) if found is None else found
+        (g,) = graph.pulled(out, (point,), w, create_graph=True)
     if g is None or not g.requires_grad:
         return z.new_zeros(batch, m, n)
     return matrix(lambda e: _grad(g, w, e), n, z).mT
 
 
-def _by_structure(out: Tensor, point: Tensor) -> Tensor | None:
-    """What :func:`matrix` gives, with fewer products; ``None`` where that does not go, or they are cheap."""
+def _by_structure(out: Tensor, point: Tensor, read: Callable[[], Matrices]) -> Tensor | None:
+    """What :func:`matrix` gives, with fewer products; ``None`` where that does not go, or they are cheap.  ``read``: what
+    one of them multiplies by."""
     rows = out.shape[1]
-    worth = point.numel() * rows**2 >= WORTH or rows * read_by_products(nodes_of(out)).read >= 2 * WORTH
+    if rows < 2:
+        return None
+    worth = point.numel() * rows**2 >= WORTH or rows * read().read >= 2 * WORTH
     return rows_by_structure(out, point, _HELD) if worth else None
 
 
@@ -330,6 +341,8 @@ def _grad(out: Tensor, point: Tensor, cotangent: Tensor) -> Tensor:
 def matrix(product: Callable[[Tensor], Tensor], rows: int, like: Tensor) -> Tensor:
     """``product(e_i)``, each ``(batch, k)``, for all unit vectors ``e_i`` of length ``rows``: ``(batch, rows, k)``."""
     batch, n = like.shape
+    if rows == 1:
+        return product(like.new_ones(batch, 1)).unsqueeze(1)
     eye = torch.eye(rows, dtype=like.dtype, device=like.device).unsqueeze(1)
     if rows > 4:
         some = side_by_side(like, batch * max(rows, n))

@@ -6,7 +6,6 @@ below every transform, where loops and comparisons are free; the formula around 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +30,7 @@ def look(check: Callable[..., Any], *inputs: Tensor) -> None:
     """``check(*inputs)``, which may raise, on plain tensors, whatever transforms surround the call (of one rank, then)."""
     if torch.compiler.is_compiling() or any(t.is_meta or tracers.is_fake(t) for t in inputs):
         return
-    with recording.unrecorded() if recording.recorder() is not None else contextlib.nullcontext():
+    with recording.unrecorded():
         if any(map(compat.is_wrapped, inputs)):
             constants(lambda *plain: (check(*plain), torch.zeros_like(plain[0]))[1], *inputs)
         else:

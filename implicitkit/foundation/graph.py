@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -103,17 +103,17 @@ def _is_mapped_wrongly(name: str) -> bool:
     return name.startswith(_MAPPED_WRONGLY)
 
 
-def nodes_behind(roots: Iterable[Any]) -> Iterator[Any]:
+def nodes_behind(roots: Iterable[Any]) -> list[Any]:
     """These nodes of a graph, but for ``None``, and every one that they lead to, each once."""
-    seen = dict.fromkeys(node for node in roots if node is not None)
+    seen = dict.fromkeys(roots)
+    seen.pop(None, None)
     open_ = list(seen)
     while open_:
-        node = open_.pop()
-        yield node
-        for after, _ in node.next_functions:
+        for after, _ in open_.pop().next_functions:
             if after is not None and after not in seen:
                 seen[after] = None
                 open_.append(after)
+    return list(seen)
 
 
 def refuse_wrong_rules(nodes: Iterable[Any]) -> None:

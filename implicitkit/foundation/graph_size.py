@@ -38,7 +38,7 @@ class Matrices(NamedTuple):
 
 def nodes_of(out: Tensor) -> list[Any]:
     """The nodes of the graph of ``out``, to be asked more than once about."""
-    return list(nodes_behind([out.grad_fn]))
+    return nodes_behind([out.grad_fn])
 
 
 def size_of_graph(nodes: Sequence[Any], unknown: int = 1) -> tuple[int, int, int]:

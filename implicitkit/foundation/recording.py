@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
 
+F = TypeVar("F", bound=Callable[..., Any])
 _paused = contextvars.ContextVar("_paused", default=False)
 
 
@@ -57,12 +59,41 @@ def linearising() -> bool:
     return frame is not None
 
 
-@contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
+class _Recorded:
+    """A context around what may be recorded, or a decorator of it: nothing at all where nothing is."""
+
+    __slots__ = ("_entered", "_make")
+
+    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        self._make = make
+        self._entered: contextlib.AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> None:
+        if recorder() is not None:
+            self._entered = self._make()
+            self._entered.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return None if self._entered is None else self._entered.__exit__(*error)
+
+    def __call__(self, function: F) -> F:
+        @functools.wraps(function)
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            if recorder() is None:
+                return function(*args, **kwargs)
+            with self._make():
+                return function(*args, **kwargs)
+
+        return entry  # type: ignore[return-value]
+
+
+def unrecorded() -> _Recorded:
     """Inside, what is computed leaves no trace in the graph of ``torch.func.linearize``: it is a constant to it."""
-    if recorder() is None:
-        yield
-        return
+    return _Recorded(_unrecorded)
+
+
+@contextlib.contextmanager
+def _unrecorded() -> Iterator[None]:
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
     with disable_proxy_modes_tracing():
@@ -75,22 +106,23 @@ def unrecorded() -> Iterator[None]:
 
 def holds(condition: Tensor) -> bool:
     """``bool(condition)``, also of numbers that are being recorded."""
-    with unrecorded() if recorder() is not None else contextlib.nullcontext():
+    with unrecorded():
         return bool(condition)
 
 
-@contextlib.contextmanager
-def refusing() -> Iterator[None]:
+def refusing() -> _Recorded:
     """Where operations are recorded, what a graph cannot hold is refused: that something inside reads a value (torch's
     refusal in other words), or writes numbers into a part of a tensor (``a[0] = b``), which torch forgets.
 
     Raises:
         CapabilityError: it does.
     """
+    return _Recorded(_refusing)
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
     mode = recorder()
-    if mode is None:
-        yield
-        return
     before = len(mode.tracer.graph.nodes)
     try:
         yield

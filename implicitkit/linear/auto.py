@@ -83,7 +83,7 @@ class Auto(DirectSolver):
         worth = 0.0 if untried else self._worth(A) / len(b)
         cheap = cheap or (0 < worth < _WORTH and A.price() is None)
         if A.known is None and not asked and cheap and A.size <= _FEW and worth < _WORTH:
-            return state.add(LU().solve_many(A, state.open_part(), max_steps=None, **limits)).answer()
+            return state.add(_FEW_LU.solve_many(A, state.open_part(), max_steps=None, **limits)).answer()
         alone = len(b) >= _ALONE and len(b) * _ALONE >= A.size
         spared = getattr(A.known, "rough", False) and self._has_few_colours(A)
         if spared:  # before there are others
@@ -166,6 +166,9 @@ class Auto(DirectSolver):
         return (
             progress if progress.done else progress.add(GMRES().solve_many(A, progress.open_part(), **limits))
         ).answer()
+
+
+_FEW_LU = LU()  # made once: its options are checked, which takes as long as factors of a few unknowns
 
 
 def _nearby(A: Operator, b: Tensor, *, rtol: float, atol: float) -> LinearSolution:

@@ -75,12 +75,15 @@ def warn_if_singular(
     else:
         gained, of, at = (in_parts.largest(t) for t in (x, b, z.to(x.dtype)))
         residual, at = residual.repeat(times), at.repeat(times)
-    asked, steep = gained * residual > (size * of) * at, gained > _STEEP * of
+    asked, steepest = gained * residual > (size * of) * at, torch.finfo(z.dtype).eps ** -0.5
+    if not bool((asked | (gained > min(steepest, _STEEP) * of)).any()):
+        return
+    steep = gained > _STEEP * of
     if bool(asked.any()):  # the norm of F may be that of many entries
         with torch.no_grad():
             largest = system.residual(z, *record.theta).abs().amax(1).repeat(times)
         asked = gained * largest > (size * of) * at
-    asked = asked | (gained > torch.finfo(z.dtype).eps ** -0.5 * of)
+    asked = asked | (gained > steepest * of)
     if not bool((asked | steep).any()):
         return
     found = outcome.status == int(Status.CONVERGED)

@@ -391,8 +391,8 @@ class _Loop:
 
 def _count(*masks: Tensor) -> list[int]:
     """How many entries hold in each mask, with one synchronisation on a device that needs one."""
-    on_cpu = masks[0].device.type == "cpu"
-    return [*map(int, map(torch.count_nonzero, masks))] if on_cpu else torch.stack(masks).sum(1).tolist()
+    counts = masks if masks[0].numel() == 1 else map(torch.count_nonzero, masks)  # one entry is its own
+    return [*map(int, counts)] if masks[0].device.type == "cpu" else torch.stack(masks).sum(1).tolist()
 
 
 def _writes(z: Tensor) -> int:

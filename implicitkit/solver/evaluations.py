@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat, graph
+from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.linear.price import price_of_dense, price_of_dense_like
@@ -17,12 +17,12 @@ from implicitkit.solver import programs
 from implicitkit.solver.bounded_fits import Fits
 from implicitkit.solver.counted import Counted
 from implicitkit.solver.failing_trials import Outside
-from implicitkit.solver.visible import curvature, none_of, plain, refuse, with_graph
+from implicitkit.solver.low_rank import has_low_rank
+from implicitkit.solver.visible import curvature, none_of, plain, refuse, slope, with_graph
 from implicitkit.sparsity.patterns import SMALLEST
 from implicitkit.system import System
 
 _GRADIENTS = ("minimise", "least_squares")  # what is solved by those whose ``f`` is a gradient
-_FEW_ROWS = 64  # constraints, each of which takes a product, where the Hessian has a low-rank part
 
 
 class Evaluations(Counted):
@@ -39,14 +39,15 @@ class Evaluations(Counted):
         norm: ``|F|_2`` of each sample at the point where a step begins. tolerance: what it must come down to.
         best: the point with the smallest residual so far, ``(batch, n)``. best_norm: that residual, ``(batch,)``.
         stuck: set by a step, ``(batch,)`` bool: samples that the method gives up (status ``STALLED``).
-        at_rounding: set by a step, ``(batch,)`` bool: samples that a step leaves where they are, since the
-            residual there is all rounding errors; such a sample is stuck, and has converged.
+        at_rounding: set by a step, ``(batch,)`` bool: samples that it leaves where they are, since the residual there is
+            all rounding errors; such a sample is stuck, and has converged.
         falling: set by a step, ``(batch,)`` bool: samples whose objective was followed along a line, and fell to its end.
-        remark: set by a step: what to say if samples fail.
         ahead: how many steps may be taken at once, unseen. taken, dear: set by a step: how many it took; cost beyond that.
         keeps: is every point linearised? graphs: is the graph of the next point kept, since a method begins, or has used
             that of the last?
         weighs: set by a method: are rows kept where to drop them costs more than to evaluate them?
+        linearises: set by a method that goes on with the Jacobian at the points it tries: graphs are kept for that.
+        curved, remark: set by a step: ``HessianFactors`` of where it began; what to say if samples fail.
     """
 
     def __init__(self, system: System, theta: Sequence[Tensor], solves: str, whole: Counted | None = None) -> None:
@@ -65,11 +66,13 @@ class Evaluations(Counted):
         self.at_rounding: Tensor | None = None
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
+        self.curved: Any = None
         self._point: dict[str, Any] = {}
         self._limits: tuple[tuple[Tensor, Tensor] | None] | None = None
         self._outside = Outside()
         fit = getattr(self.problem, "is_fit", False)
         self.fits = Fits(lambda z: self.problem.flat_residuals(self.kernel, z)) if fit else None
+        self.linearises = False
         self.frugal = True  # have products been enough for normal equations without a pattern so far?
         # the graph of a point, where residuals or conditions of optimality are linearised: a fit's at once
         self.keeps, self.graphs = solves == "least_squares", solves == "constrained"
@@ -106,17 +109,18 @@ class Evaluations(Counted):
         return self._get(z, "residuals") if self.fits is None else self.fits.at(z).residuals
 
     def linearize(self, z: Tensor) -> Operator:
-        """The Jacobian of ``f`` at ``z`` by its products, from one evaluation."""
+        """The Jacobian of ``f`` at ``z`` by its products, from one evaluation: that of ``f`` if its graph is there."""
         problem, z = self.problem, plain(z)
-        self._count()
-        equations = self._equations(self.uncounted)
-        known: dict[str, Any] = {}
+        made = self._point.pop("made", None) if self._point.get("z") is z else None
+        if made is None:
+            self._count()
+        equations, known = self._equations(self.uncounted), {}
         if not self.of_map:
             iteration = not self.of_gradient and self.kind.iteration
             known = {"symmetric": self.of_gradient or problem.symmetric, "fixed_point": iteration}
         patterned = not self.of_map and (not self.of_gradient or self.kind.minimisation)  # else it is another one
         sparse = self._sparse(equations, z) if patterned else None
-        A = autodiff.linearise(equations, z, sparse=sparse, **known)[1]
+        A = autodiff.linearise(equations, z, sparse=sparse, made=made, **known)[1]
         if not (self.of_map or self.of_gradient):
             A.near = problem.near_inverse
         A.selected_anew(selection(self.system, z, self.theta, self._of_fewer, **known))
@@ -148,17 +152,8 @@ class Evaluations(Counted):
         if self.kind.returns_program:
             saddle = lambda y: self.problem.flat_saddle(self.uncounted, y)  # noqa: E731
             if self.system.sparsity("saddle").find(saddle, z) is None:
-                return self._has_low_rank(z)
+                return has_low_rank(self, z)
         return self.system.sparsity().find_either(self._of_problem, z) is not None
-
-    def _has_low_rank(self, w: Tensor) -> bool:
-        """Is the Hessian of a program's Lagrangian sparse but for a few numbers, and are there few constraints?"""
-        n = self.problem.size
-        if w.shape[1] - n > _FEW_ROWS:
-            return False
-        stationarity = lambda y: self.problem.flat_stationarity(self.uncounted, y)  # noqa: E731
-        found = self.system.sparsity("hessian").find_bordered(stationarity, w[:, :n])
-        return found is not None and not len(found.alone)
 
     def price(self, z: Tensor, A: Operator, alike: int | None = None) -> float:
         """How many products with the Jacobian ``A`` of the problem's residual factors of it cost
@@ -213,8 +208,7 @@ class Evaluations(Counted):
 
     def smooth(self, w: Tensor) -> Tensor:
         """:meth:`saddle` without its derivative, ``(batch, n + m)``."""
-        found: Tensor = self.problem.flat_saddle(self.kernel, w)
-        return found.detach()
+        return self.problem.flat_saddle(self.kernel, w).detach()
 
     def saddle(self, w: Tensor) -> tuple[Tensor, Operator]:
         """``(dL/dz, constraints)`` of a program, ``(batch, n + m)``, and its symmetric derivative, from the graph of that
@@ -256,7 +250,8 @@ class Evaluations(Counted):
         system, theta = self.system.select(rows, self.theta)
         small = Evaluations(system, theta, self.solves, self.whole)
         small.evaluations, small.sample_evaluations = self.evaluations, self.sample_evaluations
-        small.frugal, small.weighs, small._outside = self.frugal, self.weighs, self._outside.select(samples)
+        small.frugal, small.weighs, small.linearises = self.frugal, self.weighs, self.linearises
+        small._outside = self._outside.select(samples)
         if self._point:
             z = self._point["z"]
             for name in ("f", "residual") + (("value",) if self.of_gradient else ()):
@@ -325,9 +320,13 @@ class Evaluations(Counted):
                 raise none_of(self, name)
         return point[name]
 
-    def _compute_plain(self, point: dict[str, Tensor], name: str) -> None:
+    def _compute_plain(self, point: dict[str, Any], name: str) -> None:
         """Fixed points and roots: the kernel's value is all there is."""
         z = point["z"]
+        if self.linearises and "out" not in point:
+            point["made"] = autodiff.recorded(self._equations(self.kernel), z)
+            point["f"] = point["residual"] = point["made"][0].detach()
+            return
         if "out" not in point:
             out = self.kernel(z)
             point["out"] = out.detach() if compat.tracked(out) else out  # a function may switch gradients on for itself
@@ -383,7 +382,7 @@ class Evaluations(Counted):
             if end.requires_grad:
                 kept = self.keeps
                 cotangent = point["residuals"] if of_vector else torch.ones_like(end)
-                (g,) = graph.pulled(end, (point["leaf"],), cotangent, retain_graph=kept)
+                g = slope(point, end, cotangent, kept, self.linearises and not of_vector)
             else:
                 g, kept = None, False
             if g is None:

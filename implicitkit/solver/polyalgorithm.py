@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -103,7 +104,7 @@ class Polyalgorithm(Solver):
         members = tuple(s if isinstance(s, Stage) else Stage(s) for s in self.stages)
         object.__setattr__(self, "stages", members)
 
-    @property
+    @functools.cached_property
     def solves(self) -> str:  # type: ignore[override]
         """What the first stage solves."""
         return str(self.stages[0].make().solves)

@@ -42,7 +42,7 @@ def _with_graph(f: Any, point: dict[str, Any]) -> Tensor:
     leaf = z.detach().requires_grad_()
     with torch.enable_grad():
         known = autodiff.vjp(kernel, leaf)
-    point["made"] = leaf, known
+    point["first"] = leaf, known
     with torch.no_grad():
         found: Tensor = f.problem.flat_saddle(kernel, z, known)
     return found
@@ -51,15 +51,13 @@ def _with_graph(f: Any, point: dict[str, Any]) -> Tensor:
 def linearised(f: Any, point: dict[str, Any]) -> tuple[Tensor, Operator]:
     """``(dL/dz, constraints)``, ``(batch, n + m)``, and its symmetric derivative, kept at the point."""
     if "saddle" not in point:
-        leaf, known = point.pop("made", (None, None))
-
-        def saddle(w: Tensor) -> Tensor:
-            found: Tensor = (
-                f.problem.flat_saddle(_noting(f, point), w) if w is not leaf else f.problem.saddle_of(w, *known)
-            )
-            return found
-
-        point["saddle"] = autodiff.linearise(saddle, point["z"], symmetric=True, point=leaf)
+        made, first = None, point.pop("first", None)
+        if first is not None:
+            leaf, known = first
+            with torch.enable_grad():
+                made = f.problem.saddle_of(leaf, *known), leaf
+        equations = lambda w: f.problem.flat_saddle(_noting(f, point), w)  # noqa: E731
+        point["saddle"] = autodiff.linearise(equations, point["z"], symmetric=True, made=made)
     out, A = point["saddle"]
     return out.detach(), A
 

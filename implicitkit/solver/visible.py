@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat
+from implicitkit.foundation import autodiff, compat, graph
+from implicitkit.sparsity.patterns import SMALLEST
+
+_MOST = 1 << 16  # numbers of a state whose graphs of two points may be there at once
 
 
 def with_graph(f: Any, kernel: Callable[[Tensor], Tensor], z: Tensor, name: str) -> dict[str, Tensor]:
@@ -28,6 +31,28 @@ def with_graph(f: Any, kernel: Callable[[Tensor], Tensor], z: Tensor, name: str)
         return {"value": value, "f": gradient, "residual": residual}
     residual = problem.flat_residual(kernel, z)
     return {"f": residual, "residual": residual}
+
+
+def may_keep_graphs(z: Tensor) -> bool:
+    """May the graphs of two points ``(batch, n)`` be there at once, so that the one tried last serves the next step: are
+    there few unknowns, and no more numbers than calls cost?"""
+    return z.shape[1] < SMALLEST and z.numel() <= _MOST
+
+
+def slope(point: dict[str, Any], end: Tensor, cotangent: Tensor, kept: bool, twice: bool) -> Tensor | None:
+    """The gradient by the leaf of a ``point``, whose graph is ``kept``; asked for ``twice``, with a graph of its own, which
+    is then known of the point, if there is one to be had."""
+    leaf = point["leaf"]
+    if twice:
+        try:
+            (g,) = graph.pulled(end, (leaf,), cotangent, create_graph=True)
+            if g is not None:
+                point["made"] = g, leaf
+                return g.detach()
+        except RuntimeError as error:
+            if not autodiff.lacks_second_derivative(error):
+                raise
+    return graph.pulled(end, (leaf,), cotangent, retain_graph=kept)[0]
 
 
 def curvature(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:

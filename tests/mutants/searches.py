@@ -151,7 +151,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/fixed_point/frugal.py",
         ATTRACTING,
-        ('state = state | {"seen": _seen(state, f.active), "working": f.active}', "pass"),
+        ('if f.at_work < state["at_work"]:', "if False:"),
         ("return seen.index_copy(0, samples, found)", "return seen"),
         ("t if whole else t.index_select(0, samples) for t in (dR, dW)", "t[: len(samples)] for t in (dR, dW)"),
     ),
@@ -179,7 +179,7 @@ MUTANTS = [
         "implicitkit/solver/steps/newton_damping.py",
         STARTS,
         ("f.stuck = (d == 0).all(1)  # no", "f.stuck = None  # no"),
-        ("searching = searching & (d != 0).any(1)", "pass"),
+        ("searching = f.active & ~falls & (d != 0).any(1)", "searching = f.active & ~falls"),
     ),
     *mutants(
         "implicitkit/solver/minimise/nonlinear_cg.py",

@@ -106,9 +106,11 @@ class _NoRule(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("chunk", [1 << 24, 40], ids=["one chunk", "chunks"])
+@pytest.mark.parametrize("few", [0, 1 << 16], ids=["many numbers", "few numbers"])
 @pytest.mark.parametrize(("n", "m"), [(2, 9), (3, 3), (7, 4), (6, 13)], ids=str)
-def test_jacobian_by_rows_and_by_columns(n: int, m: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jacobian_by_rows_and_by_columns(n: int, m: int, few: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structured, "_CHUNK", chunk)
+    monkeypatch.setattr(autodiff, "_FEW_NUMBERS", few)
     M = randn(m, n)
     z = randn(3, n, seed=1)
     got = autodiff.jacobian(lambda y: torch.sin(y @ M.mT) * y.sum(1, keepdim=True), z)

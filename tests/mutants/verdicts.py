@@ -649,6 +649,18 @@ MUTANTS = [
         ("return _coupling(v, rows, unit * found.value)", "return _coupling(v, rows, found.value)"),
     ),
     *mutants(
+        "implicitkit/solver/steps/hessian_factors.py",
+        "tests/solver/test_hessian_factors.py",
+        ("square <= _SAME**2 * (q * w).sum(1)", "square <= (q * w).sum(1)"),
+        ("length * product(q / length) - w", "product(q / length) - w"),
+        ("N.diagonal(dim1=1, dim2=2).sqrt()", "torch.ones_like(N[:, 0])"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/minima.py",
+        "tests/solver/test_hessian_factors.py",
+        ("which = which & ~(f.curved.hold(product, z) & descended)", "pass"),
+    ),
+    *mutants(
         "implicitkit/solver/verdict/minima.py",
         "tests/solver/test_large_least_squares.py -k 'like or saddle'",
         ("_LIKE = 0.5", "_LIKE = 50.0"),

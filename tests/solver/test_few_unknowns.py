@@ -309,3 +309,15 @@ def test_a_curved_valley_is_left_to_others() -> None:
     s, want = (ik.argmin(valley, start, solver=name) for name in ("auto", "lbfgs"))
     torch.testing.assert_close(s.value, torch.ones(100, dtype=F64))
     assert s.solver != "auto (newton)" and int(s.evaluations) < 1.2 * int(want.evaluations)
+
+
+def test_newton_steps_through_attention() -> None:
+    """Torch's fast kernel of it has one derivative: the graph of a trial is that of the formula."""
+    keys = drawn(1, 1, 5, 4, seed=7)
+
+    def objective(z: Tensor) -> Tensor:
+        seen = torch.nn.functional.scaled_dot_product_attention(z.view(1, 1, 3, 4), keys, keys)
+        return (seen - 0.1).square().sum() + 0.5 * z.square().sum()
+
+    s = ik.argmin(objective, torch.ones(12, dtype=F64))
+    assert s.solver == "auto (newton)" and s.evaluations <= 2 * int(s.steps) + 4, s

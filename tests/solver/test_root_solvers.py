@@ -353,3 +353,18 @@ def test_svd_of_blocks_of_which_one_is_not_finite() -> None:
         torch.testing.assert_close((U[i] * s[i]) @ Vh[i], A[i])
     with pytest.raises(ValueError, match="batch"):
         svd_batched(A[0])
+
+
+@pytest.mark.parametrize("solver", ["newton", "auto"])
+def test_newton_evaluates_each_point_once(solver: str) -> None:
+    """The graph of a trial is the next step's; the first point alone is one that lifting has seen."""
+    calls = []
+
+    def f(z: Tensor, c: Tensor) -> Tensor:
+        calls.append(z)
+        return z**3 + z.flip(0) - c
+
+    s = ik.root(
+        f, torch.ones(3, dtype=torch.float64), (torch.tensor([2.0, 5.0, 3.0], dtype=torch.float64),), solver=solver
+    )
+    assert int(s.steps) > 3 and s.evaluations == len(calls) == int(s.steps) + 2

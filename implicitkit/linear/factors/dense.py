@@ -71,7 +71,10 @@ def _regular(lu: Tensor) -> tuple[Tensor, Tensor]:
     smallest, largest = pivots.aminmax(dim=1)
     threshold = min(n * torch.finfo(lu.dtype).eps, 0.1)
     usable = (smallest > 0) & (largest < torch.inf)
-    return (smallest >= threshold * largest) & usable, (smallest >= _UNEVEN * largest) & usable
+    even = (smallest >= _UNEVEN * largest) & usable
+    if threshold <= _UNEVEN and bool(even.all()):
+        return even, even
+    return (smallest >= threshold * largest) & usable, even
 
 
 def _are_uneven(size: Tensor) -> Tensor:
@@ -83,7 +86,7 @@ def _are_uneven(size: Tensor) -> Tensor:
 def _finite(x: Tensor) -> Tensor:
     """Which samples are finite: ``(batch, ...) -> (batch,)``; by their sums, which are where every entry is, unless one
     overflows (to look at each entry takes a third of the time of the factors)."""
-    found = x.sum(tuple(range(1, x.ndim))).isfinite()
+    found = x.sum(tuple(range(1, x.ndim))).mul(0).eq(0)  # in a third of the time of isfinite
     return found if bool(found.all()) else x.isfinite().flatten(1).all(dim=1)
 
 
@@ -136,7 +139,7 @@ class Factor:
             x = torch.linalg.lu_solve(self.lu, self.pivots, rhs, adjoint=transpose)
         if after is not None:
             x = x / after
-        if not bool(self.ok.all()):
+        if self.reason:
             x = torch.where(self.ok[:, None, None], x, x.new_full((), torch.nan))
         return (x.squeeze(2) if b.ndim == 2 else x).to(b.dtype)
 
@@ -212,8 +215,10 @@ def solve_batched(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:
     """
     factor = factor_batched(A)
     x = factor.solve(b)
-    ok = factor.ok & _finite(x)
-    return x, ok, "" if bool(ok.all()) else factor.reason or RHS_NOT_FINITE
+    finite = _finite(x)
+    if not factor.reason and bool(finite.all()):
+        return x, finite, ""
+    return x, factor.ok & finite, factor.reason or RHS_NOT_FINITE
 
 
 def _pseudo_solve(A: Tensor, b: Tensor, rcond: float) -> Tensor:

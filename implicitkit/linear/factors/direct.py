@@ -91,6 +91,9 @@ def refined(
     norm = torch.linalg.vector_norm(residual, dim=1)
     if at_rounding and bool((norm > goal).any()):
         goal = torch.maximum(goal, rounding(x))
+    converged = ok.unsqueeze(1) & (norm <= goal)
+    if digits is None and not at_rounding and bool(converged.all()):  # as nearly always
+        return _solution(x, norm, steps, converged, "")
     for _ in range(sweeps):
         open_ = ok.unsqueeze(1) & (norm > goal)
         if not bool(open_.any()):

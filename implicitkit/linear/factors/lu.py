@@ -51,6 +51,6 @@ class LU(DirectSolver):
                 f'use linear_solver="gmres", which only needs products, or LU(max_size={A.size})'
             )
         blocks = DenseBlocks(A.dense()) if A.exact is None else A.exact
-        if A.exact is None and bool(blocks.factor.ok.all()):
+        if A.exact is None and not blocks.factor.reason:
             A.exact = blocks
         return blocks.solve_many(b, rtol=rtol, atol=atol)

@@ -47,12 +47,14 @@ class FrugalAnderson(Anderson):
             "before": None,
             "price": None,
             "working": f.active,
+            "at_work": f.at_work,
             "seen": None,
             "at_once": z.numel() >= _LARGE,
         }
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        state = state | {"seen": _seen(state, f.active), "working": f.active}
+        if f.at_work < state["at_work"]:
+            state = state | {"seen": _seen(state, f.active), "working": f.active, "at_work": f.at_work}
         z_next, after = super().step(f, z, state)
         after = after | {"taken": state["taken"] + f.taken}
         before, best, since = state["before"], f.best_norm, state["taken"] - state["looked"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,13 +10,17 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff
+from implicitkit.foundation.faithful import unfused
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, flag
 from implicitkit.linear.factors.dense import cholesky_batched
+from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import WORTH, steihaug
+from implicitkit.solver.steps.hessian_factors import HessianFactors
 from implicitkit.solver.steps.line_search import backtrack
+from implicitkit.solver.visible import may_keep_graphs
 
 _PAYS = 0.5  # of |g| that a step may leave, if it is not to be forgiven
 _FORGIVEN = 40.0  # products that such steps in a row may cost
@@ -43,8 +48,9 @@ class ConvexNewton(Method):
     Other methods go on from there.  Once more samples wait for these than are at work, those at work go with them: the
     others' steps take no longer for that, and a step here costs as much for one sample as for all.
 
-    An evaluation or a few and at most ``n`` Hessian products (in one batched call) a step, ``O(batch n^3)`` work.  Source:
-    Boyd & Vandenberghe (2004), *Convex Optimization*, section 9.5; Nocedal & Wright (2006), algorithm 7.1, for the products.
+    An evaluation or a few (of many unknowns one more) and at most ``n`` Hessian products (in one batched call) a step,
+    ``O(batch n^3)`` work.  Source: Boyd & Vandenberghe (2004), *Convex Optimization*, section 9.5; Nocedal & Wright (2006),
+    algorithm 7.1, for the products.
 
     Args:
         formed: may dense Hessians be?
@@ -59,6 +65,13 @@ class ConvexNewton(Method):
 
     def __post_init__(self) -> None:
         check_options(self, formed=flag())
+
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+        f.linearises = self.formed and may_keep_graphs(z0)
+        with unfused() if f.linearises else contextlib.nullcontext():
+            found = super().run(f, z0, options)
+        f.linearises = False
+        return found
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         idle = torch.zeros_like(f.active, dtype=torch.int64)
@@ -80,7 +93,7 @@ class ConvexNewton(Method):
             if found is None and not self.formed:
                 f.stuck = f.active
                 return z, state
-            d, convex = by_factors(A.dense(), g) if found is None else found
+            d, convex, f.curved = by_factors(A.dense(), g) if found is None else (*found, None)
         except RuntimeError as error:
             if not autodiff.lacks_second_derivative(error):
                 raise
@@ -102,8 +115,8 @@ class ConvexNewton(Method):
         return search.z, state | {"idle": idle, "waiting": waiting, "price": price, "frugal": found is not None}
 
 
-def by_factors(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """``-H^{-1} g``, and whether ``H`` is positive definite beyond rounding, ``(batch,)``.
+def by_factors(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor, HessianFactors | None]:
+    """``-H^{-1} g``, whether ``H`` is positive definite beyond rounding, ``(batch,)``, and its factors where all are.
 
     Of unknowns with units of their own a small pivot says nothing (``diag(1, 1e-24)``): where one condemns a matrix,
     ``D^{-1} H D^{-1}`` is factored in its place, ``D = diag(H)^{1/2}``, which has ones on its diagonal; among all
@@ -111,24 +124,26 @@ def by_factors(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     equilibration of matrices", Numerische Mathematik 14).
     """
     H = H if H.dtype in (torch.float32, torch.float64) else H.float()
-    d, convex = _solved(H, g.to(H.dtype))
+    d, convex, L = _solved(H, g.to(H.dtype))
+    if bool(convex.all()):
+        return d.to(g.dtype), convex, HessianFactors(H, L)
     size = H.diagonal(dim1=1, dim2=2)
     low, high = size.aminmax(dim=1)
     doubtful = ~convex & (low > 0) & (low < _UNEVEN * high) & torch.isfinite(high)
     if bool(doubtful.any()):
         unit = torch.where(doubtful.unsqueeze(1), size, 1).rsqrt()
-        scaled, sound = _solved(unit.unsqueeze(2) * H * unit.unsqueeze(1), unit * g.to(H.dtype))
+        scaled, sound, _ = _solved(unit.unsqueeze(2) * H * unit.unsqueeze(1), unit * g.to(H.dtype))
         d = torch.where(doubtful.unsqueeze(1), unit * scaled, d)
         convex = torch.where(doubtful, sound, convex)
-    return d.to(g.dtype), convex
+    return d.to(g.dtype), convex, None
 
 
-def _solved(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """``-H^{-1} g``, and where no pivot of ``H`` is one of rounding beside the largest, ``(batch,)``."""
+def _solved(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``-H^{-1} g``, where no pivot of ``H`` is one of rounding beside the largest, ``(batch,)``, and ``L``."""
     L, convex = cholesky_batched(H)
     low, high = L.diagonal(dim1=1, dim2=2).aminmax(dim=1)
     convex = convex & ((low / high).square() > _SINGULAR * torch.finfo(L.dtype).eps)
-    return -torch.cholesky_solve(g.unsqueeze(2), L).squeeze(2), convex
+    return -torch.cholesky_solve(g.unsqueeze(2), L).squeeze(2), convex, L
 
 
 def _by_products(

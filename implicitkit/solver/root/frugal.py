@@ -18,6 +18,7 @@ from implicitkit.solver.steps.forcing import after_step, forcing_term
 from implicitkit.solver.steps.newton_damping import damped_step
 
 _WORTH = 13.0  # products that factors must cost for Krylov vectors to be tried, which costs four where they are in vain
+_FEW, _SAMPLES = 12, 8  # unknowns, of so many samples, whose factors never cost that, but a product each at most
 _LEAST = 4.0  # products for a step
 _FRESH = 4.0  # factorisations that Newton's method takes where none serves several steps and the derivative
 _TRIED = 0.1  # of what these cost: trials that are no dearer are not given up by their rate
@@ -82,7 +83,8 @@ class FrugalNewton(Newton):
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         A = f.linearize(z)
-        price = f.price(z, A) if state["krylov"] else 0.0
+        few = z.shape[1] <= _FEW and len(z) <= _SAMPLES
+        price = f.price(z, A) if state["krylov"] and not few else 0.0
         alike = state["alike"] and price >= _WORTH and _have_one_matrix(f, A, z)
         if alike:
             price = f.price(z, A, len(z))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.factored import at_rounding, chord_steps, is_large, jacobian_at, leave
 from implicitkit.solver.steps.newton_damping import damped_step
+from implicitkit.solver.visible import may_keep_graphs
 
 
 @register_solver("newton", solves="root")
@@ -28,11 +30,11 @@ class Newton(Method):
     stationary points that are no roots.  Without line search every step is full.  A singular block gives the
     least-squares step of minimum norm.  The driver keeps the best iterate.
 
-    One evaluation and ``n`` vector-Jacobian products a step (in batched calls), ``O(batch n^3)`` work, ``O(batch n^2)``
-    memory.  From 128 unknowns on (48, if the pattern is given), a Jacobian with a sparsity pattern (``jac_sparsity``) is
-    formed from as many products as the pattern has colours and factored sparse, and factors serve further
-    steps while ``|F|`` falls to a fifth in each.  Above 4,096 unknowns a Jacobian without a pattern is not formed: GMRES
-    takes its place.
+    One evaluation (from 128 unknowns, or 65,536 numbers, on two) and ``n`` vector-Jacobian products a step (in batched
+    calls), ``O(batch n^3)`` work, ``O(batch n^2)`` memory.  From 128 unknowns on (48, if the pattern is given), a Jacobian
+    with a sparsity pattern (``jac_sparsity``) is formed from as many products as the pattern has colours and factored
+    sparse, and factors serve further steps while ``|F|`` falls to a fifth in each.  Above 4,096 unknowns a Jacobian without
+    a pattern is not formed: GMRES takes its place.
 
     Args:
         line_search: halve steps that do not lower ``|F|``. halvings: how often at most.
@@ -51,6 +53,7 @@ class Newton(Method):
         check_options(self, line_search=flag(), halvings=at_least(0), patience=at_least(0))
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
+        f.linearises = may_keep_graphs(z)
         return None  # weak steps in a row (batch,), once there has been one
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -87,9 +90,9 @@ def newton_direction(J: Tensor, residual: Tensor) -> Tensor:
     ``F``, is not finite."""
     if residual.shape[1] == 1:  # a quotient: a batch of scalar equations needs no factorisation
         d = -residual / J.squeeze(2)
-        return d if bool(torch.isfinite(d.sum())) else torch.where(torch.isfinite(d), d, 0)
-    d, regular, _ = solve_batched(J, -residual)
-    if not bool(regular.all()):
+        return d if math.isfinite(float(d.sum())) else torch.where(torch.isfinite(d), d, 0)
+    d, regular, reason = solve_batched(J, -residual)
+    if reason:
         bad = ~regular & torch.isfinite(J).flatten(1).all(1) & torch.isfinite(residual).all(1)
         if bool(bad.any()):
             d = d.clone()

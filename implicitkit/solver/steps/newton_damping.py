@@ -50,7 +50,10 @@ def damped_step(
     """
     bound = norm if weak is None else torch.where(weak > patience, torch.inf, norm)
     z_next, t, norm_next = halve(f, z, d, bound, halvings)
-    slow = ~(norm_next <= _WEAK * norm)
+    fast = norm_next.le(norm.mul(_WEAK))
+    if weak is None and bool(fast.all()):
+        return Damped(z_next, t, None)
+    slow = ~fast
     if weak is None:
         if not bool((slow & f.active).any()):
             return Damped(z_next, t, None)
@@ -90,9 +93,10 @@ def halve(f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, halvings: int) -> 
     trial = z + d
     trial_norm = torch.linalg.vector_norm(f(trial), dim=1)
     t = torch.ones_like(norm)
-    searching = f.active & ~(trial_norm < (1 - _DECREASE) * norm)
-    if bool(searching.any()):
-        searching = searching & (d != 0).any(1)
+    falls = trial_norm.lt(norm.mul(1 - _DECREASE))
+    if bool(falls.all()):  # as nearly always
+        return trial, t, trial_norm
+    searching = f.active & ~falls & (d != 0).any(1)
     if not bool(searching.any()):
         return trial, t, trial_norm
     best_t, best_norm = t, torch.where(searching & ~(trial_norm < torch.inf), torch.inf, trial_norm)

@@ -116,7 +116,7 @@ class Judge:
                 self._unit = start_size(z)
             norm = norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
-            self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
+            self.first = self.bound = torch.nan_to_num(norm * self.rtol, 0, 0, 0).add_(self.atol)
             if self._has_rows:
                 self._began = z.abs()
                 rows = in_working_precision(self.f.residual(z)).abs()
@@ -134,10 +134,10 @@ class Judge:
         return self.bound
 
     def measured(self, z: Tensor, norm: Tensor) -> Tensor:
-        """``|F|``, or NaN where ``z``, or ``|z|`` if ``|F|`` is measured by that, is not finite: which solves nothing,
-        whatever ``F`` makes of it (of a comparison, or a sign, a number); ``(batch,)``."""
+        """``|F|``, NaN where ``z``, or ``|z|`` if that measures it, is not finite: which solves nothing, ``(batch,)``."""
         measure = self.size_of(z) if self.relative_to_state else norm
-        return torch.where(torch.isfinite(z).all(1) & torch.isfinite(measure), norm, torch.nan)
+        whole = math.isfinite(self.largest(z) + float(measure.sum()))
+        return norm if whole else torch.where(torch.isfinite(z).all(1) & torch.isfinite(measure), norm, torch.nan)
 
     def aim(self, z: Tensor) -> Tensor:
         """What a solver that is told its tolerance beforehand should come down to, if the solution is near ``z``."""

@@ -82,6 +82,10 @@ def downhill(
         tried.append((q, _slope(probe, z, g, moved, q)))
         return tried[-1][1]
 
+    if f.curved is not None and len(f.curved.L) == len(z):
+        which = which & ~(f.curved.hold(product, z) & descended)
+        if not bool(which.any()):
+            return z
     known = f.system.factored
     if getattr(known, "positive", False) and len(known.units) == len(z):
         which = which & ~_is_like(product, known, z, steps)

@@ -268,7 +268,7 @@ def test_small_operations_are_few(what: str) -> None:
 @pytest.mark.parametrize(
     "where, name, most",
     [
-        (graph_size, "nodes_behind", 2),  # what products cost is seen in one walk; and what of dense rows
+        (graph_size, "nodes_behind", 1),  # what products cost is seen in one walk, and what of dense rows
         (system, "identity_of", 1),  # what tells the function from others
         (ConfigModule, "patch", 0),  # a class and a variable of a context, at every entry
     ],

@@ -1,0 +1,38 @@
+r"""Factors of a Hessian that was positive definite where a minimiser's last step began, and whether it still is at its end.
+
+Near a minimum a Newton step ends where the Hessian is what it was, ``H = N + E`` with a small ``E``.  One product shows
+that: for a random ``q``, ``|E q|_{N^{-1}} <= \delta |q|_N`` with ``\delta = 0.001``.  Were ``H`` singular or indefinite, an
+eigenvalue of ``N^{-1} E`` would be -1 or less, and ``q`` would have no more than a thousandth of itself along it, though
+directions in which ``N`` is weak have the larger shares; and beside an inflection a Newton step changes ``N`` by half of
+itself.  As a difference of gradients the product sees a jump of them in ``z``, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import seeded
+
+_SAME = 1e-3  # how much of itself a Hessian may have changed by
+
+
+class HessianFactors:
+    """``N = L L'`` of every sample, ``(batch, n, n)``, positive definite."""
+
+    def __init__(self, N: Tensor, L: Tensor) -> None:
+        self.L, self.units = L, N.diagonal(dim1=1, dim2=2).sqrt()
+
+    def hold(self, product: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+        """Where the Hessian at ``z`` is the same, ``(batch,)``; ``product``: that with unit vectors, ``(batch, n)``."""
+        w = seeded.normal(z.shape[1], seed=0).to(z) * self.units.to(z)
+        q = self._solve(w)
+        length = torch.linalg.vector_norm(q, dim=1, keepdim=True)
+        change = length * product(q / length) - w
+        square = (change * self._solve(change)).sum(1)
+        return square <= _SAME**2 * (q * w).sum(1)  # false for NaN
+
+    def _solve(self, b: Tensor) -> Tensor:
+        return torch.cholesky_solve(b.to(self.L).unsqueeze(2), self.L).squeeze(2).to(b)
