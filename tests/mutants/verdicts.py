@@ -841,7 +841,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/programs.py",
         "tests/solver/test_sparse_programs.py -k known_at_a_point",
-        ('    point["made"] = leaf, known\n', ""),
+        ('    point["first"] = leaf, known\n', ""),
         ('if "saddle" not in point:', "if True:", "tests/solver/test_sparse_programs.py -k made_of"),
         ('        point.setdefault("values", out.detach())\n', ""),
         (
