@@ -10,6 +10,7 @@ ROOTS = "tests/solver/test_root_solvers.py tests/mutants/test_survivors.py"
 SCALAR = "tests/solver/test_scalar_solvers.py"
 CANCEL = "tests/solver/test_minima_in_kinks.py"
 FITS = "tests/solver/test_certified_fits.py"
+BOUNDED_FITS = "tests/solver/test_bounded_least_squares.py -k one_step"
 MINIMA = "tests/solver/test_argmin_solvers.py"
 CONSTRAINED = "tests/problem/test_constrained.py -k 'closed_forms'"
 
@@ -40,22 +41,28 @@ MUTANTS = [
         ("torch.where(which.unsqueeze(1), inside, z0)", "inside"),
     ),
     *mutants(
-        "implicitkit/solver/constrained/projected.py",
+        "implicitkit/solver/steps/convex_model.py",
         "tests/solver/test_bounded_minima.py",
         ("below, above = down, up", "break"),
         ("down = (below & (mu < 0)) |", "down = below |"),
         ("(above & (mu > 0)) |", "above |"),
         ("g + torch.matmul(H, at.unsqueeze(2)).squeeze(2)", "g"),
+        ("return -torch.cholesky_solve(", "return -0.5 * torch.cholesky_solve(", FEW + " -k 'quadratic or derivative'"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/projected.py",
+        "tests/solver/test_bounded_minima.py",
         ("_HALVINGS = 10", "_HALVINGS = 0"),
         ("_FORGIVEN = 10", "_FORGIVEN = 0"),
         ("    hands_over: ClassVar[bool] = True\n", ""),
         ("            if not autodiff.lacks_second_derivative(error):\n                raise\n", "            raise\n"),
+        ("> _FAITHFUL)", "> 9)", BOUNDED_FITS),
+        ("good = active & (", "good = ((", BOUNDED_FITS.replace("-k one_step", "-k do_not_see")),
     ),
     *mutants(
         "implicitkit/solver/minimise/convex_newton.py",
         FEW
         + " -k 'quadratic or derivative or overshoots or hessian or dear or shortened or valley or convex or forgiven'",
-        ("return -torch.cholesky_solve(", "return -0.5 * torch.cholesky_solve("),
         ("            if not autodiff.lacks_second_derivative(error):\n                raise\n", ""),
         ("good = convex & search.found & (idle <= ", "good = convex & search.found & (idle <= 99 + "),
         ("_FORGIVEN = 40.0", "_FORGIVEN = 1.0"),
