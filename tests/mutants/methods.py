@@ -492,6 +492,8 @@ MUTANTS = [
         ('"last": state["last"] + away}', '"last": state["last"] + away.any()}', f"{FITS} -k end_early"),
         ("& ~stuck & (away | ~near)", "& ~stuck & away", f"{FITS} -k steps_of_all"),
         ("self.s.square()) / self.D", "self.s) / self.D"),
+        ("if dear else (rho - 1).abs() <= eps**0.5", "", f"{FITS} -k 'Eckerle4-1 or Hahn1'"),
+        ("at_hand = direct or not dear", "at_hand = direct", f"{FITS} -k one_step"),
         (
             "leave(f, ~found & at_rounding(f, factors, start))",
             "pass",
