@@ -10,6 +10,7 @@ ROOTS = "tests/solver/test_root_solvers.py tests/mutants/test_survivors.py"
 SCALAR = "tests/solver/test_scalar_solvers.py"
 CANCEL = "tests/solver/test_minima_in_kinks.py"
 FITS = "tests/solver/test_certified_fits.py"
+AGAIN = "tests/solver/test_sparse_methods.py -k tried_again"
 BOUNDED_FITS = "tests/solver/test_bounded_least_squares.py -k one_step"
 MINIMA = "tests/solver/test_argmin_solvers.py"
 CONSTRAINED = "tests/problem/test_constrained.py -k 'closed_forms'"
@@ -548,11 +549,13 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/minimise/newton_cg.py",
         "tests/linear/test_frugal.py -k 'minimum or trust_region or late'",
-        ("if price is not None and price.factors >= WORTH:", "if False:"),
+        ("if price is not None and (factors := max(1.0, made) * price.factors)", "if (factors := 0.0)"),
+        ("(_AGAIN if made else WORTH)", "WORTH", AGAIN),
+        ("None if 0 < made <= 1 else H.price()", "H.price()", AGAIN),
         ("WORTH = 7.0", "WORTH = 20.0"),
         ("        if k >= (by.affords(price) if by.written else price):", "        if False:"),
         ("more = torch.where(done, 0, more)", "more = torch.where(done, more, 0)"),
-        ("frugal = tried is not None", "frugal = True"),
+        ("made += more", "made = 9.0 + 0 * more"),
     ),
     *mutants(
         "implicitkit/solver/least_squares/levenberg_marquardt.py",
@@ -1070,6 +1073,7 @@ MUTANTS = [
         "implicitkit/solver/steps/sparse_trust_region.py",
         "tests/solver/test_sparse_methods.py -k in_the_region",
         ("_band_layout if narrow else _layout", "_layout"),
+        ("made += 1", "made += 2"),
         (" if most == np.inf else 0.5 * (least + most)", ""),
     ),
     *mutants(
