@@ -57,8 +57,8 @@ MUTANTS = [
         ("_FORGIVEN = 10", "_FORGIVEN = 0"),
         ("    hands_over: ClassVar[bool] = True\n", ""),
         ("            if not autodiff.lacks_second_derivative(error):\n                raise\n", "            raise\n"),
-        ("> _FAITHFUL)", "> 9)", BOUNDED_FITS),
-        ("good = active & (", "good = ((", BOUNDED_FITS.replace("-k one_step", "-k do_not_see")),
+        ("- 1).abs() <= rounding)", "- 1).abs() < 0)", BOUNDED_FITS),
+        ("good = active & ((", "good = (((", BOUNDED_FITS.replace("-k one_step", "-k do_not_see")),
     ),
     *mutants(
         "implicitkit/solver/minimise/convex_newton.py",

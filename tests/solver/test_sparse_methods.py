@@ -202,10 +202,11 @@ def test_products_are_tried_again_after_dear_steps_by_factors(monkeypatch: pytes
     graph of 1,000 unknowns 4.6 s, 1.2 now."""
     allowed: list[float] = []
     monkeypatch.setattr(newton_cg, "steihaug", lambda *given, path: allowed.append(given[-1]) or "products")
-    H: Any = SimpleNamespace(price=lambda: Price(1, 20.0), sparse=lambda: "factors")
     given = (torch.zeros(1, 200), *(torch.zeros(1) for _ in range(3)), 400)
-    found = [newton_cg._begun(H, *given, made, None) for made in (0.0, 1.0, 2.0, 3.0)]
-    assert found == [("products", None), (None, "factors"), (None, "factors"), ("products", None)]
+    for made, price, by_products in ((0.0, 20.0, True), (1.0, 60.0, False), (2.0, 20.0, False), (3.0, 20.0, True)):
+        H: Any = SimpleNamespace(price=lambda price=price: Price(1, price), sparse=lambda: "factors")
+        wanted = ("products", None) if by_products else (None, "factors")
+        assert newton_cg._begun(H, *given, made, None) == wanted
     assert allowed == [20.0, 60.0]
 
 

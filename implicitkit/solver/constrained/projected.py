@@ -25,7 +25,6 @@ _FORGIVEN = 10  # such steps in a row
 _HALVINGS = 10  # of a step
 _ARMIJO = 1e-4
 _LEAST = 1e-3  # of eps and of the largest entry on the diagonal of D^-1 R'R D^-1: the least damping
-_FAITHFUL = 0.9  # of the decrease that was promised
 _NEAR = 1e-3  # how near to a bound an unknown may be held by it, at most, relative to its size
 
 
@@ -101,8 +100,8 @@ class ProjectedLevenbergMarquardt(Method):
     Fukushima 2004, J. Comput. Appl. Math. 172(2)).
 
     The first step that is tried is the linear model's minimiser within the bounds
-    (:func:`~implicitkit.solver.steps.convex_model.within`) where ``R'R`` is formed dense, and taken if it keeps nine tenths
-    of its promise; of linear residuals it is the last.
+    (:func:`~implicitkit.solver.steps.convex_model.within`) where ``R'R`` is formed dense, and taken if it keeps its promise
+    to half of the digits, as it does of linear residuals.
 
     Sparse, dense, or by products, as :func:`~implicitkit.solver.steps.normal_equations.normal_equations` has it.
 
@@ -148,7 +147,7 @@ class ProjectedLevenbergMarquardt(Method):
                 mu = torch.where(found, mu, self.damping * normal.largest().clamp_min(1e-30))
         nu, slope = torch.full_like(mu, 2), torch.where(free, g, 0)
         smallest = eps * torch.linalg.vector_norm(z, dim=1).clamp_min(eps)
-        at_once, kept = found if first else None, found.to(mu)
+        at_once, kept = None, found.to(mu)
         hopeless = torch.zeros_like(found)
         while not bool((found | hopeless).all()):
             p = normal.solve(mu, slope)
@@ -156,7 +155,7 @@ class ProjectedLevenbergMarquardt(Method):
             trial = taken_where(~found, (z + p).maximum(lower).minimum(upper), z_next)
             rho = _share_kept(model, normal, z, (value, g), trial)
             accept = ~found & (rho > 0)
-            at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
+            at_once, kept = accept | found if at_once is None else at_once, torch.where(accept, rho, kept)
             z_next = taken_where(accept, trial, z_next)
             easier = mu * (1 - (2 * rho - 1) ** 3).clamp(1 / 3, 2)
             mu = torch.where(found, mu, torch.where(accept, easier, mu * nu))
@@ -175,14 +174,15 @@ class ProjectedLevenbergMarquardt(Method):
 def _at_once(
     model: Model, normal: NormalEquations, z: Tensor, at: tuple[Tensor, Tensor], bounds: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The linear model's minimisers within the bounds, where they keep nine tenths of its promise, or else ``z``; and where
-    nothing is left to be tried, ``(batch,)``.  ``at``: the objective and its gradient at ``z``."""
+    """The linear model's minimisers within the bounds where they keep its promise to half of the digits, else ``z``; and
+    where nothing is left to be tried, ``(batch,)``.  ``at``: the objective and its gradient at ``z``."""
     active = model.f.active
     p = normal.within(at[1], bounds[0] - z, bounds[1] - z, active)
     if p is None:
         return z, ~active
     trial = taken_where(active, (z + p).maximum(bounds[0]).minimum(bounds[1]), z)
-    good = active & (_share_kept(model, normal, z, at, trial) > _FAITHFUL)
+    rounding = torch.finfo(z.dtype).eps ** 0.5
+    good = active & ((_share_kept(model, normal, z, at, trial) - 1).abs() <= rounding)
     return taken_where(good, trial, z), good | ~active
 
 

@@ -140,7 +140,7 @@ class LevenbergMarquardt(Method):
         nu, ease = torch.full_like(mu, 2), state["ease"]
         smallest = eps * torch.linalg.vector_norm(z, dim=1).clamp_min(eps)
         z_next, found = z, ~f.active
-        at_once, kept = None, torch.zeros_like(mu)
+        at_once, again, kept = None, bold, torch.zeros_like(mu)  # of those that may try twice
         while True:
             p, promised = model.step(mu, g, ~found)
             p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
@@ -148,7 +148,8 @@ class LevenbergMarquardt(Method):
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
             faithful = rho > _FAITHFUL if dear else (rho - 1).abs() <= eps**0.5
             accept = ~found & torch.where(bold, faithful, rho > 0) & (promised > 0)
-            at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
+            at_once = accept if at_once is None else at_once | (accept & again)
+            kept = torch.where(accept, rho, kept)
             z_next = taken_where(accept, trial, z_next)
             open_, taken = ~found, accept
             if direct and bool((open_ & ~accept).any()):
@@ -161,7 +162,7 @@ class LevenbergMarquardt(Method):
                 ease = torch.where(accept, torch.where(faithful, ease.square(), _FASTER), ease)
             mu = torch.where(open_, torch.where(accept, easier, harder), mu)
             nu = torch.where(accept | bold, 2, 2 * nu)
-            found, bold = found | taken, torch.zeros_like(bold)
+            found, again, bold = found | taken, bold & (not dear), torch.zeros_like(bold)
             hopeless = ~found & ~((torch.linalg.vector_norm(p, dim=1) > smallest) & (mu < torch.inf))
             if bool((found | hopeless).all()):
                 break
