@@ -107,7 +107,7 @@ _VALLEY = (
 _MINIMISE = (_stage("lbfgs", max_steps=500, scale=None), *_VALLEY)
 #: Where the Hessian is sparse, its products do more than gradients, and so does a factorisation a step where these would be
 #: too many.
-_SPARSE_MINIMISE = _stage("newton_cg", max_steps=100, sparse=True)
+_SPARSE_MINIMISE = _stage("newton_cg", max_steps=300, sparse=True)
 _FIT = (
     Stage(FrugalLevenbergMarquardt(), max_steps=300),
     _stage("newton_cg", max_steps=200, scale=None),

@@ -10,6 +10,8 @@ ROOTS = "tests/solver/test_root_solvers.py tests/mutants/test_survivors.py"
 SCALAR = "tests/solver/test_scalar_solvers.py"
 CANCEL = "tests/solver/test_minima_in_kinks.py"
 FITS = "tests/solver/test_certified_fits.py"
+AGAIN = "tests/solver/test_sparse_methods.py -k tried_again"
+BOUNDED_FITS = "tests/solver/test_bounded_least_squares.py -k one_step"
 MINIMA = "tests/solver/test_argmin_solvers.py"
 CONSTRAINED = "tests/problem/test_constrained.py -k 'closed_forms'"
 
@@ -40,22 +42,28 @@ MUTANTS = [
         ("torch.where(which.unsqueeze(1), inside, z0)", "inside"),
     ),
     *mutants(
-        "implicitkit/solver/constrained/projected.py",
+        "implicitkit/solver/steps/convex_model.py",
         "tests/solver/test_bounded_minima.py",
         ("below, above = down, up", "break"),
         ("down = (below & (mu < 0)) |", "down = below |"),
         ("(above & (mu > 0)) |", "above |"),
         ("g + torch.matmul(H, at.unsqueeze(2)).squeeze(2)", "g"),
+        ("return -torch.cholesky_solve(", "return -0.5 * torch.cholesky_solve(", FEW + " -k 'quadratic or derivative'"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/projected.py",
+        "tests/solver/test_bounded_minima.py",
         ("_HALVINGS = 10", "_HALVINGS = 0"),
         ("_FORGIVEN = 10", "_FORGIVEN = 0"),
         ("    hands_over: ClassVar[bool] = True\n", ""),
         ("            if not autodiff.lacks_second_derivative(error):\n                raise\n", "            raise\n"),
+        ("- 1).abs() <= rounding)", "- 1).abs() < 0)", BOUNDED_FITS),
+        ("good = active & ((", "good = (((", BOUNDED_FITS.replace("-k one_step", "-k do_not_see")),
     ),
     *mutants(
         "implicitkit/solver/minimise/convex_newton.py",
         FEW
         + " -k 'quadratic or derivative or overshoots or hessian or dear or shortened or valley or convex or forgiven'",
-        ("return -torch.cholesky_solve(", "return -0.5 * torch.cholesky_solve("),
         ("            if not autodiff.lacks_second_derivative(error):\n                raise\n", ""),
         ("good = convex & search.found & (idle <= ", "good = convex & search.found & (idle <= 99 + "),
         ("_FORGIVEN = 40.0", "_FORGIVEN = 1.0"),
@@ -495,6 +503,8 @@ MUTANTS = [
         ('"last": state["last"] + away}', '"last": state["last"] + away.any()}', f"{FITS} -k end_early"),
         ("& ~stuck & (away | ~near)", "& ~stuck & away", f"{FITS} -k steps_of_all"),
         ("self.s.square()) / self.D", "self.s) / self.D"),
+        ("if dear else (rho - 1).abs() <= eps**0.5", "", f"{FITS} -k 'Eckerle4-1 or Hahn1'"),
+        ("at_hand = direct or not dear", "at_hand = direct", f"{FITS} -k one_step"),
         (
             "leave(f, ~found & at_rounding(f, factors, start))",
             "pass",
@@ -549,11 +559,13 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/minimise/newton_cg.py",
         "tests/linear/test_frugal.py -k 'minimum or trust_region or late'",
-        ("if price is not None and price.factors >= WORTH:", "if False:"),
+        ("if price is not None and (factors := max(1.0, made) * price.factors)", "if (factors := 0.0)"),
+        ("(_AGAIN if made else WORTH)", "WORTH", AGAIN),
+        ("None if 0 < made <= 1 else H.price()", "H.price()", AGAIN),
         ("WORTH = 7.0", "WORTH = 20.0"),
         ("        if k >= (by.affords(price) if by.written else price):", "        if False:"),
         ("more = torch.where(done, 0, more)", "more = torch.where(done, more, 0)"),
-        ("frugal = tried is not None", "frugal = True"),
+        ("made += more", "made = 9.0 + 0 * more"),
     ),
     *mutants(
         "implicitkit/solver/least_squares/levenberg_marquardt.py",
@@ -1071,6 +1083,7 @@ MUTANTS = [
         "implicitkit/solver/steps/sparse_trust_region.py",
         "tests/solver/test_sparse_methods.py -k in_the_region",
         ("_band_layout if narrow else _layout", "_layout"),
+        ("made += 1", "made += 2"),
         (" if most == np.inf else 0.5 * (least + most)", ""),
     ),
     *mutants(

@@ -51,7 +51,7 @@ MUTANTS = [
         ("bounds = tuple(divided(trees.from_numbers(bound, z0), s)", "bounds = tuple((trees.from_numbers(bound, z0))"),
     ),
     *mutants(
-        "implicitkit/solver/minimise/convex_newton.py",
+        "implicitkit/solver/steps/convex_model.py",
         SINGLE + " -k newtons",
         ("    if bool(doubtful.any()):\n        unit", "    if False:\n        unit"),
         (

@@ -242,9 +242,9 @@ def test_residuals_are_evaluated_once_at_a_point(name: str) -> None:
         return residuals(z)
 
     solution = ik.least_squares(counted, torch.tensor(start, dtype=D), bounds=bounds, loss=loss)
-    assert calls <= 1.5 * len(points), (calls, len(points))
-    assert solution.evaluations <= calls
-    assert solution.evaluations >= calls - 3  # those that look at the function before the solve
+    before = 3  # those that look at the function before the solve
+    assert calls <= max(1.5 * len(points), len(points) + before + 1), (calls, len(points))
+    assert calls - before <= solution.evaluations <= calls
 
 
 def test_two_points_are_remembered_by_what_they_are() -> None:
@@ -275,5 +275,24 @@ def test_the_largest_eigenvalue_is_asked_for_once(monkeypatch: pytest.MonkeyPatc
     """It says how the damping begins; that it does not vanish beside the matrix, a diagonal says as well."""
     asked, largest = [], normal_equations._Dense.largest
     monkeypatch.setattr(normal_equations._Dense, "largest", lambda self: asked.append(1) or largest(self))
-    found = fit("two active", "linear", DECAY)
+    found = fit("one active", "linear", DECAY)
     assert int(found.steps) > 2 and len(asked) == 1
+
+
+def test_a_linear_fit_takes_one_step_and_a_bent_one_of_its_batch_its_own() -> None:
+    """The linear model's minimiser within the bounds is tried first: three of them hold, and some are left again."""
+    design = A[:, :6].clone()
+    target = design @ torch.tensor([2.0, -1.0, 0.3, 0.5, 0.2, 0.9], dtype=D) + 0.1 * NOISE_OF_80
+    bent = torch.tensor([0.0, 1.0], dtype=D)
+    start = torch.tensor([0.0, 1, 0, 1, 0, 1], dtype=D)
+
+    def residuals(z: Tensor, bent: Tensor) -> Tensor:
+        return (z + bent * (2 * z).sin()) @ design.T - target
+
+    fits = ik.least_squares(residuals, start.expand(2, 6), (bent.unsqueeze(1),), bounds=(0, 1), batch_dims=1)
+    assert int(fits.steps[0]) == 1 and int(fits.steps[1]) > 1
+    z, slope = fits.value[0], design.T @ (design @ fits.value[0] - target)
+    torch.testing.assert_close(z - (z - slope).clamp(0, 1), torch.zeros(6, dtype=D), rtol=0, atol=1e-10)
+    assert z[0] == 1 and z[1] == z[4] == 0 and z[[2, 3, 5]].min() > 0 and z[[2, 3, 5]].max() < 1
+    alone = ik.least_squares(residuals, start, (bent[1],), bounds=(0, 1))
+    torch.testing.assert_close(alone.value, fits.value[1], rtol=1e-7, atol=1e-8)

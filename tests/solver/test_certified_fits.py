@@ -157,6 +157,22 @@ def test_bends_in_single_precision(name: str, start: int, steps: int) -> None:
     assert float(((s.value.double() - certified) / certified).abs().max()) < 0.02
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_linear_fit_takes_one_step_beside_one_that_is_bent(dtype: torch.dtype) -> None:
+    """Gauss-Newton's step is tried first: linear fits of few unknowns took four steps, of eight powers twelve."""
+    x = torch.linspace(0, 1, 40, dtype=dtype)
+    powers = x[:, None] ** torch.arange(4)
+    y, bent = x.exp(), torch.tensor([[0.0], [1.0]], dtype=dtype)
+
+    def residuals(z: Tensor, bent: Tensor) -> Tensor:
+        return (z + bent * z.sin()) @ powers.T - y
+
+    s = ik.least_squares(residuals, torch.zeros(2, 4, dtype=dtype), (bent,), batch_dims=1)
+    assert s.steps[0] == 1 and s.steps[1] > 1
+    want = torch.linalg.lstsq(powers.to(F64), y.to(F64)[:, None]).solution[:, 0]
+    torch.testing.assert_close(s.value[0].to(F64), want, rtol=1e-7 if dtype == F64 else 2e-3, atol=0)
+
+
 def test_a_batch_follows_its_bends_sample_by_sample() -> None:
     """Easy and hard samples together end where they end alone, after as many steps."""
     starts, certified, x, y = _data("Lanczos3")

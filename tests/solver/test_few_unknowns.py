@@ -13,7 +13,7 @@ from implicitkit.foundation.autodiff import lacks_second_derivative
 from implicitkit.manifold import SO3
 from implicitkit.problem.robust import LOSSES
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.minimise import convex_newton
+from implicitkit.solver.steps import convex_model
 from implicitkit.solver.verdict import probing
 from implicitkit.sparsity.patterns import SMALLEST
 
@@ -195,7 +195,7 @@ def test_dear_hessians_are_not_formed_where_products_do(monkeypatch: pytest.Monk
     """Those of 256 samples of 30 unknowns: a step takes a few products by conjugate gradients, and overshoots at first."""
     x, start = torch.linspace(0.5, 1.5, 30, dtype=F64).expand(256, 30), torch.zeros(256, 30, dtype=F64)
     want = ik.argmin(energy, start, (x,), batch_dims=1, solver="lbfgs")
-    monkeypatch.setattr(convex_newton, "cholesky_batched", refused)
+    monkeypatch.setattr(convex_model, "cholesky_batched", refused)
     s = ik.argmin(energy, start, (x,), batch_dims=1)
     assert s.solver == "auto (newton)" and int(s.evaluations) < int(want.evaluations)
     torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-8)
@@ -203,7 +203,7 @@ def test_dear_hessians_are_not_formed_where_products_do(monkeypatch: pytest.Monk
 
 def test_dear_hessians_are_not_formed_where_the_objective_is_not_convex(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first product shows it: L-BFGS goes on, and nobody asks whether the start may be a minimum."""
-    monkeypatch.setattr(convex_newton, "cholesky_batched", refused)
+    monkeypatch.setattr(convex_model, "cholesky_batched", refused)
     x, start = torch.linspace(0.5, 1.5, 30, dtype=F64).expand(256, 30), torch.full((256, 30), 0.1, dtype=F64)
     wells = lambda z, x: ((z.square() - x) ** 2).sum(-1)  # noqa: E731
     s, want = (ik.argmin(wells, start, (x,), batch_dims=1, solver=name) for name in ("auto", "lbfgs"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from implicitkit.linear.factors import ordering, sparse_blocks
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.banded import SymmetricBand
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
+from implicitkit.linear.price import Price
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.minimise import newton_cg
 from implicitkit.solver.steps import factored
 from implicitkit.solver.steps.sparse_trust_region import sparse_step
 from implicitkit.sparsity.compression import known_entries
@@ -181,7 +184,7 @@ def test_steps_by_sparse_factors_minimise_the_model_in_the_region(
     g = rng.standard_normal(n)
     blocks = SparseBlocks(known_entries(sp.csr_matrix(H.astype(bool))), H.data[None])
     done = torch.tensor([False])
-    p, promised = sparse_step(blocks, torch.from_numpy(g)[None], torch.tensor([radius], dtype=D), done)
+    p, promised, made = sparse_step(blocks, torch.from_numpy(g)[None], torch.tensor([radius], dtype=D), done)
     p, length = p[0].numpy(), float(torch.linalg.vector_norm(p))
     assert general[0] != narrow
     mu = -(g + H @ p) @ p / (p @ p)
@@ -190,7 +193,21 @@ def test_steps_by_sparse_factors_minimise_the_model_in_the_region(
     if narrow and definite:
         assert np.abs(H @ SymmetricBand(analyse(H)).cholesky(H.data).solve(g) - g).max() < 1e-12
     assert length < 1.11 * radius and (length > 0.6 * radius or abs(mu) < 1e-8)
+    assert made == 1 if definite and abs(mu) < 1e-8 else made > 1
     assert float(promised) == pytest.approx(-(g @ p) - 0.5 * p @ (H @ p)) and float(promised) > 0
+
+
+def test_products_are_tried_again_after_dear_steps_by_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a valley that bends end at the boundary, six factorisations each where a few products would do: in a random
+    graph of 1,000 unknowns 4.6 s, 1.2 now."""
+    allowed: list[float] = []
+    monkeypatch.setattr(newton_cg, "steihaug", lambda *given, path: allowed.append(given[-1]) or "products")
+    given = (torch.zeros(1, 200), *(torch.zeros(1) for _ in range(3)), 400)
+    for made, price, by_products in ((0.0, 20.0, True), (1.0, 60.0, False), (2.0, 20.0, False), (3.0, 20.0, True)):
+        H: Any = SimpleNamespace(price=lambda price=price: Price(1, price), sparse=lambda: "factors")
+        wanted = ("products", None) if by_products else (None, "factors")
+        assert newton_cg._begun(H, *given, made, None) == wanted
+    assert allowed == [20.0, 60.0]
 
 
 def test_minima_with_sparse_hessians_take_few_steps() -> None:

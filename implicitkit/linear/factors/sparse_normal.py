@@ -73,6 +73,10 @@ class SparseNormal:
         for i in self.at_work:
             self.N[i].both_sides(free[i].cpu().numpy().astype(float))
 
+    def within(self, g: Tensor, lower: Tensor, upper: Tensor, which: Tensor) -> Tensor | None:
+        """No matrix of all unknowns is kept."""
+        return None
+
     def scale(self, D: Tensor) -> None:
         """The unknowns are measured in units of ``1 / D`` from now on."""
         self.D = np.where(self.settled[:, None], self.D, array(D))

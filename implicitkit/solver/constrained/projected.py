@@ -15,14 +15,13 @@ from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.minimise.convex_newton import by_factors
-from implicitkit.solver.steps.normal_equations import column_scales, normal_equations
+from implicitkit.solver.steps.convex_model import within
+from implicitkit.solver.steps.normal_equations import NormalEquations, column_scales, normal_equations
 from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.steps.robust_model import next_share, weights
 
 _PAYS = 0.5  # of the residual that a step may leave, if it is not to be forgiven
 _FORGIVEN = 10  # such steps in a row
-_SWEEPS = 15  # changes of the active bounds; a cycle of sets never ends
 _HALVINGS = 10  # of a step
 _ARMIJO = 1e-4
 _LEAST = 1e-3  # of eps and of the largest entry on the diagonal of D^-1 R'R D^-1: the least damping
@@ -33,12 +32,9 @@ _NEAR = 1e-3  # how near to a bound an unknown may be held by it, at most, relat
 class ProjectedNewton(Method):
     r"""``z <- P(z + t p)``, ``p`` the minimiser of ``g'p + p'Hp / 2`` within ``l <= z + p <= u``; sample by sample.
 
-    That is a quadratic program, solved by primal-dual active sets: with some unknowns at their bounds and ``H_FF p_F =
-    -g_F - H_FB p_B`` for the others, every free unknown beyond a bound is put there and every one at a bound with a
-    multiplier of the wrong sign is freed, all at once, until nothing changes (Bergounioux, Ito & Kunisch 1999, SIAM J.
-    Control Optim. 37).  ``t = 1, 1/2, ...`` until ``f(z) - f(P(z + t p)) >= -1e-4 g'(P(z + t p) - z)``.  A quadratic takes
-    one step; else once the active bounds are found the steps are Newton's on the other unknowns (Nocedal & Wright 2006,
-    section 18.1, without constraints but bounds).
+    That is a quadratic program (:func:`~implicitkit.solver.steps.convex_model.within`).  ``t = 1, 1/2, ...`` until ``f(z) -
+    f(P(z + t p)) >= -1e-4 g'(P(z + t p) - z)``.  A quadratic takes one step; else once the active bounds are found the steps
+    are Newton's on the other unknowns (Nocedal & Wright 2006, section 18.1, without constraints but bounds).
 
     A sample is given up (status ``STALLED``) as soon as ``H_FF`` is not positive definite beyond rounding, ten halvings
     are not enough, or eleven steps in a row each leave more than half of ``|z - P(z - g)|``; other methods go on from there.
@@ -73,7 +69,7 @@ class ProjectedNewton(Method):
                 raise
             f.stuck = torch.ones_like(f.active)
             return z, state
-        p, convex = _within(H, g, lower - z, upper - z, f.active)
+        p, convex = within(H, g, lower - z, upper - z, f.active)
         t, z_next, found = torch.ones_like(value), z, torch.zeros_like(f.active)
         for _ in range(_HALVINGS + 1):
             trial = torch.addcmul(z, t.unsqueeze(1), p).maximum(lower).minimum(upper)
@@ -91,27 +87,6 @@ class ProjectedNewton(Method):
         return z_next, state | {"idle": idle}
 
 
-def _within(H: Tensor, g: Tensor, lower: Tensor, upper: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-    """The minimisers of ``g'p + p'Hp / 2`` in ``lower <= p <= upper``, ``(batch, n)``, as far as the sets of active bounds
-    have been found, and whether the last ``H_FF`` was positive definite, ``(batch,)``."""
-    below, above = (lower >= 0) & (g > 0), (upper <= 0) & (g < 0)
-    for _ in range(_SWEEPS):
-        free = ~(below | above)
-        at = torch.where(below, lower, torch.where(above, upper, 0))
-        rhs = torch.where(free, g + torch.matmul(H, at.unsqueeze(2)).squeeze(2), 0)
-        both, one = free.unsqueeze(1) & free.unsqueeze(2), torch.diag_embed((~free).to(H))
-        p, convex, _ = by_factors(torch.where(both, H, one), rhs)
-        p = torch.where(free, p, at)
-        mu = -(g + torch.matmul(H, p.unsqueeze(2)).squeeze(2))
-        down = (below & (mu < 0)) | (free & (p < lower))
-        up = ~down & ((above & (mu > 0)) | (free & (p > upper)))
-        same = ((down == below) & (up == above)).all(1)
-        if bool((same | ~convex | ~active).all()):
-            break
-        below, above = down, up
-    return p, convex
-
-
 @dataclass(frozen=True)
 class ProjectedLevenbergMarquardt(Method):
     r"""``z <- P(z + p)``, ``(R_F'R_F + \mu D^2) p_F = -R_F'r`` for the unknowns ``F`` that no bound holds; by samples.
@@ -123,6 +98,10 @@ class ProjectedLevenbergMarquardt(Method):
     :class:`LevenbergMarquardt`; the step shrinks with ``1 / \mu`` into a scaled gradient step, along which the objective
     falls.  Once the active bounds are found the steps are Levenberg-Marquardt's on the other unknowns (Kanzow, Yamashita &
     Fukushima 2004, J. Comput. Appl. Math. 172(2)).
+
+    The first step that is tried is the linear model's minimiser within the bounds
+    (:func:`~implicitkit.solver.steps.convex_model.within`) where ``R'R`` is formed dense, and taken if it keeps its promise
+    to half of the digits, as it does of linear residuals.
 
     Sparse, dense, or by products, as :func:`~implicitkit.solver.steps.normal_equations.normal_equations` has it.
 
@@ -159,36 +138,60 @@ class ProjectedLevenbergMarquardt(Method):
         D = column_scales(f, state["D"], normal.columns)
         scale = torch.where(D > 0, D, 1)
         normal.scale(scale)
-        mu = state["mu"]
-        if bool((unknown := torch.isnan(mu)).any()):
-            mu = torch.where(unknown, self.damping * normal.largest().clamp_min(1e-30), mu)
-        nu = torch.full_like(mu, 2)
-        slope = torch.where(free, g, 0)
-        smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
-        z_next, found = z, ~f.active
-        at_once, kept = None, torch.zeros_like(mu)
-        while True:
+        mu, size = state["mu"], (normal.columns / scale).square().amax(1)
+        eps, first = torch.finfo(z.dtype).eps, bool(torch.isnan(mu).any())
+        z_next, found = _at_once(model, normal, z, (value, g), (lower, upper)) if first else (z, ~f.active)
+        if first:  # nothing is known yet
+            mu = torch.where(found, eps**0.5 * size, mu)
+            if not bool(found.all()):
+                mu = torch.where(found, mu, self.damping * normal.largest().clamp_min(1e-30))
+        nu, slope = torch.full_like(mu, 2), torch.where(free, g, 0)
+        smallest = eps * torch.linalg.vector_norm(z, dim=1).clamp_min(eps)
+        at_once, kept = None, found.to(mu)
+        hopeless = torch.zeros_like(found)
+        while not bool((found | hopeless).all()):
             p = normal.solve(mu, slope)
             p = torch.where(free & torch.isfinite(p), p, -g / ((1 + mu.unsqueeze(1)) * scale.square())).to(z.dtype)
             trial = taken_where(~found, (z + p).maximum(lower).minimum(upper), z_next)
-            s = trial - z
-            promised = -(g * s).sum(1) - 0.5 * normal.times(s).square().sum(1)
-            rho = model.decrease(z, value, g, trial) / promised
-            rho = torch.where(promised > 0, rho, -1).nan_to_num(-1, -1, -1)
+            rho = _share_kept(model, normal, z, (value, g), trial)
             accept = ~found & (rho > 0)
-            at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
+            at_once, kept = accept | found if at_once is None else at_once, torch.where(accept, rho, kept)
             z_next = taken_where(accept, trial, z_next)
             easier = mu * (1 - (2 * rho - 1) ** 3).clamp(1 / 3, 2)
             mu = torch.where(found, mu, torch.where(accept, easier, mu * nu))
             nu = torch.where(accept, 2, 2 * nu)
             found = found | accept
-            hopeless = ~found & ~((torch.linalg.vector_norm(s, dim=1) > smallest) & (mu < torch.inf))
-            if bool((found | hopeless).all()):
-                break
+            hopeless = ~found & ~((torch.linalg.vector_norm(trial - z, dim=1) > smallest) & (mu < torch.inf))
         f.stuck = hopeless
-        share = next_share(state["share"], kept, at_once)
-        mu = torch.maximum(mu, _LEAST * torch.finfo(mu.dtype).eps * (normal.columns / scale).square().amax(1))
-        return z_next, state | {"D": D, "mu": mu, "share": share}
+        share = next_share(state["share"], kept, found if at_once is None else at_once)
+        return z_next, state | {
+            "D": D,
+            "mu": torch.maximum(mu, _LEAST * torch.finfo(mu.dtype).eps * size),
+            "share": share,
+        }
+
+
+def _at_once(
+    model: Model, normal: NormalEquations, z: Tensor, at: tuple[Tensor, Tensor], bounds: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The linear model's minimisers within the bounds where they keep its promise to half of the digits, else ``z``; and
+    where nothing is left to be tried, ``(batch,)``.  ``at``: the objective and its gradient at ``z``."""
+    active = model.f.active
+    p = normal.within(at[1], bounds[0] - z, bounds[1] - z, active)
+    if p is None:
+        return z, ~active
+    trial = taken_where(active, (z + p).maximum(bounds[0]).minimum(bounds[1]), z)
+    rounding = torch.finfo(z.dtype).eps ** 0.5
+    good = active & ((_share_kept(model, normal, z, at, trial) - 1).abs() <= rounding)
+    return taken_where(good, trial, z), good | ~active
+
+
+def _share_kept(model: Model, normal: NormalEquations, z: Tensor, at: tuple[Tensor, Tensor], trial: Tensor) -> Tensor:
+    """What the objective falls by from ``z`` to ``trial`` of what the linear model promised; -1 where that is nothing."""
+    s = trial - z
+    promised = -(at[1] * s).sum(1) - 0.5 * normal.times(s).square().sum(1)
+    rho = model.decrease(z, *at, trial) / promised
+    return torch.where(promised > 0, rho, -1).nan_to_num(-1, -1, -1)
 
 
 def _held(z: Tensor, g: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

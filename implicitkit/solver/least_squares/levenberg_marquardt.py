@@ -42,10 +42,11 @@ class LevenbergMarquardt(Method):
     ``D`` is diagonal, the largest norm so far of each column of ``R``, which makes the method independent of the units of
     the unknowns (Moré 1978, section 6).  With ``rho`` the decrease of ``|r|^2 / 2`` over the one that the linear model
     promised, a step is taken when ``rho > 0`` and ``\mu`` multiplied by ``max(1/3, 1 - (2 rho - 1)^3)``, or else ``\mu`` by
-    ``\nu = 2, 4, 8, ...`` (Nielsen 1999; Madsen, Nielsen & Tingleff 2004, algorithm 3.16).  Where a step is dear, from 128
-    unknowns on (from 32 where ``batch m n^2`` comes to 5e6), the first one tried is Gauss-Newton's, and taken if it keeps
-    nine tenths of its promise; of one that is refused a half, a quarter and an eighth are tried with the same factors, and
-    ``\mu`` grows whether or not one of them is taken.  It falls by 1/10, 1/100, 1/10000, ... after steps in a row that keep
+    ``\nu = 2, 4, 8, ...`` (Nielsen 1999; Madsen, Nielsen & Tingleff 2004, algorithm 3.16).  The first one tried is
+    Gauss-Newton's, and taken if it keeps its promise to half of the digits, as it does of linear residuals.  Where a step is
+    dear, from 128 unknowns on (from 32 where ``batch m n^2`` comes to 5e6), nine tenths of it are enough; of one that is
+    refused a half, a quarter and an eighth are tried with the same factors, and ``\mu`` grows whether or not one of them is
+    taken.  There it falls by 1/10, 1/100, 1/10000, ... after steps in a row that keep
     their promise: so the last steps are Gauss-Newton's, too.  A step is followed by others with the same factors,
     ``z <- z - (R'R + \mu D^2)^{-1} g(z)``, while the gradient ``g`` falls to a fifth.
 
@@ -130,37 +131,38 @@ class LevenbergMarquardt(Method):
         if by_products:  # it is a size, which ten products need not find anew
             model.equations.scale(scale)
         first = self.damping * largest.clamp_min(1e-30)
-        little = torch.finfo(z.dtype).eps ** 0.5 * largest
-        bold = torch.isnan(state["mu"])  # nothing is known yet
-        mu = torch.where(bold, torch.minimum(first, little) if direct else first, state["mu"])
-        bold = bold & direct
+        eps, bold = torch.finfo(z.dtype).eps, torch.isnan(state["mu"])  # nothing is known yet
+        little = (eps**0.5 if dear else eps) * largest  # where there are factors, for them to be definite
+        at_hand = direct or not dear
+        mu = torch.where(bold, torch.minimum(first, little) if at_hand else first, state["mu"])
+        bold = bold & at_hand
         bend = Bend(f, z, scale, None if dear or model.weights is not None else model, state["bends"])
         nu, ease = torch.full_like(mu, 2), state["ease"]
-        smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
+        smallest = eps * torch.linalg.vector_norm(z, dim=1).clamp_min(eps)
         z_next, found = z, ~f.active
-        at_once, kept = None, torch.zeros_like(mu)
+        at_once, again, kept = None, bold, torch.zeros_like(mu)  # of those that may try twice
         while True:
             p, promised = model.step(mu, g, ~found)
             p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
             trial = taken_where(~found, z + bend.of(p, mu, promised, ~found), z_next)
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
-            accept = ~found & (rho > torch.where(bold, _FAITHFUL, 0.0)) & (promised > 0)
-            at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
+            faithful = rho > _FAITHFUL if dear else (rho - 1).abs() <= eps**0.5
+            accept = ~found & torch.where(bold, faithful, rho > 0) & (promised > 0)
+            at_once = accept if at_once is None else at_once | (accept & again)
+            kept = torch.where(accept, rho, kept)
             z_next = taken_where(accept, trial, z_next)
             open_, taken = ~found, accept
             if direct and bool((open_ & ~accept).any()):
                 z_next, shorter = _shorter(f, z, value, g, p, promised, open_ & ~accept, z_next)
                 taken = accept | shorter
             easier = mu * (1 - (2 * rho - 1) ** 3).clamp(_EASE, 2)
-            harder = mu * nu
+            harder = torch.where(bold, first, torch.maximum(mu * nu, little) if direct else mu * nu)
             if dear:
-                harder = torch.where(bold, first, torch.maximum(harder, little) if direct else harder)
-                faithful = rho > _FAITHFUL
                 easier = torch.where(faithful, ease * mu, easier)
                 ease = torch.where(accept, torch.where(faithful, ease.square(), _FASTER), ease)
             mu = torch.where(open_, torch.where(accept, easier, harder), mu)
             nu = torch.where(accept | bold, 2, 2 * nu)
-            found, bold = found | taken, torch.zeros_like(bold)
+            found, again, bold = found | taken, bold & (not dear), torch.zeros_like(bold)
             hopeless = ~found & ~((torch.linalg.vector_norm(p, dim=1) > smallest) & (mu < torch.inf))
             if bool((found | hopeless).all()):
                 break

@@ -13,12 +13,11 @@ from implicitkit.foundation import autodiff
 from implicitkit.foundation.faithful import unfused
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, flag
-from implicitkit.linear.factors.dense import cholesky_batched
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import WORTH, steihaug
-from implicitkit.solver.steps.hessian_factors import HessianFactors
+from implicitkit.solver.steps.convex_model import by_factors
 from implicitkit.solver.steps.line_search import backtrack
 from implicitkit.solver.visible import may_keep_graphs
 
@@ -28,8 +27,6 @@ _TARGET = 0.1  # of |g| that these may leave of the model's
 _TRIED = 50.0  # products of a step, at most, where there are no factors to turn to
 _FAR = 1e6  # steps as long as that, by max(|z|, 1), are none of a convex model
 _HALVINGS = 10  # of a step
-_SINGULAR = 1e3  # units of rounding: a pivot of that size beside the largest is none
-_UNEVEN = 1e-3  # of the largest, a diagonal entry from which on units may be what makes a pivot small
 
 
 @dataclass(frozen=True)
@@ -113,37 +110,6 @@ class ConvexNewton(Method):
         if waiting > f.at_work - given_up:
             f.stuck = f.active
         return search.z, state | {"idle": idle, "waiting": waiting, "price": price, "frugal": found is not None}
-
-
-def by_factors(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor, HessianFactors | None]:
-    """``-H^{-1} g``, whether ``H`` is positive definite beyond rounding, ``(batch,)``, and its factors where all are.
-
-    Of unknowns with units of their own a small pivot says nothing (``diag(1, 1e-24)``): where one condemns a matrix,
-    ``D^{-1} H D^{-1}`` is factored in its place, ``D = diag(H)^{1/2}``, which has ones on its diagonal; among all
-    diagonal scalings its condition number is within a factor ``n`` of the best (van der Sluis 1969, "Condition numbers and
-    equilibration of matrices", Numerische Mathematik 14).
-    """
-    H = H if H.dtype in (torch.float32, torch.float64) else H.float()
-    d, convex, L = _solved(H, g.to(H.dtype))
-    if bool(convex.all()):
-        return d.to(g.dtype), convex, HessianFactors(H, L)
-    size = H.diagonal(dim1=1, dim2=2)
-    low, high = size.aminmax(dim=1)
-    doubtful = ~convex & (low > 0) & (low < _UNEVEN * high) & torch.isfinite(high)
-    if bool(doubtful.any()):
-        unit = torch.where(doubtful.unsqueeze(1), size, 1).rsqrt()
-        scaled, sound, _ = _solved(unit.unsqueeze(2) * H * unit.unsqueeze(1), unit * g.to(H.dtype))
-        d = torch.where(doubtful.unsqueeze(1), unit * scaled, d)
-        convex = torch.where(doubtful, sound, convex)
-    return d.to(g.dtype), convex, None
-
-
-def _solved(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``-H^{-1} g``, where no pivot of ``H`` is one of rounding beside the largest, ``(batch,)``, and ``L``."""
-    L, convex = cholesky_batched(H)
-    low, high = L.diagonal(dim1=1, dim2=2).aminmax(dim=1)
-    convex = convex & ((low / high).square() > _SINGULAR * torch.finfo(L.dtype).eps)
-    return -torch.cholesky_solve(g.unsqueeze(2), L).squeeze(2), convex, L
 
 
 def _by_products(

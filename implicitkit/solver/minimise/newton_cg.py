@@ -24,6 +24,7 @@ from implicitkit.solver.steps.region import Region
 from implicitkit.sparsity.patterns import SMALLEST
 
 WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
+_AGAIN = 50.0  # ... and those of a step, for them to be tried again after it
 
 
 @register_solver("newton_cg", solves="minimise")
@@ -41,8 +42,9 @@ class NewtonCG(Method):
     From 128 unknowns on, a Hessian with a sparsity pattern (``jac_sparsity``) is factored sparse, and the minimiser of the
     model within the region is the exact one (Moré & Sorensen 1983); where factors cost as much as seven products or more
     (:mod:`implicitkit.linear.price`) only once conjugate gradients have taken as many for a step, or would at the rate of
-    their first few.  Else matrix-free: one Hessian product an inner iteration; memory ``O(batch n)``.  A sample whose radius
-    has shrunk to rounding is given up.
+    their first few; and these are tried again after a step whose factorisations, of which one that ends at the boundary
+    takes several, cost as much as fifty.  Else matrix-free: one Hessian product an inner iteration; memory ``O(batch n)``.
+    A sample whose radius has shrunk to rounding is given up.
 
     Args:
         radius: the first radius, times ``max(1, |z|)``; of 128 unknowns and more, times ``max(sqrt(n), |z|)``.
@@ -62,7 +64,7 @@ class NewtonCG(Method):
     def init(self, f: Evaluations, z: Tensor) -> Any:
         n = z.shape[1]
         length = torch.linalg.vector_norm(z, dim=1).clamp_min(n**0.5 if n >= SMALLEST else 1.0)
-        return {"radius": self.radius * length, "first": torch.linalg.vector_norm(f(z), dim=1), "frugal": True}
+        return {"radius": self.radius * length, "first": torch.linalg.vector_norm(f(z), dim=1), "made": 0.0}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
@@ -74,8 +76,8 @@ class NewtonCG(Method):
         H = f.linearize(z)
         region, path = Region(radius, z, ~f.active), Path(g)
         try:
-            tried, sparse = _begun(H, g, radius, target, region.found, inner_steps, state["frugal"], path)
-            frugal = tried is not None
+            tried, sparse = _begun(H, g, radius, target, region.found, inner_steps, state["made"], path)
+            made = 0.0
             if tried is None and sparse is None:
                 path = Path(g)
                 tried = steihaug(H, g, radius, target, region.found, inner_steps, path=path)
@@ -87,7 +89,8 @@ class NewtonCG(Method):
             return z, state
         while True:
             if sparse is not None:
-                p, promised = _by_factors(sparse, g, region.radius, region.found)
+                p, promised, more = _by_factors(sparse, g, region.radius, region.found)
+                made += more
             else:
                 p, promised = (
                     tried
@@ -101,25 +104,26 @@ class NewtonCG(Method):
             if bool((region.found | hopeless).all()):
                 break
         f.stuck = hopeless
-        return region.z, {"radius": region.radius, "first": state["first"], "frugal": frugal}
+        return region.z, {"radius": region.radius, "first": state["first"], "made": made}
 
 
 def _begun(
-    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, inner_steps: int, frugal: bool, path: Path
+    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, inner_steps: int, made: float, path: Path
 ) -> tuple[tuple[Tensor, Tensor] | None, Any]:
-    """A step by products while they cost less than factors would (``frugal``: they have done so), else the sparse matrices;
-    ``None`` for the other, and for both where there is no pattern."""
+    """A step by products while they cost less than factors would, else the sparse matrices; ``None`` for the other, and for
+    both where there is no pattern.  ``made``: factorisations of all samples that the last step took, if it took any; those
+    of a step that ends at the boundary are several."""
     if g.shape[1] < SMALLEST:
         return None, None
-    price = H.price() if frugal else None
-    if price is not None and price.factors >= WORTH:
-        tried = steihaug(H, g, radius, target, done, inner_steps, price.factors, path=path)
+    price = None if 0 < made <= 1 else H.price()
+    if price is not None and (factors := max(1.0, made) * price.factors) >= (_AGAIN if made else WORTH):
+        tried = steihaug(H, g, radius, target, done, inner_steps, factors, path=path)
         if tried is not None:
             return tried, None
     return None, H.sparse()
 
 
-def _by_factors(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
+def _by_factors(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[Tensor, Tensor, float]:
     from implicitkit.solver.steps.sparse_trust_region import sparse_step
 
     return sparse_step(blocks, g, radius, done)

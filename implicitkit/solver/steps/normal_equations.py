@@ -23,6 +23,7 @@ from implicitkit.linear.factors.dense import cholesky_batched, mv
 from implicitkit.linear.factors.direct import Verdict
 from implicitkit.linear.iterative.lsmr import LSMR
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.steps.convex_model import within
 from implicitkit.solver.steps.factored import Jacobian, chord_steps
 
 _SWEEPS = 5  # of the power method: one digit of the largest eigenvalue is enough
@@ -60,6 +61,10 @@ class NormalEquations(Protocol):
     def solve(self, mu: Tensor, g: Tensor, which: Tensor | None = None) -> Tensor:
         """``p`` with ``(R'R + mu D^2) p = -g``; not finite where that is not definite.  Of samples that are not asked for,
         ``which`` ``(batch,)`` bool, ``p = 0``, and factors that have been made stand."""
+
+    def within(self, g: Tensor, lower: Tensor, upper: Tensor, which: Tensor) -> Tensor | None:
+        """The minimisers of ``g'p + |R p|^2 / 2`` in ``lower <= p <= upper``, of all unknowns, for samples ``which``; zero
+        where ``R'R`` is not definite; ``None`` where it is not formed."""
 
     def times(self, p: Tensor) -> Tensor:
         """``R p``, ``(batch, m)``."""
@@ -167,7 +172,7 @@ class _Dense:
     def __init__(self, R: Tensor) -> None:
         self.R, self.D = R, R.new_ones(len(R), R.shape[2])
         self.columns = torch.linalg.vector_norm(R, dim=1)
-        self.N = R.mT @ R
+        self.N = self.whole = R.mT @ R
         self.factors: _DenseFactors | None = None
         self.made: tuple[Tensor, Tensor, Tensor] | None = None  # factors, where they are, and mu
         self.restricted = False
@@ -178,6 +183,10 @@ class _Dense:
     def scale(self, D: Tensor) -> None:
         self.D = D
         self.N = self.N / (D.unsqueeze(1) * D.unsqueeze(2))
+
+    def within(self, g: Tensor, lower: Tensor, upper: Tensor, which: Tensor) -> Tensor | None:
+        p, definite = within(self.whole, g, lower, upper, which)
+        return torch.where(definite.unsqueeze(1), p, 0).nan_to_num(0, 0, 0)
 
     def largest(self) -> Tensor:
         return largest_eigenvalue(lambda v: mv(self.N, v), self.D)
@@ -257,6 +266,9 @@ class _Products:
 
     def restrict(self, free: Tensor) -> None:
         self.free = free.to(self.D)
+
+    def within(self, g: Tensor, lower: Tensor, upper: Tensor, which: Tensor) -> Tensor | None:
+        return None
 
     def scale(self, D: Tensor) -> None:
         self.D = D

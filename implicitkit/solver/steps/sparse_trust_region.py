@@ -28,9 +28,9 @@ _SHORT, _LONG = 2 / 3, 1.1  # lengths, by the radius, that are near enough to it
 _FIRST = 1e-3  # the first shift of a matrix that is not definite, by its largest entry
 
 
-def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
-    """``p`` ``(batch, n)`` and the decrease of the model, ``(batch,)``; zero for the samples that are ``done``, and where no
-    shift makes the matrix definite.
+def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[Tensor, Tensor, float]:
+    """``p`` ``(batch, n)`` and the decrease of the model, ``(batch,)``, zero for the samples that are ``done``, and where no
+    shift makes the matrix definite; and how many factorisations of all samples that took.
 
     Args:
         blocks: the Hessians, :class:`SparseBlocks`, or with a border that has its own eigenvalues.
@@ -40,7 +40,7 @@ def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[T
     shifted = blocks.shifted(none, one)
     whole: SparseBlocks = shifted.extended
     slopes = array(g)
-    p, promised = np.zeros(slopes.shape), np.zeros(len(g))
+    p, promised, made = np.zeros(slopes.shape), np.zeros(len(g)), 0
     for i, values in enumerate(whole.values):
         if bool(done[i]) or not (np.isfinite(values).all() and np.isfinite(slopes[i]).all()):
             continue
@@ -48,10 +48,10 @@ def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[T
         narrow = blocks.extended.ready.analysed(analyse).band is not None and not blocks.border
         layout = whole.ready.analysed(_band_layout if narrow else _layout)
         negative = int((shifted.signs[i] > 0).sum()) if blocks.border else 0
-        x, n = _one(H, slopes[i], float(radius[i]), layout, negative), slopes.shape[1]
-        p[i] = x[:n]
+        (x, factorisations), n = _one(H, slopes[i], float(radius[i]), layout, negative), slopes.shape[1]
+        p[i], made = x[:n], made + factorisations
         promised[i] = -slopes[i] @ p[i] - 0.5 * p[i] @ (H @ x)[:n]
-    return torch.from_numpy(p).to(g), torch.from_numpy(promised).to(g)
+    return torch.from_numpy(p).to(g), torch.from_numpy(promised).to(g), made / len(g)
 
 
 def _layout(pattern: sp.csr_matrix) -> Layout:
@@ -63,12 +63,14 @@ def _band_layout(pattern: sp.csr_matrix) -> Layout:
     return Layout(sp.csc_matrix(pattern.T), SymmetricBand(analyse(pattern)))
 
 
-def _one(H: sp.csc_matrix, g: np.ndarray, radius: float, layout: Layout, negative: int) -> np.ndarray:
-    """``p``, and behind it the numbers of a border; ``negative``: eigenvalues of ``H`` below zero that are the border's."""
+def _one(H: sp.csc_matrix, g: np.ndarray, radius: float, layout: Layout, negative: int) -> tuple[np.ndarray, int]:
+    """``p``, and behind it the numbers of a border, and how many factorisations that took; ``negative``: eigenvalues of
+    ``H`` below zero that are the border's."""
     n, border = len(g), np.zeros(H.shape[0] - len(g))
     largest = float(np.abs(H.data).max(initial=0.0)) or 1.0
-    shift, least, most, p, rhs = 0.0, 0.0, np.inf, np.zeros(H.shape[0]), np.r_[-g, border]
-    for _ in range(_TRIALS):
+    shift, least, most, p, rhs, made = 0.0, 0.0, np.inf, np.zeros(H.shape[0]), np.r_[-g, border], 0
+    while made < _TRIALS:
+        made += 1
         K = H.copy()
         K.data[layout.diagonal[:n]] += shift
         saddle = SparseSaddle(K, n, layout=layout)
@@ -87,4 +89,4 @@ def _one(H: sp.csc_matrix, g: np.ndarray, radius: float, layout: Layout, negativ
         following = shift + length**2 / rate * (length - radius) / radius
         shift = max(following, 0.5 * (least + shift) if least else 0.0)
     length = float(np.linalg.norm(p[:n]))
-    return p if length <= _LONG * radius or not length > 0 else p * (radius / length)
+    return (p if length <= _LONG * radius or not length > 0 else p * (radius / length)), made
