@@ -47,7 +47,7 @@ ROWS: dict[str, tuple[Callable[[Tensor], Any], Tensor, int, int]] = {
     ),
     "least squares, 5": (
         lambda a: ik.least_squares(_peak, torch.tensor([1.0, 1.2, 0.7, 0.0, 0.0], dtype=D), (a,)).value,
-        _peak(torch.tensor([1.5, 1.3, 0.5, 0.2, 0.1], dtype=D), 0.01 * torch.sin(40 * TIMES)), 3060, 2200,
+        _peak(torch.tensor([1.5, 1.3, 0.5, 0.2, 0.1], dtype=D), 0.01 * torch.sin(40 * TIMES)), 3130, 2200,
     ),
     "minimum, 10": (
         lambda a: ik.argmin(
