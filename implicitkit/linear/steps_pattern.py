@@ -5,8 +5,8 @@ looks at, and of itself, at all points ``j`` of its step, and ``(k - 1, s, w)``,
 row whose numbers ``v`` have different colours in the pattern of ``df/dy + I``, or which stand at different points, or at
 different places in time but for the last points of two steps in a row: ``s + 1`` times the colours of ``df/dy + I``.
 
-Of explicit steps, of one point each, row ``(k, w)`` has the columns ``(k, w)`` and ``(k - 1, v)`` of the numbers ``v`` that the
-six stages of step ``k`` look at: twice the colours of ``(df/dy + I)^6``.
+Of explicit steps, of one point each, row ``(k, w)`` has the columns ``(k, w)`` and ``(k - 1, v)`` of the numbers ``v`` that
+the six stages of step ``k`` look at: twice the colours of ``(df/dy + I)^6``.
 
 Source: Curtis, Powell & Reid (1974), IMA J. Appl. Math. 13, for what colours are for.
 """

@@ -164,6 +164,7 @@ class Collocation(Problem):
     coupling: Any = field(default=None, compare=False)
     kind: ClassVar[Kind] = INITIAL_VALUE
     linked: ClassVar[bool] = False
+    identified_by: ClassVar[tuple[str, ...]] = ("rhs", "event", "stages")  # the steps of the next solve may be others
 
     @property
     def title(self) -> str:

@@ -1,10 +1,10 @@
 r"""The first change of sign of an event along a trajectory.
 
-A trajectory, its steps and what lies in between, is known when this begins: places on it are numbers ``u``, step ``k`` at the
-fraction ``x`` of which is ``k + x``.  The event is looked at in many points; where it comes nearer to zero and turns back
-without having passed it, its extreme value is looked for, by parabolas through three points (Brent 1973, *Algorithms for
-Minimization without Derivatives*, section 5.2), since two changes may lie on both sides of that; the interval of the
-first change is then divided, time and again.  All of it without control flow where ``torch.vmap`` maps over trajectories.
+Places on a trajectory are numbers ``u``: ``k + x`` is in step ``k``, at the fraction ``x`` of it.  The event is looked at in
+many of them; where it comes nearer to zero and turns back without having passed it, its extreme value is looked for, by
+parabolas through three points (Brent 1973, *Algorithms for Minimization without Derivatives*, section 5.2), since two
+changes may lie on both sides of that; the interval of the first change is then divided, time and again.  All of it without
+control flow where ``torch.vmap`` maps over trajectories.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def first_crossing(event: Callable[[Tensor, Tensor], Tensor], edges: Tensor, bet
     """The first change of sign of ``event(t, y)``.
 
     Args:
-        event: of a time ``()`` and a packed state ``(1, n)``. edges: of the steps, ``(N + 1,)``. between: the states in steps
-            ``(P,)`` at their fractions ``(P,)``, ``(P, 1, n)``.
+        event: of a time ``()`` and a packed state ``(1, n)``. edges: of the steps, ``(N + 1,)``. between: the states, ``(P,
+            1, n)``, in steps ``(P,)`` at their fractions ``(P,)``.
 
     Raises:
         ValueError: the event does not return one number. TypeError: it returns one that has no sign, a truth value.

@@ -97,9 +97,9 @@ class Followed(NamedTuple):
 
 
 def stages(f: Slope, t: Tensor, y: Tensor, first: Tensor, h: float | Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """One step, or some side by side, at ``t (N,)`` from ``y (..., N, n)`` by ``h (N, 1)``: the states of the stages, of which
-    the last is that at the step's end, and the one before it is at the same time; and the first six slopes: the seventh is
-    that at the end."""
+    """One step, or some side by side, at ``t (N,)`` from ``y (..., N, n)`` by ``h (N, 1)``: the states of the stages, of
+    which the last is that at the step's end and the one before it at the same time, and six slopes: the seventh is that at
+    the end."""
     with unasked():
         times = (t.unsqueeze(-1) + h * t.new_tensor(_C)).unbind(-1)
     slopes, states = [first], [y]

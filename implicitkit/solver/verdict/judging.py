@@ -339,9 +339,10 @@ class Judge:
 
     def _may_vanish(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None) -> Tensor | None:
         """Samples whose only merit may be that every ``|F_i| <= 2 atol`` (of more than 64 unknowns that ``|F| <= atol``:
-        corrections by products do not tell single equations), ``(batch,)``; ``None``: there are none.
-        How ``F`` changes with ``z`` is known of those whose claim has been looked at."""
-        if self.relative_to_state or self.f.kind.returns_program or (steep is not None and bool(steep.all())):
+        corrections by products do not tell single equations), ``(batch,)``; ``None``: there are none, or ``F`` has the units
+        of ``z``.  How ``F`` changes with ``z`` is known of those whose claim has been looked at."""
+        known = self.relative_to_state or self.f.kind.like_state
+        if known or self.f.kind.returns_program or (steep is not None and bool(steep.all())):
             return None
         several = 2 * math.sqrt(z.shape[1]) if z.shape[1] <= DENSE else 1
         beginning = (status == int(Status.CONVERGED)) & (norm <= self.atol * several)
