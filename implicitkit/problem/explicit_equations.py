@@ -27,7 +27,7 @@ from implicitkit.problem.running_sums import RunningSums
 if TYPE_CHECKING:
     from implicitkit.system import System
 
-_MANY = 64  # numbers of a state, of all samples, from which substitution takes less than a few products of all steps
+_MANY = 32  # numbers of a state, of all samples, from which substitution takes less than a few products of all steps
 
 Links = list[tuple[Tensor, Tensor]]  # the state before every step, and behind it, on one graph
 _links: ContextVar[Links | None] = ContextVar("links", default=None)
@@ -67,6 +67,11 @@ class ExplicitEquations(Collocation):
     """The equations of all explicit steps, and of an event.  The state is ``Y (*batch, N, 1, n)``."""
 
     linked: ClassVar[bool] = True
+
+    @property
+    def determined(self) -> bool:
+        """State after state follows from the one before."""
+        return self.event is None
 
     def defects(self, slope: Callable[..., Tensor], Y: Tensor, y0: Tensor, t: Tensor, rest: tuple[Any, ...]) -> Tensor:
         h, at = times(self.mesh, t, t.new_zeros(1))

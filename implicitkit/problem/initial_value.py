@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,12 +17,13 @@ from implicitkit.foundation.options import at_least, between, check_call, check_
 from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
-from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, slope_of, times
+from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, slope_of, times, unasked
 from implicitkit.problem.crossing import Crossing, Lookout, first_crossing
 from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow
 from implicitkit.problem.explicit_equations import ExplicitEquations
 from implicitkit.problem.integration import get_integrator
 from implicitkit.problem.kind import Kind
+from implicitkit.sparsity.identity import identity_of
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
 _APART = 1e-2  # of its size, by which two trajectories as accurate as this one may differ
@@ -31,6 +32,8 @@ _COMPARED = 8  # ... at so many times, and the last
 _LOGARITHM = 80.0  # of what errors may grow by: more is as much
 _STAGES = 3  # of implicit steps
 Slope = Callable[..., Tensor]
+_REMEMBERED = 1000  # functions
+_doubted: dict[Hashable, None] = {}
 FEWEST = 16  # numbers of a state from which it is looked where its right-hand side has entries
 
 
@@ -141,7 +144,8 @@ class InitialValue(Problem):
         y0 = layout.pack(z0)
         try:
             slope = self._slope(layout, args, constant=True)
-            with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type):
+            with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type), unasked():
+                evaluate(slope, t[:1], y0.reshape(*layout.batch_shape, 1, layout.size))  # can it be mapped over points?
                 begun = self._begin(layout, slope, t, y0, args)
         except RuntimeError as error:
             if "vmap" not in str(error):
@@ -227,13 +231,24 @@ class InitialValue(Problem):
             return found.between
         return cubic(found.edges, found.states, self._slopes(layout, slope, found.edges, found.states))
 
+    def _is_new(self, growth: float, later: Tensor) -> bool:
+        """Is it the first time that errors of this function may have grown so much?  From now on it is not."""
+        if compat.batches_in_front(later)[1]:
+            return False
+        key = identity_of(self.rhs), int(math.log2(growth)), self.accuracy, later.dtype
+        new = key not in _doubted
+        if len(_doubted) >= _REMEMBERED:
+            _doubted.clear()
+        _doubted[key] = None
+        return new
+
     def _doubt(self, begun: Start, later: Tensor, slope: Slope, t: Tensor, y0: Tensor) -> None:
         """Warn where the trajectory and another, nearly as accurate, have little in common: that of the integrator, where it
-        is not the same, or where small errors may have grown enough that of less accurate steps."""
+        is not the same, or where small errors may have grown enough that of less accurate steps: once for a function."""
         found, accuracy = begun.found, self.accuracy or _accuracy(t)
         if not self._keeps(found):
             _compare(begun.values[..., begun.mesh.last, -1, :], later, 1.0)
-        elif accuracy * math.exp(min(found.growth, _LOGARITHM)) > _APART and not compat.batches_in_front(later)[1]:
+        elif accuracy * math.exp(min(found.growth, _LOGARITHM)) > _APART and self._is_new(found.growth, later):
             where = torch.arange(len(t) - 1, 0, -max(1, len(t) // _COMPARED), device=t.device).flip(0)
             march = March(slope, torch.cat((t[:1], t[where])), y0, min(_LOOSER * accuracy, _APART))
             try:

@@ -324,7 +324,8 @@ class Judge:
         return self._reviewed(z, norm, status, steep if counts else None, converged)
 
     def _reviewed(self, z: Tensor, norm: Tensor, status: Tensor, strode: Tensor | None, converged: bool) -> Tensor:
-        if strode is None and (converged or not int(status.count_nonzero())) and self._all_are_near(z):
+        near = strode is None and (converged or not int(status.count_nonzero()))
+        if near and (self.f.problem.determined or self._all_are_near(z)):
             return status
         failed = (status == int(Status.MAX_STEPS)) | (status == int(Status.STALLED))
         if bool(failed.any()):
@@ -339,9 +340,9 @@ class Judge:
 
     def _may_vanish(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None) -> Tensor | None:
         """Samples whose only merit may be that every ``|F_i| <= 2 atol`` (of more than 64 unknowns that ``|F| <= atol``:
-        corrections by products do not tell single equations), ``(batch,)``; ``None``: there are none, or ``F`` has the units
-        of ``z``.  How ``F`` changes with ``z`` is known of those whose claim has been looked at."""
-        known = self.relative_to_state or self.f.kind.like_state
+        corrections by products do not tell single equations), ``(batch,)``; ``None``: there are none.
+        How ``F`` changes with ``z`` is known of those whose claim has been looked at."""
+        known = self.relative_to_state or self.f.problem.determined
         if known or self.f.kind.returns_program or (steep is not None and bool(steep.all())):
             return None
         several = 2 * math.sqrt(z.shape[1]) if z.shape[1] <= DENSE else 1
