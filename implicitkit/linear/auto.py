@@ -175,7 +175,7 @@ class Auto(DirectSolver):
 def _inverted(A: Operator, b: Tensor, *, rtol: float, atol: float) -> LinearSolution:
     """By the inverse that the problem knows, judged by a product."""
     k = len(b)
-    x = A.near.solve(b.permute(1, 2, 0)).permute(2, 0, 1).flatten(0, 1)
+    x = A.near.solve(b[0]) if k == 1 else A.near.solve(b.permute(1, 2, 0)).permute(2, 0, 1).flatten(0, 1)
     many, b = A if k == 1 else repeated(A, k), b.flatten(0, 1)
     left = torch.linalg.vector_norm(b - many.mv(x), dim=1)
     done = left <= tolerance(b, rtol, atol)

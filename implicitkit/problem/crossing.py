@@ -100,15 +100,12 @@ def _with_turns(at: Callable[[Tensor], Tensor], u: Tensor, g: Tensor) -> tuple[T
     for _ in range(_TURNS):
         x = _vertex(a, m, b, fa, fm, fb)
         f = sign * at(x)
-        before, better = x < m, f < fm
-        to_left, to_right = (
-            better == before,
-            better != before,
-        )  # the new interval ends at, or begins at, the inner point
+        better = f < fm
+        shrinks_left = (x < m) == (f < fm)  # the new interval ends at, or else begins at, the outer of the two points
         inner, other = torch.where(better, x, m), torch.where(better, m, x)
         f_inner, f_other = torch.where(better, f, fm), torch.where(better, fm, f)
-        a, fa = torch.where(to_right, other, a), torch.where(to_right, f_other, fa)
-        b, fb = torch.where(to_left, other, b), torch.where(to_left, f_other, fb)
+        a, fa = torch.where(shrinks_left, a, other), torch.where(shrinks_left, fa, f_other)
+        b, fb = torch.where(shrinks_left, other, b), torch.where(shrinks_left, f_other, fb)
         m, fm = inner, f_inner
     m, fm = (torch.where(turns[which - 1], t, old[which]) for t, old in ((m, u), (sign * fm, g)))
     u, order = torch.cat((u, m)).sort()

@@ -54,6 +54,8 @@ class Substitution(RunningSums):
         if not self.transposed:
             return super()._sums(b)
         assert self.links is not None
+        if b.ndim == 3:  # (batch, k, ...)
+            return graph.each(self._sums, b.movedim(1, 0)).movedim(0, 1)
         B = b.unflatten(-1, (self.steps, self.n)).unbind(-2)
         x = [B[-1]]
         for left, (before, behind) in zip(B[-2::-1], self.links[:0:-1], strict=True):

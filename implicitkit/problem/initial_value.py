@@ -23,7 +23,6 @@ from implicitkit.problem.explicit import Between, Followed, March, TooManySteps,
 from implicitkit.problem.explicit_equations import ExplicitEquations
 from implicitkit.problem.integration import get_integrator
 from implicitkit.problem.kind import Kind
-from implicitkit.sparsity.identity import identity_of
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
 _APART = 1e-2  # of its size, by which two trajectories as accurate as this one may differ
@@ -235,7 +234,7 @@ class InitialValue(Problem):
         """Is it the first time that errors of this function may have grown so much?  From now on it is not."""
         if compat.batches_in_front(later)[1]:
             return False
-        key = identity_of(self.rhs), int(math.log2(growth)), self.accuracy, later.dtype
+        key = getattr(self.rhs, "__code__", type(self.rhs)), int(math.log2(growth)), self.accuracy, later.dtype
         new = key not in _doubted
         if len(_doubted) >= _REMEMBERED:
             _doubted.clear()
