@@ -306,7 +306,7 @@ class March:
 
     def _watch(self, moves: float) -> None:
         """Count steps at the edge of the region of stability: there ``|f(y_7) - f(y_6)| / |y_7 - y_6|`` is ``|lambda|``."""
-        self.growth += moves
+        self.growth += min(moves, _EDGE)  # more is a jump
         if moves > _EDGE:
             self._at_edge, self._calm = self._at_edge + 1, 0
         else:
