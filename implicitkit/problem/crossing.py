@@ -148,8 +148,8 @@ class Lookout:
         begin = max(self._begun - 1, 0)  # a turn may be where two looks meet
         self._begun = len(found.edges) - 1
         part = found.beyond(begin)
-        assert part.between is not None
-        at = first_crossing(self.event, part.edges, part.between)
+        assert part.interpolant is not None
+        at = first_crossing(self.event, part.edges, part.interpolant)
         if bool(at.found):
             self.seen = at._replace(place=at.place + begin)
         return self.seen is not None

@@ -59,23 +59,23 @@ class Followed(NamedTuple):
 
     Attributes:
         edges: of the steps, ``(N + 1,)``. states: there, ``(N + 1, batch, n)``.
-        between: the states in steps ``(P,)`` at their fractions ``(P,)``, ``(P, batch, n)``; ``None``: it says nothing.
+        interpolant: the states in steps ``(P,)`` at their fractions ``(P,)``, ``(P, batch, n)``; ``None``: it says nothing.
         stiff: it took an implicit method for the steps. explicit: the states are those that :func:`stages` leads to from
             each to the next. growth: of small errors, at most, its logarithm: ``\\sum h |df/dy|`` along the way.
     """
 
     edges: Tensor
     states: Tensor
-    between: Between | None = None
+    interpolant: Between | None = None
     stiff: bool = False
     explicit: bool = False
     growth: float = 0.0
 
     def beyond(self, step: int) -> Followed:
         """The same from a step on."""
-        between, n = self.between, step
+        between, n = self.interpolant, step
         later = None if between is None else lambda step, x: between(step + n, x)
-        return self._replace(edges=self.edges[n:], states=self.states[n:], between=later)
+        return self._replace(edges=self.edges[n:], states=self.states[n:], interpolant=later)
 
     def until(self, place: Tensor, end: Tensor, between: Between) -> Followed:
         """The same to the time ``end``, which is at ``place``: that step ends there, or the one before if it would be short.
@@ -93,7 +93,7 @@ class Followed(NamedTuple):
             return between(where, (time - edges[where]) / (edges[where + 1] - edges[where]))
 
         states = torch.cat((self.states[:kept], between(torch.full_like(fraction, last, dtype=torch.int64), fraction)))
-        return self._replace(edges=shorter, states=states, between=inside)
+        return self._replace(edges=shorter, states=states, interpolant=inside)
 
 
 def stages(f: Slope, t: Tensor, y: Tensor, first: Tensor, h: float | Tensor) -> tuple[list[Tensor], list[Tensor]]:

@@ -226,8 +226,8 @@ class InitialValue(Problem):
 
     def _between(self, layout: Layout, slope: Slope, found: Followed) -> Between:
         """The states between the edges: the integrator's own, or those of cubics."""
-        if found.between is not None:
-            return found.between
+        if found.interpolant is not None:
+            return found.interpolant
         return cubic(found.edges, found.states, self._slopes(layout, slope, found.edges, found.states))
 
     def _is_new(self, growth: float, later: Tensor) -> bool:
