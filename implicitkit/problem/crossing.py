@@ -2,8 +2,8 @@ r"""The first change of sign of an event along a trajectory.
 
 Places on a trajectory are numbers ``u``: ``k + x`` is in step ``k``, at the fraction ``x`` of it.  The event is looked at in
 many of them; where it comes nearer to zero and turns back without having passed it, its extreme value is looked for, by
-parabolas through three points (Brent 1973, *Algorithms for Minimization without Derivatives*, section 5.2), since two
-changes may lie on both sides of that; the interval of the first change is then divided, time and again.  All of it without
+parabolas through three points and golden sections in turn (Brent 1973, *Algorithms for Minimization without Derivatives*,
+chapter 5), since two changes may lie on both sides of that; the interval of the first change is then divided, time and again.  All of it without
 control flow where ``torch.vmap`` maps over trajectories.
 """
 
@@ -19,7 +19,8 @@ from implicitkit.foundation import compat
 from implicitkit.problem.explicit import Between, Followed
 
 _POINTS, _EACH = 256, 8  # looked at in all, and in every step, at least
-_TURNS = 4  # points by which an extreme value is looked for
+_TURNS = 12  # points by which an extreme value is looked for, every other ...
+_GOLDEN = 0.381966  # ... at this share of the longer side
 _ASIDE = 0.02  # of an interval, by which such a point is moved off another
 _PARTS, _ROUNDS = 16, 4  # into which the interval of a change is divided, time and again
 _JUMP = 0.5  # of the event's change over that interval, left after the last division, where it has no zero there
@@ -97,8 +98,10 @@ def _with_turns(at: Callable[[Tensor], Tensor], u: Tensor, g: Tensor) -> tuple[T
     sign = side[which]
     a, m, b = u[which - 1], u[which], u[which + 1]
     fa, fm, fb = (sign * g[which + i] for i in (-1, 0, 1))  # positive, but for what is looked for
-    for _ in range(_TURNS):
+    for turn in range(_TURNS):
         x = _vertex(a, m, b, fa, fm, fb)
+        if turn % 2:  # as where it bends more on one side
+            x = torch.where(b - m > m - a, m + _GOLDEN * (b - m), m - _GOLDEN * (m - a))
         f = sign * at(x)
         better = f < fm
         shrinks_left = (x < m) == (f < fm)  # the new interval ends at, or else begins at, the outer of the two points

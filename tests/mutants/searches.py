@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/problem/crossing.py",
-        "tests/problem/test_initial_value.py -k 'turn or comes_down'",
+        "tests/problem/test_explicit_equations.py -k 'turn or followed or event'",
         ("alike & (g[1:-1].abs() <=", "~alike & (g[1:-1].abs() <="),
         ("(m - b) * (fm - fa)", "(m - b) * (fm - fb)"),
         ("shrinks_left = (x < m) == (f < fm)", "shrinks_left = (x < m)"),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.problem.crossing import first_crossing
 from implicitkit.problem.explicit import March, follow
 from implicitkit.problem.explicit_equations import Substitution
 
@@ -114,6 +115,23 @@ def test_two_changes_about_a_turn(depth: float, steps: int | None) -> None:
     time = ik.solve(problem, torch.zeros(1, **DOUBLE)).value["time"]
     tolerance = 1e-6 if steps is None else 2e-3
     assert float(time) == pytest.approx(math.pi / 2 - depth, abs=tolerance)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("shape", [torch.cosh, lambda s: s.abs() ** 1.5, lambda s: torch.where(s < 0, 9, 1) * s * s])
+def test_a_turn_between_two_points(shape: Callable[[Tensor], Tensor], mapped: bool) -> None:
+    """Beyond zero by less than a thousandth of a step, of which 32 points are looked at; the first of two such turns."""
+    edges = torch.arange(9.0, **DOUBLE)
+    least = shape(torch.zeros((), **DOUBLE))
+    depth = shape(torch.tensor(5e-4, **DOUBLE)) - least
+
+    def time(centre: Tensor) -> Tensor:
+        event = lambda t, y: torch.minimum(shape(t - centre), shape(t - centre - 3)) - least - depth  # noqa: E731
+        return first_crossing(event, edges, lambda step, x: torch.zeros(len(x), 1, 1, **DOUBLE)).time
+
+    centres = 2 + torch.tensor([0.1, 0.237, 0.777, 0.5 + 1 / 64], **DOUBLE)
+    found = torch.func.vmap(time)(centres) if mapped else torch.stack([time(c) for c in centres])
+    assert bool((found <= centres).all() and (found > centres - 1e-3).all())
 
 
 def test_a_turn_under_vmap() -> None:
