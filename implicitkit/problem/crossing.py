@@ -3,8 +3,8 @@ r"""The first change of sign of an event along a trajectory.
 Places on a trajectory are numbers ``u``: ``k + x`` is in step ``k``, at the fraction ``x`` of it.  The event is looked at in
 many of them; where it comes nearer to zero and turns back without having passed it, its extreme value is looked for, by
 parabolas through three points and golden sections in turn (Brent 1973, *Algorithms for Minimization without Derivatives*,
-chapter 5), since two changes may lie on both sides of that; the interval of the first change is then divided, time and again.  All of it without
-control flow where ``torch.vmap`` maps over trajectories.
+chapter 5), since two changes may lie on both sides of that; the interval of the first change is then divided, time and
+again.  All of it without control flow where ``torch.vmap`` maps over trajectories.
 """
 
 from __future__ import annotations
