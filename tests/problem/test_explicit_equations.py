@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.foundation.trees import Layout
+from implicitkit.linear.steps_pattern import coloured_steps
+from implicitkit.problem.collocation import Mesh
 from implicitkit.problem.crossing import first_crossing
-from implicitkit.problem.explicit import March, follow
-from implicitkit.problem.explicit_equations import Substitution
+from implicitkit.problem.explicit import March, follow, quartic
+from implicitkit.problem.explicit_equations import ExplicitEquations, Substitution
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -105,6 +109,33 @@ def test_what_is_asked_of_a_right_hand_side_is_asked_once() -> None:
     assert derivative() == second
 
 
+def test_a_step_is_known_in_between_to_order_four() -> None:
+    def error(steps: int) -> float:
+        edges = torch.linspace(0, 3, steps + 1, **DOUBLE)
+        exact, halves = edges.exp()[:, None, None], (edges[:-1] + edges.diff() / 2).exp()[:, None, None]
+        between = quartic(edges, exact, exact.unbind(), halves.unbind())
+        step, x = torch.arange(steps), torch.full((steps,), 0.2, **DOUBLE)
+        return float((between(step, x)[:, 0, 0] - (edges[:-1] + x * edges.diff()).exp()).abs().max())
+
+    assert math.log2(error(10) / error(20)) == pytest.approx(5, abs=0.3)
+
+
+def test_the_pattern_of_explicit_steps_is_that_of_their_jacobian() -> None:
+    """A chain of which each number looks at the next: six stages reach six numbers further."""
+    n, steps = 10, 4
+    chain = sp.csr_matrix(sp.eye(n, k=1, dtype=bool))
+    ready = coloured_steps(chain, 8, 1, False, True)
+    problem = ExplicitEquations(
+        lambda t, y: 2 * y.roll(-1, -1) * (torch.arange(n) < n - 1), Mesh.even(1, steps, torch.float64, torch.device("cpu")),
+        Layout(torch.zeros(n, **DOUBLE), 0), 1,
+    )  # fmt: skip
+    Y, t = torch.ones(steps, 1, n, **DOUBLE), torch.tensor([0.0, 1.0], **DOUBLE)
+    J = torch.func.jacrev(lambda Y: problem.residual(Y, torch.ones(n, **DOUBLE), t))(Y).reshape(steps * n, steps * n)
+    assert ready is not None
+    pattern = torch.from_numpy(ready.pattern.toarray())[: steps * n, : steps * n]
+    assert torch.equal(J != 0, pattern)
+
+
 # ---------------------------------------------------------------------------------------------------------------- events
 @pytest.mark.parametrize("depth", [0.3, 0.01])
 @pytest.mark.parametrize("steps", [None, 60])
@@ -186,10 +217,10 @@ def test_a_fit_of_rates_takes_few_trajectories() -> None:
     def rhs(t: Tensor, y: Tensor, p: Tensor) -> Tensor:
         return torch.stack([p[0] * y[0] - p[1] * y[0] * y[1], -p[2] * y[1] + p[3] * y[0] * y[1]])
 
-    t, y0 = torch.linspace(0, 10, 12, **DOUBLE), torch.tensor([1.0, 0.5], **DOUBLE)
+    t, y0 = torch.linspace(0, 10, 20, **DOUBLE), torch.tensor([1.0, 0.5], **DOUBLE)
     path: Any = lambda p: ik.solve(ik.InitialValue(rhs, t), y0, (p,)).value  # noqa: E731
     true = torch.tensor([1.0, 0.5, 0.8, 0.3], **DOUBLE)
-    noise = torch.from_numpy(np.random.default_rng(0).normal(size=(12, 2)))
+    noise = torch.from_numpy(np.random.default_rng(0).normal(size=(20, 2)))
     data = path(true) + 0.01 * noise
     found = ik.least_squares(lambda p: (path(p) - data).flatten(), torch.tensor([1.2, 0.4, 0.7, 0.4], **DOUBLE))
     assert found.evaluations <= 20
