@@ -92,7 +92,7 @@ class Operator:
         own: says whether each sample is known to be multiplied by a matrix of its own.
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.iterative.preconditioners`); not part of what ``A`` is.
-        near: the same, as the problem knows it: worth a trial.
+        near: the same, as the problem knows it: worth a trial; ``exact``: it is the inverse.
         wants_factors: the problem knows that Krylov methods would take more products than factors cost.
         definite: Krylov vectors have said that ``A`` (or one like it) is symmetric and definite; not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.

@@ -5,6 +5,9 @@ looks at, and of itself, at all points ``j`` of its step, and ``(k - 1, s, w)``,
 row whose numbers ``v`` have different colours in the pattern of ``df/dy + I``, or which stand at different points, or at
 different places in time but for the last points of two steps in a row: ``s + 1`` times the colours of ``df/dy + I``.
 
+Of explicit steps, of one point each, row ``(k, w)`` has the columns ``(k, w)`` and ``(k - 1, v)`` of the numbers ``v`` that
+the six stages of step ``k`` look at: twice the colours of ``(df/dy + I)^6``.
+
 Source: Curtis, Powell & Reid (1974), IMA J. Appl. Math. 13, for what colours are for.
 """
 
@@ -25,31 +28,42 @@ from implicitkit.sparsity.compression import Coloured
 _KEPT = 1 << 20  # entries of a pattern that is kept for the next solve, at most
 
 
-def coloured_steps(coupling: sp.csr_matrix, steps: int, stages: int, event: bool) -> Coloured | None:
+def coloured_steps(
+    coupling: sp.csr_matrix, steps: int, stages: int, event: bool, linked: bool = False
+) -> Coloured | None:
     """The pattern, and its colours; ``None`` where these are not fewer than half the unknowns.
 
     Args:
         coupling: the pattern ``(n, n)`` of ``df/dy``. event: its time is the last unknown, which all equations depend on,
-            and its equation the last, of the state at the end.
+            and its equation the last, of the state at the end. linked: of explicit steps, below.
     """
-    coupling = _sorted(coupling)
+    coupling = _sorted(_reached(coupling) if linked else coupling)
     if steps * stages**2 * coupling.nnz > _KEPT:
-        return _coloured(coupling, steps, stages, event)
+        return _coloured(coupling, steps, stages, event, linked)
     said = (coupling.shape[0], coupling.indptr.tobytes(), coupling.indices.tobytes(), coupling.indices.dtype)
-    return _known(said, steps, stages, event)
+    return _known(said, steps, stages, event, linked)
 
 
 @functools.lru_cache(maxsize=8)
-def _known(said: tuple[int, bytes, bytes, np.dtype[Any]], steps: int, stages: int, event: bool) -> Coloured | None:
+def _known(
+    said: tuple[int, bytes, bytes, np.dtype[Any]], steps: int, stages: int, event: bool, linked: bool
+) -> Coloured | None:
     """The coloured steps of a pattern that is given by its numbers, which can be looked up: the next solve need not find
     them."""
     n, pointer, indices, kind = said
     found = np.frombuffer(indices, dtype=kind), np.frombuffer(pointer, dtype=kind)
     coupling = sp.csr_matrix((np.ones(len(found[0]), dtype=bool), *found), shape=(n, n))
-    return _coloured(coupling, steps, stages, event)
+    return _coloured(coupling, steps, stages, event, linked)
 
 
-def _coloured(coupling: sp.csr_matrix, steps: int, stages: int, event: bool) -> Coloured | None:
+def _reached(coupling: sp.csr_matrix) -> sp.csr_matrix:
+    """What an explicit step of six stages looks at."""
+    one = sp.csr_matrix(coupling + sp.identity(coupling.shape[0])).astype(bool)
+    three = one @ one @ one
+    return three @ three
+
+
+def _coloured(coupling: sp.csr_matrix, steps: int, stages: int, event: bool, linked: bool) -> Coloured | None:
     n, s = coupling.shape[0], stages
     inner = sp.csr_matrix(coupling + sp.identity(n, dtype=bool, format="csr")).astype(bool)
     found = groups_of_columns(inner)
@@ -58,7 +72,7 @@ def _coloured(coupling: sp.csr_matrix, steps: int, stages: int, event: bool) -> 
     place = np.arange(s).reshape(1, -1, 1) + (np.arange(s) == s - 1).reshape(1, -1, 1) * parity
     groups, total = (place * count + colours).reshape(-1), (s + 1) * count
     rows: list[int] = []
-    whole = _pattern(coupling, steps, s)
+    whole = _chain(coupling, steps) if linked else _pattern(coupling, steps, s)
     if event:
         whole = _with_event(whole, n)
         groups, total, rows = np.append(groups, total), total + 1, [whole.shape[0] - 1]
@@ -89,6 +103,12 @@ def _pattern(coupling: sp.csr_matrix, steps: int, s: int) -> sp.csr_matrix:
     before = sp.kron(last, sp.identity(n, dtype=bool))
     whole = sp.kron(sp.identity(steps, dtype=bool), block) + sp.kron(sp.eye(steps, k=-1, dtype=bool), before)
     return _sorted(whole)
+
+
+def _chain(coupling: sp.csr_matrix, steps: int) -> sp.csr_matrix:
+    """The identity on the diagonal, and blocks below it."""
+    below = sp.kron(sp.eye(steps, k=-1, dtype=bool), coupling)
+    return _sorted(sp.identity(steps * coupling.shape[0], dtype=bool) + below)
 
 
 def _with_event(whole: sp.csr_matrix, n: int) -> sp.csr_matrix:

@@ -250,6 +250,12 @@ class Problem(Configured):
         return None
 
     @property
+    def determined(self) -> bool:
+        """Have the equations one solution, whatever they are made of, so that a point that meets them is it?  Then nothing
+        can have run away, nor vanish elsewhere."""
+        return False
+
+    @property
     def wants_factors(self) -> bool:
         """Is it known that Krylov methods would take more products than factors cost?"""
         return False

@@ -151,7 +151,8 @@ class Collocation(Problem):
 
     The state is ``Y (*batch, N, s, n)``; with an event the pair of it and the time of the event.  Arguments: the packed
     initial state ``(*batch, n)``, the times, then those of the right-hand side.  ``coupling``: the pattern ``(n, n)`` of
-    ``df/dy``, a SciPy matrix, if it has one.
+    ``df/dy``, a SciPy matrix, if it has one.  ``linked``: a step's equations look at nothing of its own state but what they
+    say, and at all of the state before it.
     """
 
     rhs: Callable[..., Any]
@@ -162,6 +163,8 @@ class Collocation(Problem):
     no_start: str = ""
     coupling: Any = field(default=None, compare=False)
     kind: ClassVar[Kind] = INITIAL_VALUE
+    linked: ClassVar[bool] = False
+    identified_by: ClassVar[tuple[str, ...]] = ("rhs", "event", "stages")  # the steps of the next solve may be others
 
     @property
     def title(self) -> str:
@@ -179,7 +182,7 @@ class Collocation(Problem):
         coupling = sp.csr_matrix(np.ones((n, n), dtype=bool)) if self.coupling is None else self.coupling
         from implicitkit.linear.steps_pattern import coloured_steps
 
-        return coloured_steps(coupling, steps, s, self.event is not None)
+        return coloured_steps(coupling, steps, s, self.event is not None, self.linked)
 
     def explain(self, system: System, z: Tensor, theta: Sequence[Tensor], failed: Tensor) -> str:
         return (
@@ -203,12 +206,16 @@ class Collocation(Problem):
         Y, end = z if self.event is not None else (z, None)
         if end is not None:
             t = torch.stack((t[0], end))
-        A, c = radau(self.stages, self.layout.dtype, self.layout.device)
         slope = slope_of(self.rhs, self.layout)
         with full_precision(self.layout.device.type):
-            h, at = times(self.mesh, t, c)
-            slopes = evaluate(slope, at.flatten(), Y.flatten(-3, -2), rest).reshape(Y.shape)
-            out = Y - starts(y0, Y).unsqueeze(-2) - h[:, None, None] * (A @ slopes)
+            out = self.defects(slope, Y, y0, t, rest)
         if self.event is None:
             return out
         return out, self.event(end, self.layout.unpack(Y[..., -1, -1, :].reshape(-1, Y.shape[-1])), *rest)
+
+    def defects(self, slope: Callable[..., Tensor], Y: Tensor, y0: Tensor, t: Tensor, rest: tuple[Any, ...]) -> Tensor:
+        """What is left of the equations of all steps, ``(*batch, N, s, n)``."""
+        A, c = radau(self.stages, self.layout.dtype, self.layout.device)
+        h, at = times(self.mesh, t, c)
+        slopes = evaluate(slope, at.flatten(), Y.flatten(-3, -2), rest).reshape(Y.shape)
+        return Y - starts(y0, Y).unsqueeze(-2) - h[:, None, None] * (A @ slopes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from implicitkit.foundation.numbers import largest
 from implicitkit.problem.collocation import unasked
 
 Slope = Callable[[Tensor, Tensor], Tensor]
+Between = Callable[[Tensor, Tensor], Tensor]
+Look = Callable[["Followed"], bool]
 
 STEPS = 20_000
 
@@ -33,22 +36,78 @@ _A = (
 )
 _C = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
 _ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
+#: of the state in the middle of a step, of order four: Shampine 1986, Math. Comp. 46, 135-150
+_MIDDLE = (
+    6025192743 / 60171106304,
+    0.0,
+    51252292925 / 130801643196,
+    -2691868925 / 90256659456,
+    187940372067 / 3189068634112,
+    -1776094331 / 39487288512,
+    11237099 / 470086768,
+)
+_SHORT = 0.1  # of a step: a last one is not shorter than that
+_LOOKS = 8  # steps after which it is first looked whether to go on; then after twice as many, and so on
 _ZERO = 1e-3  # of the units, that is as good as zero
 _EDGE = 3.25  # h |lambda| at which the method stops being stable (Hairer & Wanner 1996, section IV.2)
 _JUMPS = 3  # steps as short as the clock tells, in a row, that are taken whatever their error
 _STIFF, _CALM = 15, 6  # steps there until an equation is called stiff, and elsewhere in a row until that is forgotten
 
 
-def stages(f: Slope, t: Tensor, y: Tensor, first: Tensor, h: float | Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """One step: the state after it, the sixth stage, which is at the same time, and the seven slopes, of which the last is
-    that at the step's end."""
+class Followed(NamedTuple):
+    """What an integrator has found.
+
+    Attributes:
+        edges: of the steps, ``(N + 1,)``. states: there, ``(N + 1, batch, n)``.
+        interpolant: the states in steps ``(P,)`` at their fractions ``(P,)``, ``(P, batch, n)``; ``None``: it says nothing.
+        stiff: it took an implicit method for the steps. explicit: the states are those that :func:`stages` leads to from
+            each to the next. growth: of small errors, at most, its logarithm: ``\\sum h |df/dy|`` along the way.
+    """
+
+    edges: Tensor
+    states: Tensor
+    interpolant: Between | None = None
+    stiff: bool = False
+    explicit: bool = False
+    growth: float = 0.0
+
+    def beyond(self, step: int) -> Followed:
+        """The same from a step on."""
+        between, n = self.interpolant, step
+        later = None if between is None else lambda step, x: between(step + n, x)
+        return self._replace(edges=self.edges[n:], states=self.states[n:], interpolant=later)
+
+    def until(self, place: Tensor, end: Tensor, between: Between) -> Followed:
+        """The same to the time ``end``, which is at ``place``: that step ends there, or the one before if it would be short.
+        ``between``: where there is nothing of its own."""
+        edges = self.edges
+        last = int(place.clamp_max(len(edges) - 2))
+        kept = last if last and float(place) - last < _SHORT else last + 1
+        shorter = torch.cat((edges[:kept], end.reshape(1)))
+        fraction = (place - last).reshape(1)
+
+        def inside(step: Tensor, x: Tensor) -> Tensor:
+            time = shorter[step] + x * (shorter[step + 1] - shorter[step])
+            over = (step == kept - 1) & ((time - edges[last]) * (end - edges[0]) >= 0)
+            where = torch.where(over, last, step)
+            return between(where, (time - edges[where]) / (edges[where + 1] - edges[where]))
+
+        states = torch.cat((self.states[:kept], between(torch.full_like(fraction, last, dtype=torch.int64), fraction)))
+        return self._replace(edges=shorter, states=states, interpolant=inside)
+
+
+def stages(f: Slope, t: Tensor, y: Tensor, first: Tensor, h: float | Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """One step, or some side by side, at ``t (N,)`` from ``y (..., N, n)`` by ``h (N, 1)``: the states of the stages, of
+    which the last is that at the step's end and the one before it at the same time, and six slopes: the seventh is that at
+    the end."""
     with unasked():
-        times = (t + h * t.new_tensor(_C)).unbind()
+        times = (t.unsqueeze(-1) + h * t.new_tensor(_C)).unbind(-1)
     slopes, states = [first], [y]
     for row, now in zip(_A, times, strict=True):
         states.append(_along(y, h, row, slopes))
-        slopes.append(f(now, states[-1]))
-    return states[-1], states[-2], slopes
+        if len(slopes) < len(_A):
+            slopes.append(f(now, states[-1]))
+    return states, slopes
 
 
 def _along(y: Tensor, h: float | Tensor, row: Sequence[float], slopes: Sequence[Tensor]) -> Tensor:
@@ -64,17 +123,47 @@ def _along(y: Tensor, h: float | Tensor, row: Sequence[float], slopes: Sequence[
 def follow(f: Slope, edges: Tensor, y0: Tensor) -> Tensor:
     """The states at given edges ``(N + 1,)``, ``(N + 1, batch, n)``: no control flow."""
     states, slope = [y0], f(edges[0], y0)
-    for t, h in zip(edges[:-1].unbind(), edges.diff().unbind(), strict=True):
-        new, _, slopes = stages(f, t, states[-1], slope, h)
-        states.append(new)
-        slope = slopes[-1]
+    for t, after, h in zip(edges[:-1].unbind(), edges[1:].unbind(), edges.diff().unbind(), strict=True):
+        states.append(stages(f, t, states[-1], slope, h.unsqueeze(-1))[0][-1])
+        slope = f(after, states[-1])
     return torch.stack(states)
 
 
-class TooManySteps(ConvergenceError):
-    """A trajectory that was not followed to its end; ``path``: how far, edges and states."""
+def cubic(edges: Tensor, states: Tensor, slopes: Tensor) -> Between:
+    """Interpolation of values and slopes ``(N + 1, batch, n)`` at the edges."""
 
-    def __init__(self, message: str, path: tuple[Tensor, Tensor]) -> None:
+    def between(step: Tensor, x: Tensor) -> Tensor:
+        h = (edges.gather(0, step + 1) - edges.gather(0, step))[:, None, None]
+        a, b, da, db = (_rows(v, i) for v in (states, slopes) for i in (step, step + 1))
+        x = x[:, None, None]
+        return (
+            (1 + 2 * x) * (1 - x) ** 2 * a + x**2 * (3 - 2 * x) * b + h * (x * (1 - x) ** 2 * da - x**2 * (1 - x) * db)
+        )
+
+    return between
+
+
+def quartic(edges: Tensor, states: Tensor, slopes: Sequence[Tensor], middles: Sequence[Tensor]) -> Between:
+    """The same, of the states in the middle of the steps as well."""
+    by_three, known = cubic(edges, states, torch.stack(list(slopes))), torch.stack(list(middles))
+    every = torch.arange(len(known), device=edges.device)
+    off = known - by_three(every, torch.full_like(edges[1:], 0.5))
+
+    def between(step: Tensor, x: Tensor) -> Tensor:
+        bump = (4 * x * (1 - x)).square()[:, None, None]
+        return by_three(step, x) + bump * _rows(off, step)
+
+    return between
+
+
+def _rows(v: Tensor, which: Tensor) -> Tensor:
+    return v.gather(0, which[:, None, None].expand(-1, *v.shape[1:]))
+
+
+class TooManySteps(ConvergenceError):
+    """A trajectory that was not followed to its end; ``path``: how far."""
+
+    def __init__(self, message: str, path: Followed) -> None:
         super().__init__(message)
         self.path = path
 
@@ -90,13 +179,15 @@ class March:
         units: ``w``, ``(batch, n)``. cornered: steps have come down to what the clock can tell.
     """
 
-    def __init__(self, f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> None:
-        self.f, self.t, self.accuracy = f, t, accuracy
+    def __init__(self, f: Slope, t: Tensor, y0: Tensor, accuracy: float, look: Look | None = None) -> None:
+        self.f, self.t, self.accuracy, self.look = f, t, accuracy, look
         self.now, self.y, self.slope = t[0], y0, f(t[0], y0)
         self.lost = ~(torch.isfinite(y0).all(1) & torch.isfinite(self.slope).all(1))
         self._some_lost = self._is_any(self.lost)
         self.units = self._units(y0.abs())
-        self._edges, self._states = [self.now], [y0]
+        self._edges, self._states, self._slopes = [self.now], [y0], [self.slope]
+        self._middles: list[Tensor] = []
+        self.growth, self._due = 0.0, _LOOKS
         self._at_edge = self._calm = 0
         self._forced, self._may_hand_over, self.cornered = 0, False, False
 
@@ -109,8 +200,16 @@ class March:
         """The edges ``(N + 1,)`` so far, and the states there."""
         return torch.stack(self._edges), torch.stack(self._states)
 
+    @property
+    def followed(self) -> Followed:
+        """The path so far, and where it is looked at in between."""
+        edges, states = self.path
+        known = edges, states, self._slopes, self._middles
+        between = quartic(*known) if self._middles else None
+        return Followed(edges, states, between, explicit=True, growth=self.growth)
+
     def run(self, until_stiff: bool = False) -> None:
-        """Go on to the last time, or until the equation is called stiff.
+        """Go on to the last time, or until the equation is called stiff, or whoever looks on has seen enough.
 
         Raises:
             ConvergenceError: too many steps.
@@ -123,11 +222,17 @@ class March:
                         f"it took {STEPS} steps to reach t = {float(self.now):.3g}: the equation is stiff there "
                         "(integrator='scipy.Radau' meets that, not under torch.vmap: pass the samples with batch_dims=1), "
                         "or the time long beside its changes: ask in several parts",
-                        self.path,
+                        self.followed,
                     )
                 h = self._step(h, goal)
-                if until_stiff and self.stiff:
+                if (until_stiff and self.stiff) or self._has_seen_enough():
                     return
+
+    def _has_seen_enough(self) -> bool:
+        if self.look is None or len(self._edges) <= self._due:
+            return False
+        self._due *= 2
+        return self.look(self.followed)
 
     def _first(self) -> float:
         """A first step in which the state changes by a hundredth."""
@@ -141,7 +246,9 @@ class March:
         now, end = float(self.now), float(goal)
         last = abs(h) >= 0.999 * abs(end - now)
         step = end - now if last else h
-        new, before, slopes = stages(self.f, self.now, self.y, self.slope, step)
+        states, slopes = stages(self.f, self.now, self.y, self.slope, step)
+        new, before = states[-1], states[-2]
+        slopes.append(self.f(self.now + step, new))
         with unasked():
             return self._judged(h, step, goal if last else None, new, before, slopes)
 
@@ -170,9 +277,10 @@ class March:
                 self._some_lost = True
         else:
             self._forced = 0
-        if self._may_hand_over:
-            moves = (abs(step) * bent / moved).nan_to_num(0.0)
-            self._watch(largest(torch.where(self.lost, 0, moves)))
+        moves = (abs(step) * bent / moved).nan_to_num(0.0)
+        self._watch(largest(torch.where(self.lost, 0, moves)))
+        if self.look is not None:
+            self._middles.append(_along(self.y, step, _MIDDLE, slopes))
         self._go(self.now + step if goal is None else goal, new, slopes[-1], units)
         if self._some_lost and bool(compat.batches_in_front(self.lost)[0].all()):
             return float(self.t[-1]) - float(self.now)
@@ -190,6 +298,7 @@ class March:
         self.y, self.slope, self.units = new, slope, units
         self._edges.append(now)
         self._states.append(torch.where(lost, torch.nan, new) if self._some_lost else new)
+        self._slopes.append(slope)
 
     @staticmethod
     def _is_any(lost: Tensor) -> bool:
@@ -197,6 +306,7 @@ class March:
 
     def _watch(self, moves: float) -> None:
         """Count steps at the edge of the region of stability: there ``|f(y_7) - f(y_6)| / |y_7 - y_6|`` is ``|lambda|``."""
+        self.growth += min(moves, _EDGE)  # more is a jump
         if moves > _EDGE:
             self._at_edge, self._calm = self._at_edge + 1, 0
         else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,15 +17,33 @@ from implicitkit.foundation.options import at_least, between, check_call, check_
 from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
-from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, slope_of, times
-from implicitkit.problem.explicit import TooManySteps, follow
-from implicitkit.problem.integration import Followed, first_crossing, get_integrator, hermite
+from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, slope_of, times, unasked
+from implicitkit.problem.crossing import Crossing, Lookout, first_crossing
+from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow
+from implicitkit.problem.explicit_equations import ExplicitEquations
+from implicitkit.problem.integration import get_integrator
 from implicitkit.problem.kind import Kind
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
-_APART = 1e-2  # of its size, by which the trajectory of the integrator may differ from that of the equations
+_APART = 1e-2  # of its size, by which two trajectories as accurate as this one may differ
+_LOOSER = 30.0  # times the accuracy of one that is compared with it, ...
+_COMPARED = 8  # ... at so many times, and the last
+_LOGARITHM = 80.0  # of what errors may grow by: more is as much
+_STAGES = 3  # of implicit steps
 Slope = Callable[..., Tensor]
+_REMEMBERED = 1000  # functions
+_doubted: dict[Hashable, None] = {}
 FEWEST = 16  # numbers of a state from which it is looked where its right-hand side has entries
+
+
+class Start(NamedTuple):
+    """What the equations are solved from: the steps; the values at their points, with an event the pair of these and its
+    time; why there are none; and what has been followed."""
+
+    mesh: Mesh
+    values: Any
+    lost: str
+    found: Followed
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -33,10 +52,12 @@ class InitialValue(Problem):
 
         path = ik.solve(ik.InitialValue(rhs, t), y0, (theta,)).value     # (len(t), ...), the first entry is y0
 
-    An integrator finds steps and a trajectory near the solution; the trajectory is then the root of the equations of
-    collocation at Radau's points (:mod:`~implicitkit.problem.collocation`, order ``2 stages - 1``, stiff or not;
-    Hairer & Wanner, *Solving Ordinary Differential Equations II*, 2nd ed. 1996, section IV.5), one
-    system whose Jacobian is block bidiagonal, solved by a few sparse Newton steps.  Its derivative is that of any root:
+    An integrator finds steps and a trajectory; the trajectory is then the root of the equations of all its steps.  Explicit
+    steps of order five (:mod:`~implicitkit.problem.explicit_equations`) are met by what has been found, with nothing left to
+    solve.  Of a stiff equation, or with ``steps`` or ``stages``, they are those of collocation at Radau's points
+    (:mod:`~implicitkit.problem.collocation`, order ``2 stages - 1``;
+    Hairer & Wanner, *Solving Ordinary Differential Equations II*, 2nd ed. 1996, section IV.5), solved by a few sparse Newton
+    steps.  In both cases one system whose Jacobian is block bidiagonal, and a derivative like that of any root:
     exact for the discrete trajectory, in ``\theta``, in the initial state (the ``z0`` of the solve, which here *is* an
     argument), in the times and in whatever ``f`` captures, of every order, whichever integrator it was.  The steps are
     constants.  States in half precision are followed in single precision, under autocast.
@@ -44,7 +65,9 @@ class InitialValue(Problem):
     With an ``event`` the end is unknown: it is the first time at which ``event(t, y, *args)``, one number, changes its sign,
     ``t = (t_0, latest)``, and the solution's value is ``{"time": T, "state": y(T)}``, both differentiable:
     ``dT = -(g_\theta + g_y y_\theta) / (g_t + g_y f)`` follows from the same equations.
-    The event is looked at in 256 points or more along the way: two changes between two of them are not seen.
+    The trajectory is followed until it is seen.  It is looked at in 8 points of every step or more, and where it turns back
+    towards zero between three of them its extreme value is looked for: two changes are missed only where it turns twice or
+    more in so short a time, or turns beyond zero by less than the trajectory is accurate.
 
     Memory: the values at all points, and a few dozen times that in the solve and its derivative, which are matrix-free
     (:mod:`~implicitkit.problem.running_sums`) unless the equation is stiff, or its time long beside ``1 / |df/dy|``; then
@@ -59,7 +82,7 @@ class InitialValue(Problem):
         event: ``g(t, y, *args)``, one number; for a solve without ``batch_dims``.
         steps: equal steps between any two times; ``None``: those of the integrator.  All samples take the same steps.
         accuracy: relative tolerance of the integrator, for its steps; ``None``: 1e-6, in single precision 1e-4.
-        stages: points a step, 1 to 7.
+        stages: points of an implicit step, 1 to 7; ``None``: 3, and where explicit steps do these.
         integrator: ``"auto"``, which begins with ``"dormand_prince"`` and takes ``"scipy.Radau"`` where the equation turns
             out to be stiff; one of these or another of SciPy's methods, or a function
             (:mod:`~implicitkit.problem.integration`).
@@ -78,7 +101,7 @@ class InitialValue(Problem):
     event: Callable[..., Any] | None = None
     steps: int | None = field(default=None, kw_only=True)
     accuracy: float | None = field(default=None, kw_only=True)
-    stages: int = field(default=3, kw_only=True)
+    stages: int | None = field(default=None, kw_only=True)
     integrator: Any = field(default="auto", kw_only=True)
     kind: ClassVar[Kind] = INITIAL_VALUE
     under_autocast: ClassVar[bool] = True
@@ -87,8 +110,8 @@ class InitialValue(Problem):
         require_callable(self, self.rhs, "rhs", "rhs(t, y, *args)")
         if self.event is not None:
             require_callable(self, self.event, "event")
-        check_options(self, steps=optional(at_least(1)), accuracy=optional(between(0, 1)), stages=at_least(1))
-        if self.stages > 7:
+        check_options(self, steps=optional(at_least(1)), accuracy=optional(between(0, 1)), stages=optional(at_least(1)))
+        if self.stages is not None and self.stages > 7:
             raise ValueError(f"stages can be 7 at most (order 13), got {self.stages}")
         get_integrator(self.integrator)
         if not isinstance(self.t, Tensor):
@@ -120,8 +143,9 @@ class InitialValue(Problem):
         y0 = layout.pack(z0)
         try:
             slope = self._slope(layout, args, constant=True)
-            with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type):
-                mesh, start, lost = self._begin(layout, slope, t, y0, args)
+            with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type), unasked():
+                evaluate(slope, t[:1], y0.reshape(*layout.batch_shape, 1, layout.size))  # can it be mapped over points?
+                begun = self._begin(layout, slope, t, y0, args)
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
@@ -131,64 +155,114 @@ class InitialValue(Problem):
                 f"torch.where(t < 1, a, b) for if t < 1, and t itself for float(t). torch says: {error}"
             ) from error
         batch = tuple(layout.batch_shape)
-        problem = Collocation(
-            self.rhs, mesh, layout, self.stages, self.event, lost, self._coupling(layout, t, y0, args)
-        )
+        equations = ExplicitEquations if self._keeps(begun.found) else Collocation
+        stages = 1 if equations is ExplicitEquations else self.stages or _STAGES
+        known = self.event, begun.lost, self._coupling(layout, t, y0, args)
+        problem = equations(self.rhs, begun.mesh, layout, stages, *known)
 
         def split(state: Any, packed: Tensor) -> tuple[Any, None]:
             if self.event is not None:
                 Y, end = state
                 found = {"time": end, "state": layout.unpack(Y[..., -1, -1, :].reshape(-1, layout.size))}
                 return (found if digits is None else tree_map(lambda leaf: leaf.to(digits), found)), None
-            later = state[..., mesh.last, -1, :]
+            later = state[..., begun.mesh.last, -1, :]
             if not (self.steps or callable(self.integrator)):
-                with recording.unrecorded():
-                    _compare(start[..., mesh.last, -1, :], later.detach())
+                with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type):
+                    self._doubt(begun, later.detach(), slope, t.detach(), y0.detach())
             found = _unpacked(layout, z0, packed, later)
             return (found if digits is None else tree_map(lambda leaf: leaf.to(digits), found)), None
 
         packed = y0.reshape(*batch, layout.size)
-        return Restated(problem, start, (packed, t, *args), split, batch_dims, lead=1, shared=1)
+        return Restated(problem, begun.values, (packed, t, *args), split, batch_dims, lead=1, shared=1)
 
-    def _begin(
-        self, layout: Layout, slope: Slope, t: Tensor, y0: Tensor, args: tuple[Any, ...]
-    ) -> tuple[Mesh, Any, str]:
-        """The steps, a start near the solution, and what the integrator met where there is none and the start is NaN."""
+    def _keeps(self, found: Followed) -> bool:
+        """Are the equations those of the steps that were taken?"""
+        return found.explicit and self.stages is None
+
+    def _begin(self, layout: Layout, slope: Slope, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> Start:
+        """The steps, a start near the solution, NaN where there is none."""
         t, y0 = t.detach(), y0.detach()
-        end, lost = None, ""
-        if self.event is not None:
-            found, lost = self._path(slope, t, y0)
-            edges, states = found.edges, found.states
-            reached = int(torch.isfinite(states).flatten(1).all(1).sum()) if lost else len(states)
-            end, missed = t[1] * torch.nan, lost
-            if reached > 1:  # what comes after the event need not exist
-                end, missed = self._crossing(layout, slope, edges[:reached], states[:reached], args)
-            lost = missed and (lost or missed)
-            t = t if lost else torch.stack((t[0], end))
-        if not lost:
-            found, lost = self._path(slope, t, y0)
-            edges, states = found.edges, found.states
+        event, end, lookout = self.event, None, None
+        if event is not None:
+            lookout = Lookout(lambda now, y: event(now, layout.unpack(y), *args))
+        found, lost = self._path(slope, t, y0, lookout)
+        if lookout is not None:
+            end, found, lost = self._to_event(layout, slope, t, found, lost, lookout)
+            if not lost:
+                t = torch.stack((t[0], end))
+            if self.steps and not lost:
+                found, lost = self._path(slope, t, y0)
+        edges, states = found.edges, found.states
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else _mesh(t, edges, found.stiff)
-        if len(states) == len(mesh.begin) + 1:
-            values = self._between(layout, slope, found).movedim(2, 0)
-        else:  # no event
-            values = y0.new_full((len(y0), len(mesh.begin), self.stages, layout.size), torch.nan)
+        stages = self.stages or _STAGES
+        if len(states) != len(mesh.begin) + 1:  # no event
+            values = y0.new_full((len(y0), len(mesh.begin), stages, layout.size), torch.nan)
+        elif self._keeps(found):
+            values = states[1:].unsqueeze(1).movedim(2, 0)
+        else:
+            c = radau(stages, layout.dtype, layout.device)[1]
+            step = torch.arange(len(states) - 1, device=edges.device).repeat_interleave(stages)
+            values = self._between(layout, slope, found)(step, c.repeat(len(states) - 1))
+            values = values.unflatten(0, (-1, stages)).movedim(2, 0)
         Y = values.reshape(*layout.batch_shape, *values.shape[1:])
-        return mesh, Y if end is None else (Y, end), lost
+        return Start(mesh, Y if end is None else (Y, end), lost, found)
 
-    def _between(self, layout: Layout, slope: Slope, found: Followed) -> Tensor:
-        """The states at the points of all steps, ``(N, s, batch, n)``: the integrator's own, or those of cubics."""
-        edges, c = found.edges, radau(self.stages, layout.dtype, layout.device)[1]
-        if found.states_at is None:
-            return hermite(edges, found.states, self._slopes(layout, slope, edges, found.states), c)
-        at = edges[:-1, None] + edges.diff()[:, None] * c
-        return found.states_at(at.flatten()).unflatten(0, at.shape)
+    def _to_event(
+        self, layout: Layout, slope: Slope, t: Tensor, found: Followed, lost: str, lookout: Lookout
+    ) -> tuple[Tensor, Followed, str]:
+        """The time of the event, what has been followed to there, and why there is none: then the time is NaN."""
+        finite = found
+        if lost:  # what comes after the event need not exist
+            reached = int(torch.isfinite(found.states).flatten(1).all(1).sum())
+            finite = found._replace(edges=found.edges[:reached], states=found.states[:reached])
+        if len(finite.edges) < 2:
+            return t[1] * torch.nan, found, lost
+        between = self._between(layout, slope, finite)
+        at = lookout.seen or first_crossing(lookout.event, finite.edges, between)
+        end, missed = _time_of(at, finite.edges)
+        if missed:
+            return end, found, lost or missed
+        return end, found if self.steps else finite.until(at.place, end, between), ""
+
+    def _between(self, layout: Layout, slope: Slope, found: Followed) -> Between:
+        """The states between the edges: the integrator's own, or those of cubics."""
+        if found.interpolant is not None:
+            return found.interpolant
+        return cubic(found.edges, found.states, self._slopes(layout, slope, found.edges, found.states))
+
+    def _is_new(self, growth: float, later: Tensor) -> bool:
+        """Is it the first time that errors of this function may have grown so much?  From now on it is not."""
+        if compat.batches_in_front(later)[1]:
+            return False
+        key = getattr(self.rhs, "__code__", type(self.rhs)), int(math.log2(growth)), self.accuracy, later.dtype
+        new = key not in _doubted
+        if len(_doubted) >= _REMEMBERED:
+            _doubted.clear()
+        _doubted[key] = None
+        return new
+
+    def _doubt(self, begun: Start, later: Tensor, slope: Slope, t: Tensor, y0: Tensor) -> None:
+        """Warn where the trajectory and another, nearly as accurate, have little in common: that of the integrator, where it
+        is not the same, or where small errors may have grown enough that of less accurate steps: once for a function."""
+        found, accuracy = begun.found, self.accuracy or _accuracy(t)
+        if not self._keeps(found):
+            _compare(begun.values[..., begun.mesh.last, -1, :], later, 1.0)
+        elif accuracy * math.exp(min(found.growth, _LOGARITHM)) > _APART and self._is_new(found.growth, later):
+            where = torch.arange(len(t) - 1, 0, -max(1, len(t) // _COMPARED), device=t.device).flip(0)
+            march = March(slope, torch.cat((t[:1], t[where])), y0, min(_LOOSER * accuracy, _APART))
+            try:
+                march.run()
+            except ConvergenceError:
+                return
+            edges, states = march.path
+            there = states[torch.isin(edges, t[where])].movedim(0, 1)
+            _compare(there.reshape(later[..., where - 1, :].shape), later[..., where - 1, :], 1 / _LOOSER)
 
     def _slope(self, layout: Layout, args: tuple[Any, ...], constant: bool = False) -> Slope:
         slope = slope_of(self.rhs, layout, constant)
         return lambda now, y, **batch: slope(now, y, *args, **batch)
 
-    def _path(self, slope: Slope, t: Tensor, y0: Tensor) -> tuple[Followed, str]:
+    def _path(self, slope: Slope, t: Tensor, y0: Tensor, lookout: Lookout | None = None) -> tuple[Followed, str]:
         """The edges of the steps, the states there, and why some of them are NaN."""
         if self.steps:
             mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device)
@@ -200,16 +274,15 @@ class InitialValue(Problem):
         _check_order(t)
         if not len(y0):  # no sample asks for steps
             return Followed(t, y0.expand(len(t), *y0.shape)), ""
-        default = 1e-6 if t.dtype == torch.float64 else 1e-4
         try:
-            found = Followed(*get_integrator(self.integrator)(slope, t, y0, self.accuracy or default))
+            found = get_integrator(self.integrator)(slope, t, y0, self.accuracy or _accuracy(t), lookout)
         except ConvergenceError as error:
-            edges, states, left = t[:1], y0.unsqueeze(0), t[1:]
-            if self.event is not None and isinstance(error, TooManySteps):  # it may have come before
-                edges, states = error.path
-            states = torch.cat((states, y0.new_full((len(left), *y0.shape), torch.nan)))
+            path, left = Followed(t[:1], y0.unsqueeze(0)), t[1:]
+            if lookout is not None and isinstance(error, TooManySteps):  # it may have come before
+                path = error.path
+            states = torch.cat((path.states, y0.new_full((len(left), *y0.shape), torch.nan)))
             why = f"The integrator {self.integrator!r} found no trajectory: {error}."
-            return Followed(torch.cat((edges, left)), states), why
+            return path._replace(edges=torch.cat((path.edges, left)), states=states), why
         return found, _end_of(found.edges, found.states)
 
     def _coupling(self, layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> Any:
@@ -236,28 +309,26 @@ class InitialValue(Problem):
         slopes = evaluate(slope, edges, there)
         return slopes.reshape(states.shape[1], *slopes.shape[-2:]).movedim(1, 0)
 
-    def _crossing(
-        self, layout: Layout, slope: Slope, edges: Tensor, states: Tensor, args: tuple[Any, ...]
-    ) -> tuple[Tensor, str]:
-        """The time of the first change of sign of the event, nearly; NaN where there is none, and why."""
-        assert self.event is not None
-        event = self.event
-        at = first_crossing(
-            lambda t, y: event(t, layout.unpack(y), *args), edges, states, self._slopes(layout, slope, edges, states)
-        )
-        good = at.found & at.passes
-        time = torch.where(good, at.time, torch.nan)  # a solve from NaN fails
-        if compat.batches_in_front(good)[1] or bool(good):
-            return time, ""
-        if bool(at.found):
-            return time, (
-                f"The event changes its sign at t = {float(at.time):.6g}, but does not pass through zero there: it jumps, "
-                "or has a pole. Give one that is continuous (y - c, not sign(y - c))."
-            )
+
+def _time_of(at: Crossing, edges: Tensor) -> tuple[Tensor, str]:
+    """The time of an event, nearly; NaN where there is none, and why."""
+    good = at.found & at.passes
+    time = torch.where(good, at.time, torch.nan)  # a solve from NaN fails
+    if compat.batches_in_front(good)[1] or bool(good):
+        return time, ""
+    if bool(at.found):
         return time, (
-            f"The event does not change its sign between t = {float(edges[0]):.6g} and {float(edges[-1]):.6g}, wherever it "
-            f"was looked at: it is {float(at.begin):.3g} and {float(at.end):.3g} there."
+            f"The event changes its sign at t = {float(at.time):.6g}, but does not pass through zero there: it jumps, "
+            "or has a pole. Give one that is continuous (y - c, not sign(y - c))."
         )
+    return time, (
+        f"The event does not change its sign between t = {float(edges[0]):.6g} and {float(edges[-1]):.6g}, wherever it "
+        f"was looked at: it is {float(at.begin):.3g} and {float(at.end):.3g} there."
+    )
+
+
+def _accuracy(t: Tensor) -> float:
+    return 1e-6 if t.dtype == torch.float64 else 1e-4
 
 
 def _end_of(edges: Tensor, states: Tensor) -> str:
@@ -273,13 +344,13 @@ def _end_of(edges: Tensor, states: Tensor) -> str:
     return f"The trajectory could be followed to t = {where} only: {why}."
 
 
-def _compare(followed: Tensor, found: Tensor) -> None:
-    """Warn where the trajectory of an integrator, and that of the equations on its steps, have little in common."""
+def _compare(followed: Tensor, found: Tensor, share: float) -> None:
+    """Warn where two trajectories have little in common; ``share`` of what is between them counts."""
     if compat.batches_in_front(found)[1] or compat.batches_in_front(followed)[1] or not found.numel():
         return
     size = torch.maximum(followed.abs(), found.abs()).amax(-2, keepdim=True)
     apart = ((found - followed).abs() / size.amax(-1, keepdim=True)).nan_to_num(0).amax((-2, -1))
-    worst = float(apart.max())
+    worst = share * float(apart.max())
     if worst > _APART:
         warn(
             f"InitialValue: two methods whose steps are as accurate as accuracy= says give trajectories that differ by "

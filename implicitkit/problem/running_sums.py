@@ -18,6 +18,7 @@ Linz (1985), *Analytical and Numerical Methods for Volterra Equations*, section 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,8 +28,10 @@ from torch import Tensor
 class RunningSums:
     """``A^{-1}``, or its transposed, of vectors ``(..., steps * stages * n)``; the time of an event, behind them, stays.
 
-    ``solve`` and ``T`` are what Krylov methods ask of a preconditioner.
+    ``solve`` and ``T`` are what Krylov methods ask of a preconditioner; ``exact``: of an inverse.
     """
+
+    exact: ClassVar[bool] = False
 
     steps: int
     stages: int

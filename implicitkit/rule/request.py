@@ -312,7 +312,7 @@ class Request:
         assert solver is not None
 
         with full_precision(b.device.type):
-            scales = solver.exact and not solver.has_units
+            scales = solver.exact and not solver.has_units and not getattr(A.near, "exact", False)
             even = equilibrated(A, b, self.record.outcome.z, transposed) if scales else None
             if even is not None:
                 found = answer(solver, even.A, b * even.left, limited)

@@ -34,9 +34,12 @@ MUTANTS = [
         ("or compat.batches_in_front(followed)[1] or", "or"),
     ),
     *mutants(
-        "implicitkit/problem/integration.py",
-        "tests/problem/test_initial_value.py -k another_dtype",
-        ("low = low + width * first.to(low.dtype)", "low = low + width * first"),
+        "implicitkit/problem/crossing.py",
+        "tests/problem/test_explicit_equations.py -k 'turn or followed or event'",
+        ("alike & (g[1:-1].abs() <=", "~alike & (g[1:-1].abs() <="),
+        ("(m - b) * (fm - fa)", "(m - b) * (fm - fb)"),
+        ("shrinks_left = (x < m) == (f < fm)", "shrinks_left = (x < m)"),
+        ("self.seen = at._replace(place=at.place + begin)", "self.seen = at"),
     ),
     *mutants(
         "implicitkit/solver/failing_trials.py",

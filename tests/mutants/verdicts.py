@@ -629,7 +629,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/judging.py",
         "tests/solver/test_convergence.py -k 'economies or infinity or runs_away or diverge'",
-        ("return self.largest(z) <= _FAR and (self._unit is None or", "return True or (self._unit is None or"),
+        ("near = self.f.problem.determined or self.largest(z) <= _FAR", "near = True"),
         ("return self.largest(z) <= _FAR_FIXED and not", "return not"),
     ),
     *mutants(

@@ -74,8 +74,7 @@ class Judge:
         # |F_i(z0)|, where nobody gave ``atol`` and the equations may have units of their own, ``(batch, n)``
         self._by_default = options.atol_is_default and options.rtol > 0 and not f.kind.like_state
         own = self._by_default and not f.kind.iteration
-        # of a fit, what is far in units of its start: at most 1
-        self._unit: Tensor | None = options.start_size
+        self._unit: Tensor | None = options.start_size  # of a fit, what is far in units of its start: at most 1
         self._has_rows = own and f.system.size > 1
         self._again: Tensor | None = None  # |F| at which a claim below atol is looked at once more; or see falls_on
         self._rows: Tensor | None = None
@@ -313,7 +312,7 @@ class Judge:
         (:meth:`last_word`), and others have come to rest nowhere (:meth:`gone`, and
         :func:`~implicitkit.solver.verdict.vanishing.vanishes` unless the way there was ``steep``: of fixed points that means
         where they strode out).  ``converged``: the caller knows that every one has."""
-        beginning = self._may_vanish(z, norm, status, steep)
+        beginning = None if self.f.problem.determined else self._may_vanish(z, norm, status, steep)
         if beginning is not None:
             nowhere = ask(self.f, vanishes, z, beginning)
             if bool(nowhere.any()):
@@ -359,9 +358,10 @@ class Judge:
         self.bound = torch.where(which, torch.minimum(self.bound, to), self.bound)
 
     def _all_are_near(self, z: Tensor) -> bool:
-        """Is :meth:`_is_far` true of no sample?  By the largest entry of all, which is cheaper."""
+        """Is :meth:`_is_far` true of no sample?  By the largest entry, which is cheaper."""
         if self._reach is None:
-            return self.largest(z) <= _FAR and (self._unit is None or not bool(self._is_far(z).any()))
+            near = self.f.problem.determined or self.largest(z) <= _FAR
+            return near and (self._unit is None or not bool(self._is_far(z).any()))
         return self.largest(z) <= _FAR_FIXED and not int(self.size_of(z).gt(self._reach).count_nonzero())
 
     def largest(self, z: Tensor) -> float:

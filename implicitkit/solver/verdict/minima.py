@@ -7,8 +7,8 @@ Every Ritz value is a Rayleigh quotient, hence a negative one is proof of negati
 
 Lanczos: Golub & Van Loan, *Matrix Computations* (4th ed., 2013), algorithm 10.1.1, with full reorthogonalisation.
 
-Where a fit has left factors of something positive definite near its Hessian ``H``, ``N = R'R``, the eigenvalues of
-``N^{-1} H`` say the same (Sylvester), and say it sooner: all but few of them are one.
+Where a fit has few unknowns, or has left factors of something positive definite near its Hessian ``H``, ``N = R'R``, the
+eigenvalues of ``N^{-1} H`` say the same (Sylvester), and say it sooner: all but few of them are one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.steps.normal_equations import normal_equations
 from implicitkit.solver.verdict.inflection import inflected
 from implicitkit.solver.verdict.kinks import jumps_at
 from implicitkit.solver.verdict.scales import in_working_precision
@@ -56,6 +57,7 @@ _STEADY = 0.25  # ... or by this share of what it has fallen between two looks o
 _LIKE = 0.5  # of one, how far eigenvalues of N^-1 H may be from it for H to be taken for positive definite
 _SHARE = 1e-2  # of what a slope promises: so much an objective falls that falls forever
 _FURTHER, _RUNS = 10.0, 2  # times as far out as a look before, so often in a row
+_FORMED = 32  # unknowns of a fit, whose R'R costs less than what it saves
 _UNITS = 4  # in the last place, by which z moves at least in a difference
 ROUNDING = 100  # units of it that a difference of objectives must exceed
 
@@ -87,6 +89,8 @@ def downhill(
         if not bool(which.any()):
             return z
     known = f.system.factored
+    if known is None and f.kind.of_residuals and z.shape[1] <= _FORMED:
+        known = _gauss_newton(f, z, g)
     if getattr(known, "positive", False) and len(known.units) == len(z):
         which = which & ~_is_like(product, known, z, steps)
         if not bool(which.any()):
@@ -123,6 +127,14 @@ def downhill(
         if bool(flat.any()):
             best = torch.where(flat.unsqueeze(1), _lower(probe, z, at.value(z), flat, along), best)
     return best
+
+
+def _gauss_newton(f: Evaluations, z: Tensor, g: Tensor) -> Any:
+    """Factors of ``R'R``; ``None`` where it is singular, or not finite."""
+    normal = normal_equations(f, z)
+    normal.scale(torch.where(normal.columns > 0, normal.columns, 1))
+    normal.solve(torch.zeros_like(z[:, 0]), g)
+    return normal.factors
 
 
 def _is_odd(probe: Evaluations, z: Tensor, g: Tensor, h: Tensor, q: Tensor, Hq: Tensor, both: Tensor) -> Tensor:

@@ -1,0 +1,227 @@
+"""Trajectories by explicit steps, which are their own equations: what they cost, their adjoint, and events on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.foundation.trees import Layout
+from implicitkit.linear.steps_pattern import coloured_steps
+from implicitkit.problem.collocation import Mesh
+from implicitkit.problem.crossing import first_crossing
+from implicitkit.problem.explicit import March, follow, quartic
+from implicitkit.problem.explicit_equations import ExplicitEquations, Substitution
+
+DOUBLE = {"dtype": torch.float64}
+
+
+def net(n: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    W = torch.randn(n, n, generator=generator, **DOUBLE) / n**0.5
+    return W, torch.randn(8, n, generator=generator, **DOUBLE)
+
+
+def by_steps(rhs: Callable[..., Tensor], t: Tensor, y0: Tensor, accuracy: float = 1e-6) -> Tensor:
+    """The same steps, differentiated one after another, ``(len(t), batch, n)``."""
+    with torch.no_grad():
+        march = March(rhs, t, y0, accuracy)
+        march.run()
+    edges = march.path[0]
+    return follow(rhs, edges, y0)[torch.isin(edges, t)]
+
+
+@pytest.mark.parametrize("n", [2, 16])
+def test_what_was_followed_is_the_solution_and_its_derivative_that_of_the_steps(n: int) -> None:
+    W, y0 = net(n)
+    W.requires_grad_()
+    y0.requires_grad_()
+    rhs = lambda t, y: torch.tanh(y @ W.T) + torch.cos(t)  # noqa: E731
+    t = torch.tensor([0.0, 0.5, 2.0], **DOUBLE)
+    solution = ik.solve(ik.InitialValue(rhs, t), y0, batch_dims=1)
+    assert solution.steps.tolist() == [0] * 8 and solution.evaluations <= 2
+    wanted = by_steps(rhs, t, y0).movedim(0, 1)
+    torch.testing.assert_close(solution.value, wanted, rtol=1e-13, atol=1e-13)
+    for ours, theirs in zip(
+        torch.autograd.grad(solution.value.square().sum(), (W, y0)),
+        torch.autograd.grad(wanted.square().sum(), (W, y0)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_a_wide_state_has_its_adjoint_by_substitution(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved, sums = [], Substitution._sums
+
+    def counted(self: Substitution, b: Tensor) -> Tensor:
+        solved.append(self.exact)
+        return sums(self, b)
+
+    monkeypatch.setattr(Substitution, "_sums", counted)
+    W, y0 = net(16)
+    W.requires_grad_()
+    end = ik.solve(ik.InitialValue(lambda t, y: torch.tanh(y @ W), (0.0, 2.0)), y0, batch_dims=1).value[:, -1]
+    torch.autograd.grad(end.sum(), W)
+    assert solved == [True]
+
+
+def test_several_derivatives_and_second_ones_of_a_wide_state() -> None:
+    W, y0 = net(40)
+    k = torch.tensor([0.5, 0.7], **DOUBLE)
+
+    def loss(k: Tensor) -> Tensor:
+        rhs = lambda t, y, k: torch.tanh(k[0] * y @ W) - k[1] * y  # noqa: E731
+        return ik.solve(ik.InitialValue(rhs, (0.0, 1.0)), y0, (k,), batch_dims=1).value[:, -1].square().sum(1)[:2]
+
+    jacobian = torch.func.jacrev(loss)(k)
+    torch.testing.assert_close(torch.func.jacfwd(loss)(k), jacobian, rtol=1e-8, atol=0)
+    k.requires_grad_()
+    rows = [torch.autograd.grad(loss(k)[i], k)[0] for i in range(2)]
+    torch.testing.assert_close(torch.stack(rows), jacobian, rtol=1e-8, atol=0)
+
+
+def test_what_is_asked_of_a_right_hand_side_is_asked_once() -> None:
+    """Whether it hides something from autograd, and whether its samples are independent: not at each solve."""
+    W, y0 = net(16)
+    calls = 0
+
+    def rhs(t: Tensor, y: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return torch.tanh(y @ W)
+
+    def derivative() -> int:
+        begun = calls
+        start = y0.clone().requires_grad_()
+        path = ik.solve(ik.InitialValue(rhs, (0.0, 0.5)), start, batch_dims=1).value
+        torch.autograd.grad(path.sum(), start)
+        return calls - begun
+
+    first, second = derivative(), derivative()
+    assert second < first
+    assert derivative() == second
+
+
+def test_a_step_is_known_in_between_to_order_four() -> None:
+    def error(steps: int) -> float:
+        edges = torch.linspace(0, 3, steps + 1, **DOUBLE)
+        exact, halves = edges.exp()[:, None, None], (edges[:-1] + edges.diff() / 2).exp()[:, None, None]
+        between = quartic(edges, exact, exact.unbind(), halves.unbind())
+        step, x = torch.arange(steps), torch.full((steps,), 0.2, **DOUBLE)
+        return float((between(step, x)[:, 0, 0] - (edges[:-1] + x * edges.diff()).exp()).abs().max())
+
+    assert math.log2(error(10) / error(20)) == pytest.approx(5, abs=0.3)
+
+
+def test_the_pattern_of_explicit_steps_is_that_of_their_jacobian() -> None:
+    """A chain of which each number looks at the next: six stages reach six numbers further."""
+    n, steps = 10, 4
+    chain = sp.csr_matrix(sp.eye(n, k=1, dtype=bool))
+    ready = coloured_steps(chain, 8, 1, False, True)
+    problem = ExplicitEquations(
+        lambda t, y: 2 * y.roll(-1, -1) * (torch.arange(n) < n - 1), Mesh.even(1, steps, torch.float64, torch.device("cpu")),
+        Layout(torch.zeros(n, **DOUBLE), 0), 1,
+    )  # fmt: skip
+    Y, t = torch.ones(steps, 1, n, **DOUBLE), torch.tensor([0.0, 1.0], **DOUBLE)
+    J = torch.func.jacrev(lambda Y: problem.residual(Y, torch.ones(n, **DOUBLE), t))(Y).reshape(steps * n, steps * n)
+    assert ready is not None
+    pattern = torch.from_numpy(ready.pattern.toarray())[: steps * n, : steps * n]
+    assert torch.equal(J != 0, pattern)
+
+
+# ---------------------------------------------------------------------------------------------------------------- events
+@pytest.mark.parametrize("depth", [0.3, 0.01])
+@pytest.mark.parametrize("steps", [None, 60])
+def test_two_changes_about_a_turn(depth: float, steps: int | None) -> None:
+    """``sin t`` is above ``cos(depth)`` for so short a time about ``pi / 2`` that no point need be there."""
+    event = lambda t, y: math.cos(depth) - y[0]  # noqa: E731
+    problem = ik.InitialValue(lambda t, y: torch.cos(t) + 0 * y, (0.0, 10.0), event, steps=steps, accuracy=1e-8)
+    time = ik.solve(problem, torch.zeros(1, **DOUBLE)).value["time"]
+    tolerance = 1e-6 if steps is None else 2e-3
+    assert float(time) == pytest.approx(math.pi / 2 - depth, abs=tolerance)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "wide"),
+    [(torch.cosh, 1e-5), (lambda s: s.abs() ** 1.5, 5e-4), (lambda s: torch.where(s < 0, 9, 1) * s * s, 5e-4)],
+)
+def test_a_turn_between_two_points(shape: Callable[[Tensor], Tensor], wide: float, mapped: bool) -> None:
+    """Beyond zero by less than a thousandth of a step, of which 32 points are looked at; the first of two such turns."""
+    edges = torch.arange(9.0, **DOUBLE)
+    least = shape(torch.zeros((), **DOUBLE))
+    depth = shape(torch.tensor(wide, **DOUBLE)) - least
+
+    def time(centre: Tensor) -> Tensor:
+        event = lambda t, y: torch.minimum(shape(t - centre), shape(t - centre - 3)) - least - depth  # noqa: E731
+        return first_crossing(event, edges, lambda step, x: torch.zeros(len(x), 1, 1, **DOUBLE)).time
+
+    centres = 2 + torch.tensor([0.1, 0.237, 0.777, 0.5 + 1 / 64], **DOUBLE)
+    found = torch.func.vmap(time)(centres) if mapped else torch.stack([time(c) for c in centres])
+    assert bool((found <= centres).all() and (found > centres - 1e-3).all())
+
+
+def test_a_turn_under_vmap() -> None:
+    def time(level: Tensor) -> Tensor:
+        event = lambda t, y: level - y[0]  # noqa: E731
+        problem = ik.InitialValue(lambda t, y: torch.cos(t) + 0 * y, (0.0, 4.0), event, steps=16)
+        return ik.solve(problem, torch.zeros(1, **DOUBLE)).value["time"]
+
+    levels = torch.tensor([0.5, 0.9999], **DOUBLE)
+    torch.testing.assert_close(torch.func.vmap(time)(levels), torch.asin(levels), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("end", [20.0, -20.0])
+def test_a_trajectory_is_followed_to_its_event_and_not_far_beyond(end: float) -> None:
+    latest = 0.0
+
+    def rhs(t: Tensor, y: Tensor) -> Tensor:
+        nonlocal latest
+        latest = max(latest, abs(float(t))) if not torch._C._functorch.is_batchedtensor(t) else latest
+        return torch.stack((y[1], -y[0]))
+
+    found = ik.solve(ik.InitialValue(rhs, (0.0, end), lambda t, y: y[0]), torch.tensor([1.0, 0.0], **DOUBLE)).value
+    assert float(found["time"]) == pytest.approx(math.copysign(math.pi / 2, end), abs=1e-6)
+    assert latest < 5
+    assert abs(float(found["state"][1])) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_an_event_just_behind_a_step() -> None:
+    """The last step, which would be very short, is made one with the step before it."""
+    edges: list[Tensor] = []
+
+    def event(t: Tensor, y: Tensor) -> Tensor:
+        return t - edges[0]
+
+    rhs = lambda t, y: -y * torch.cos(t)  # noqa: E731
+    y0 = torch.ones(1, **DOUBLE)
+    march = March(lambda t, y: rhs(t, y), torch.tensor([0.0, 9.0], **DOUBLE), y0[None], 1e-6)
+    march.run()
+    edges.append(march.path[0][3] + 1e-9)
+    found = ik.solve(ik.InitialValue(rhs, (0.0, 9.0), event), y0).value
+    torch.testing.assert_close(found["time"], edges[0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(found["state"][0], torch.exp(-torch.sin(edges[0])), rtol=1e-5, atol=0)
+
+
+# ------------------------------------------------------------------------------------------------------------------ fits
+def test_a_fit_of_rates_takes_few_trajectories() -> None:
+    """40 if it is doubted that a clear minimum is one: differences of gradients far beside it look as of an inflection."""
+
+    def rhs(t: Tensor, y: Tensor, p: Tensor) -> Tensor:
+        return torch.stack([p[0] * y[0] - p[1] * y[0] * y[1], -p[2] * y[1] + p[3] * y[0] * y[1]])
+
+    t, y0 = torch.linspace(0, 10, 20, **DOUBLE), torch.tensor([1.0, 0.5], **DOUBLE)
+    path: Any = lambda p: ik.solve(ik.InitialValue(rhs, t), y0, (p,)).value  # noqa: E731
+    true = torch.tensor([1.0, 0.5, 0.8, 0.3], **DOUBLE)
+    noise = torch.from_numpy(np.random.default_rng(0).normal(size=(20, 2)))
+    data = path(true) + 0.01 * noise
+    found = ik.least_squares(lambda p: (path(p) - data).flatten(), torch.tensor([1.2, 0.4, 0.7, 0.4], **DOUBLE))
+    assert found.evaluations <= 20
+    torch.testing.assert_close(found.value, true, rtol=0.05, atol=0)
