@@ -172,10 +172,12 @@ class Polyalgorithm(Solver):
         for stage in stages:
             open_ = _open(f, total, start_norm) & ~waiting & ~kinks.found
             if f.kind.minimisation:
-                open_ = open_ & (falls < _ENOUGH)
+                # what has run away goes on from no point out there, and once more from the start
+                gone = total.status == int(Status.DIVERGED)
+                open_ = open_ & (falls < _ENOUGH) & ~(gone if stage.scale is None else gone & False)
             shown, later = total.shown, options.after(total.taken, total.shown)
             if not bool(open_.any()):
-                break
+                continue
             if later.max_steps is not None and later.max_steps < 1:  # what one method gave up others were to go on with
                 gave_up = open_ & (total.status == int(Status.STALLED))
                 total.status = torch.where(gave_up, int(Status.MAX_STEPS), total.status)

@@ -9,7 +9,8 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.dense import lstsq_batched
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.probing import BEHIND, DENSE, LEFT
+from implicitkit.solver.verdict.fits import DENSE
+from implicitkit.solver.verdict.probing import BEHIND, LEFT
 from implicitkit.solver.verdict.scales import (
     NOISE,
     grows,
