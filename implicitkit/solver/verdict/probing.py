@@ -13,7 +13,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.dense import lstsq_batched, solve_batched
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.crossings import crosses, in_units, is_lower, moved_by_rounding, without
+from implicitkit.solver.verdict.crossings import crosses, in_units, is_lower, moved_by_rounding, runs_down, without
 from implicitkit.solver.verdict.families import in_a_family
 from implicitkit.solver.verdict.fits import DENSE, as_fit, explains, is_small, well_fitted
 from implicitkit.solver.verdict.lengths import has_no_length, stays
@@ -195,6 +195,8 @@ def _by_factors(
     near = (near & sure) | (solvable & line & _near_a_zero(f, z, F, unit * low, scale, terms, loose))
     if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
         near = near | ((F == 0) & (scale > 0)).all(1)
+    if f.kind.minimisation and square:
+        near = near & ~runs_down(f, z, J, near & finite)
     return finite & near
 
 
