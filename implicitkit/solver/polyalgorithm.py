@@ -14,6 +14,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.second_order import falls_forever_within
+from implicitkit.solver.costs import have_one_matrix
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.starts import has_no_slope
@@ -65,8 +66,7 @@ class Stage:
     def serves(self, f: Evaluations, z0: Tensor) -> bool:
         """Is it for a Jacobian like this?"""
         if self.shared:
-            apart = torch.arange(len(z0), dtype=z0.dtype, device=z0.device).unsqueeze(1) * (1 + z0.abs())
-            return len(z0) > 1 and not f.is_sparse(z0) and f.linearize(z0 + apart).alike()
+            return len(z0) > 1 and not f.is_sparse(z0) and have_one_matrix(f, z0)
         return not self.sparse or f.is_sparse(z0)
 
     def make(self) -> Any:

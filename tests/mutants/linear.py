@@ -148,8 +148,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/root/frugal.py",
         "tests/linear/test_one_matrix.py -k newton_steps",
-        ("price >= _WORTH and _have_one_matrix(f, A, z)", "False"),
-        ("price >= _WORTH and _have_one_matrix(f, A, z)", "price >= _WORTH"),
+        ("price >= _WORTH and _are_alike(f, A, z)", "False"),
+        ("price >= _WORTH and _are_alike(f, A, z)", "price >= _WORTH"),
         ("if A.price() is None or bool((z != z[:1]).any()):", "if True:"),
         ('{"krylov": alike,', '{"krylov": False,'),
     ),
