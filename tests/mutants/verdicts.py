@@ -764,6 +764,34 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/verdict/vanishing.py",
+        STAYED + " -k before_it_underflows",
+        ("torch.where(cut | fades, AWAY, 0)", "torch.where(cut, AWAY, 0)"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/crossings.py",
+        FAMILIES + " -k falls_for_ever",
+        ("which = which & (values[:, 0] <= eps**0.5)", "which = which & False"),
+        ("falls & (last - value > NOISE", "falls & (last - value > -NOISE"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/inflection.py",
+        STRANGERS + " -k along_a_curve",
+        ("end = there - torch.where(stiff > 0, r / stiff, 0)", "end = there"),
+        ("which = which & (fall > _ROUNDING", "which = which & (fall > -_ROUNDING"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/no_point.py",
+        "tests/solver/test_refusals_are_bounded.py -k 'no_point or elsewhere'",
+        ("found = which & (level > 0) & (left.abs() <= _STATIONARY * terms).all(1)", "found = which & False"),
+        ("found = found & ~((y * there).sum(1) < _LESS * level)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/sets/cones.py",
+        "tests/problem/test_natural_maps.py -k 'far_apart or numbers'",
+        ("held(g, None, x)", "g"),
+    ),
+    *mutants(
         "implicitkit/solver/verdict/together.py",
         TOGETHER,
         ("| (norm(way) > 0)", ""),

@@ -233,3 +233,27 @@ def test_the_others_are_as_they_are_alone(
     assert found.evaluations <= 1.5 * sum(s.evaluations for s in alone) + 80
     if in_dims is not None:
         assert found.sample_evaluations <= 2 * sum(s.sample_evaluations for s in alone) + 60
+
+
+@pytest.mark.parametrize(
+    ("constraint", "most"),
+    [
+        (ik.Inequality(lambda z: torch.stack([z[0], 1 - z[0]])), 800),
+        (ik.Equality(lambda z: z[0] ** 2 + 1), 450),
+    ],
+    ids=["half-planes apart", "a square below zero"],
+)
+def test_what_no_point_satisfies_is_not_tried_by_every_method(constraint: Any, most: int) -> None:
+    """They are violated least where one method has ended, and no weights of them are less far from there: 2,100."""
+    found = ik.argmin(
+        lambda z: z.square().sum(), torch.ones(2, dtype=F64), constraints=[constraint], on_failure="ignore"
+    )
+    assert not bool(found.converged)
+    assert found.evaluations <= most
+
+
+def test_constraints_that_hold_elsewhere_are_tried_on() -> None:
+    """``z^3 - 4 z + 3.2`` has a valley above zero at 1.15, and its zero at -2.3."""
+    valley = ik.Equality(lambda z: (z[0] ** 2 - 4) * z[0] + 3.2)
+    found = ik.argmin(lambda z: z.square().sum(), torch.tensor([1.2, 1.0], dtype=F64), constraints=[valley])
+    assert float(found.value[0]) < -2
