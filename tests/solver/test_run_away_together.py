@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.foundation.autodiff import linearise
+from implicitkit.solver.verdict.probing import LEFT
+from implicitkit.solver.verdict.together import fade_together
 
 F64 = torch.float64
 DIVERGED = int(ik.Status.DIVERGED)
@@ -58,3 +65,24 @@ def test_no_method_goes_on_from_where_another_has_run_away_to() -> None:
     )
     assert int(found.status) == DIVERGED
     assert found.evaluations < 500
+
+
+def _fades(residual: Callable[[Tensor], Tensor], z: Tensor, *last: Tensor) -> bool:
+    f: Any = SimpleNamespace(residual=residual, linearize=lambda y: linearise(residual, y)[1])
+    return bool(fade_together(f, z, residual(z), torch.ones(1, dtype=torch.bool), last, LEFT))
+
+
+def test_a_flat_direction_whose_zero_a_correction_finds_is_no_way_out() -> None:
+    A, zero = torch.ones(70, dtype=F64), torch.full((1, 70), 0.1, dtype=F64)
+    A[-1], zero[:, -1] = 1e-9, 30.02
+    z, point = zero.clone(), zero.clone()
+    z[:, -1], point[:, -1] = 30.0, 29.98
+    residual = lambda y: A * (y - zero)  # noqa: E731
+    assert not _fades(residual, z, point, residual(point))
+    far = torch.full_like(z, 30)
+    assert _fades(lambda y: torch.exp(-y), far, far - 1, torch.exp(1 - far))
+
+
+def test_rounding_errors_all_along_a_line_are_no_way_out() -> None:
+    z, noise = torch.full((1, 70), 30.0, dtype=F64), 1e-15 * torch.linspace(-1, 1, 70, dtype=F64)
+    assert not _fades(lambda y: 0 * y + noise, z, z - 1, noise.unsqueeze(0), torch.ones_like(z))
