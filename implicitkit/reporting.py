@@ -37,9 +37,11 @@ _DEVICES = ("the same device", "expected device", "is on cpu, different from", "
 _PRECISIONS = ("the same dtype", "expected scalar type", "expected m1 and m2")
 
 
-def raise_in_words(error: Exception, z: Any, args: tuple[Any, ...], function: Any = None) -> NoReturn:
+def raise_in_words(
+    error: Exception, z: Any, args: tuple[Any, ...], function: Any = None, batch: tuple[int, ...] = ()
+) -> NoReturn:
     """Raise the error of the user's ``function``, called with ``z`` and ``args``, again: with a word on what it was given,
-    if there is one to add."""
+    if there is one to add.  ``batch``: the first dimensions of ``z``, which are samples."""
     text = str(error)
     if getattr(z, "_fields", None) == ("z", "multipliers"):  # the state of a program: its function is given the first
         z = z.z
@@ -47,6 +49,8 @@ def raise_in_words(error: Exception, z: Any, args: tuple[Any, ...], function: An
         raise CapabilityError(NO_NUMBERS.format(what="fake tensors (FakeTensorMode), as in args,")) from error
     if type(error) in (TypeError, AttributeError, RuntimeError, ValueError, IndexError):
         said = _of_types(error, text, z, args) or of_operations(text) or _of_leaves(text, z, args, function)
+        if said and isinstance(error, IndexError) and batch:
+            said += f", all samples at once: with batch_dims={len(batch)} the i-th number of each is z[..., i]"
         if said and said not in text:
             raise type(error)(f"{text.rstrip('.')}. {said}") from error
     raise error

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import trees
+from implicitkit.foundation.clamping import held
 from implicitkit.foundation.options import check_options, each, number, optional, or_tensor, positive
 from implicitkit.sets.base import Projection, against, length
 from implicitkit.sets.groups import ByRow
@@ -67,6 +69,15 @@ class LinfBall(Ball):
 
     def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
         return v.maximum(-radius).minimum(radius)
+
+    def natural(self, z: Any, slope: Any) -> Any:
+        """``z - P(z - slope)`` of a tensor, or of each leaf of a pytree, without its cancellation: ``slope``, but at least
+        ``z - centre - radius`` and at most ``z - centre + radius``."""
+        return trees.tree_map(self._natural, z, slope)
+
+    def _natural(self, z: Tensor, slope: Tensor) -> Tensor:
+        off, radius = z if self.centre is None else z - self.centre, against(self.radius, z)
+        return held(slope, off - radius, off + radius)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import trees
+from implicitkit.foundation.clamping import held
 from implicitkit.foundation.options import check_options, flag
 from implicitkit.sets.base import Projection, length
 
@@ -20,6 +22,10 @@ class Nonnegative(Projection):
 
     def project(self, v: Tensor) -> Tensor:
         return v.clamp_min(0)
+
+    def natural(self, z: Any, slope: Any) -> Any:
+        """``z - P(z - slope)`` of a tensor, or of each leaf of a pytree, without its cancellation: ``min(slope, z)``."""
+        return trees.tree_map(lambda x, g: held(g, None, x), z, slope)
 
 
 @dataclass(frozen=True)

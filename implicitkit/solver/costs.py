@@ -11,7 +11,9 @@ is left, for what it costs.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
+import torch
 from torch import Tensor
 
 from implicitkit.linear.price import CALL, cost_of_product
@@ -38,6 +40,18 @@ def cost_of(f: Evaluations) -> float | None:
     part = system.batch / max(1, system.layout.batch)
     numbers, through = system.batch * system.size, int(3 * work.numbers * part)
     return cost_of_product(numbers, 2 * work.operations + 1, through, int(work.products * part / max(1, numbers)))
+
+
+def have_one_matrix(f: Evaluations, z: Tensor) -> bool:
+    """Have all samples one Jacobian, though they are no longer at one point?  They move outwards, by little shares of
+    themselves: a function may have no value farther off, and where it has none here, they have not."""
+    size = z.abs()
+    unit = size.amax(1, keepdim=True)
+    unit = torch.where(size > 0, size, torch.where(unit > 0, unit, 1))
+    shares = f.eps**0.25 / len(z) * torch.arange(len(z), dtype=z.dtype, device=z.device).unsqueeze(1)
+    with suppress(Exception):
+        return f.linearize(z + shares * torch.where(z < 0, -unit, unit)).alike()
+    return False
 
 
 def dropping_pays(f: Evaluations, share: float) -> bool:

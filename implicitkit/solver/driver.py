@@ -372,7 +372,7 @@ class _Loop:
     ) -> tuple[Tensor, Tensor]:
         """Samples that were stopped short of what they need not meet have converged; others have run away.  And what was
         asked of them at these points.  Of samples that another method goes on with that one has the last word."""
-        handed = status == int(Status.STALLED) if self.method.hands_over else None
+        status, handed = self.judge.asked.handed_over(status) if self.method.hands_over else (status, None)
         if handed is not None and bool(handed.all()):
             return status, tolerance
         judge, f = self.whole, self.whole.f

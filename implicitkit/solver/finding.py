@@ -26,10 +26,10 @@ from implicitkit.solver.norms import warn_of_seminorm
 from implicitkit.solver.polyalgorithm import Polyalgorithm
 from implicitkit.solver.starts import beside, is_lowest
 from implicitkit.solver.subset import subset
+from implicitkit.solver.verdict.fits import DENSE
 from implicitkit.solver.verdict.kinks import KINK
 from implicitkit.solver.verdict.minima import ROUNDING, downhill, falls_forever
 from implicitkit.solver.verdict.noise import refuse_noise
-from implicitkit.solver.verdict.probing import DENSE
 from implicitkit.solver.verdict.risen import RISEN, Start
 from implicitkit.solver.verdict.scales import in_working_precision
 

@@ -14,7 +14,9 @@ from implicitkit.foundation.options import at_least, check_options, finite, flag
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.catalogue import get_solver
+from implicitkit.solver.constrained.no_point import no_point_satisfies
 from implicitkit.solver.constrained.second_order import falls_forever_within
+from implicitkit.solver.costs import have_one_matrix
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.starts import has_no_slope
@@ -66,8 +68,7 @@ class Stage:
     def serves(self, f: Evaluations, z0: Tensor) -> bool:
         """Is it for a Jacobian like this?"""
         if self.shared:
-            apart = torch.arange(len(z0), dtype=z0.dtype, device=z0.device).unsqueeze(1) * (1 + z0.abs())
-            return len(z0) > 1 and not f.is_sparse(z0) and f.linearize(z0 + apart).alike()
+            return len(z0) > 1 and not f.is_sparse(z0) and have_one_matrix(f, z0)
         return not self.sparse or f.is_sparse(z0)
 
     def make(self) -> Any:
@@ -148,6 +149,7 @@ class Polyalgorithm(Solver):
             failed = (total.status != int(Status.CONVERGED)) & torch.isfinite(total.z).all(1)
             falls = falls_forever_within(f, total.z, failed)
             total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
+            waiting = waiting | no_point_satisfies(f, total.z, failed & ~falls)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         rows, start_norm = start.abs(), options.size(start)
         options = replace(options, start_size=start_size(z0) if f.kind.of_residuals else None, start_rows=rows)
@@ -171,12 +173,10 @@ class Polyalgorithm(Solver):
         falls = (total.status == int(Status.UNBOUNDED)).long()  # how many stages have said so
         onward, latest, kinks = total.z if total.onward is None else total.onward, None, Kinks(waiting)
         for stage in stages:
-            open_ = _open(f, total, start_norm) & ~waiting & ~kinks.found
-            if f.kind.minimisation:
-                open_ = open_ & (falls < _ENOUGH)
+            open_ = _open(f, total, start_norm, stage, falls) & ~waiting & ~kinks.found
             shown, later = total.shown, options.after(total.taken, total.shown)
             if not bool(open_.any()):
-                break
+                continue
             if later.max_steps is not None and later.max_steps < 1:  # what one method gave up others were to go on with
                 gave_up = open_ & (total.status == int(Status.STALLED))
                 total.status = torch.where(gave_up, int(Status.MAX_STEPS), total.status)
@@ -194,11 +194,8 @@ class Polyalgorithm(Solver):
             if granted is None:
                 continue
             solver = granted.make()
-            sizes = None if later.start_size is None else later.start_size.index_select(0, samples)
-            rows = None if later.start_rows is None else later.start_rows.index_select(0, samples)
-            norms, limited = start_norm.index_select(0, samples), _limited(later, granted.max_steps)
-            limited = replace(limited, start_norm=norms, start_size=sizes, start_rows=rows)
-            found = _run(solver, part, begin, limited)
+            norms = start_norm.index_select(0, samples)
+            found = _run(solver, part, begin, _of_samples(_limited(later, granted.max_steps), samples, norms))
             if found is None:
                 total.evaluations, total.sample_evaluations = part.evaluations, part.sample_evaluations
                 continue
@@ -207,6 +204,7 @@ class Polyalgorithm(Solver):
                 finishers.append(found.solver or solver.name)
             if f.kind.minimisation:
                 kinks.look(part, found, samples, open_, norms, total)
+            waiting = waiting | _in_vain(f, total, open_)
             if not (part.of_gradient or part.solves == f.kind.name):
                 blind = torch.zeros_like(open_).index_copy(0, samples, found.status == int(Status.CONVERGED)) & open_
                 total.blind = blind if total.blind is None else total.blind | blind
@@ -223,13 +221,36 @@ class Polyalgorithm(Solver):
         return stage
 
 
-def _open(f: Evaluations, total: Outcome, start_norm: Tensor) -> Tensor:
-    """Samples for another stage; of a program none that falls forever, or whose start is not finite: no stage has
-    another."""
+def _open(f: Evaluations, total: Outcome, start_norm: Tensor, stage: Stage, falls: Tensor) -> Tensor:
+    """Samples for another stage; of a program none that falls forever, or whose start is not finite: no stage has another.
+    Of a minimisation none that enough stages have seen to fall forever; and what has run away goes on from no point out
+    there, only once more from the start."""
     open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
     if f.kind.returns_program:
         open_ = open_ & (total.status != int(Status.UNBOUNDED)) & torch.isfinite(start_norm)
+    if f.kind.minimisation:
+        open_ = open_ & (falls < _ENOUGH)
+        open_ = open_ if stage.scale is not None else open_ & (total.status != int(Status.DIVERGED))
     return open_
+
+
+def _of_samples(options: Options, samples: Tensor, start_norm: Tensor) -> Options:
+    """The options of a stage for these samples."""
+    sizes = None if options.start_size is None else options.start_size.index_select(0, samples)
+    rows = None if options.start_rows is None else options.start_rows.index_select(0, samples)
+    return replace(options, start_norm=start_norm, start_size=sizes, start_rows=rows)
+
+
+def _in_vain(f: Evaluations, total: Outcome, open_: Tensor) -> Tensor:
+    """Of which of the samples that are ``open_`` no point seems to satisfy the constraints, ``(batch,)``: of those that have
+    stalled."""
+    stalled = open_ & (total.status == int(Status.STALLED))
+    if not f.kind.returns_program:
+        return stalled & False
+    f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
+    found = no_point_satisfies(f, total.z, stalled)
+    total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
+    return found
 
 
 def _run(solver: Solver, f: Evaluations, z: Tensor, options: Options) -> Outcome | None:

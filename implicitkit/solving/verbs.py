@@ -346,7 +346,7 @@ def _lifted(problem: Problem, layout: Layout, z0: Any, args: tuple[Any, ...], gi
         check = check_output(problem, layout)
         return lift_despite_failures(problem.function, problem.probe(z0), args, check, layout.batch)
     except Exception as error:
-        raise_in_words(error, z0, given, problem.function)
+        raise_in_words(error, z0, given, problem.function, layout.batch_shape)
 
 
 def _batch_dims(batch_dims: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from implicitkit.linear.factors.sparse_blocks import SharedFactor, SparseBlocks,
 from implicitkit.linear.factors.sparse_factors import SparseFactor
 from implicitkit.linear.price import price_of, price_of_dense
 from implicitkit.solver import auto
+from implicitkit.solver.costs import have_one_matrix
 from implicitkit.sparsity import compression
 from implicitkit.sparsity.compression import Coloured
 
@@ -404,3 +406,17 @@ def test_products_with_one_matrix_for_all(transposed: bool, columns: tuple[int, 
     for name in ("product", "size"):
         torch.testing.assert_close(getattr(one, name)(x), getattr(each, name)(x), rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(one.columns, each.columns)
+
+
+def test_one_matrix_is_looked_for_where_the_function_has_a_value() -> None:
+    """One unknown farther off, as it was, a square root has none; and of one that raises even so nothing is said."""
+    z = torch.full((12, 3), 0.5, dtype=D)
+    seen = []
+
+    def refuse(point: torch.Tensor) -> None:
+        seen.append(point)
+        raise ValueError("outside")
+
+    assert not have_one_matrix(SimpleNamespace(eps=torch.finfo(D).eps, linearize=refuse), z)
+    assert float((seen[0] - z).abs().max()) < 1e-3
+    assert len(seen[0].unique(dim=0)) == len(z)

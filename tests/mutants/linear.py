@@ -148,8 +148,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/root/frugal.py",
         "tests/linear/test_one_matrix.py -k newton_steps",
-        ("price >= _WORTH and _have_one_matrix(f, A, z)", "False"),
-        ("price >= _WORTH and _have_one_matrix(f, A, z)", "price >= _WORTH"),
+        ("price >= _WORTH and _are_alike(f, A, z)", "False"),
+        ("price >= _WORTH and _are_alike(f, A, z)", "price >= _WORTH"),
         ("if A.price() is None or bool((z != z[:1]).any()):", "if True:"),
         ('{"krylov": alike,', '{"krylov": False,'),
     ),
@@ -878,9 +878,10 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/polyalgorithm.py",
-        "tests/linear/test_one_matrix.py -k more_samples",
-        ("f.linearize(z0 + apart).alike()", "f.linearize(z0).alike()"),
+        "implicitkit/solver/costs.py",
+        "tests/linear/test_one_matrix.py -k 'more_samples or has_a_value'",
+        ("return f.linearize(z + shares * torch.where(z < 0, -unit, unit)).alike()", "return f.linearize(z).alike()"),
+        ("shares = f.eps**0.25 / len(z)", "shares = len(z)"),
     ),
     *mutants(
         "implicitkit/problem/base.py",

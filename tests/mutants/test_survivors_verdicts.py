@@ -11,7 +11,8 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.autodiff import linearise
-from implicitkit.solver.verdict.probing import _well_fitted, runs_away
+from implicitkit.solver.verdict.fits import well_fitted
+from implicitkit.solver.verdict.probing import runs_away
 from implicitkit.solver.verdict.scales import grows, rounding, row_scales
 
 D = torch.float64
@@ -51,7 +52,7 @@ def test_a_jump_on_one_side_is_no_rounding(size: int) -> None:
 def _fit(J: list[list[float]], r: list[float], z: list[float], least: float = 1e-30) -> bool:
     matrix, residuals = torch.tensor([J], dtype=D), torch.tensor([r], dtype=D)
     gradient = (matrix.mT @ residuals.unsqueeze(2)).squeeze(2)
-    return bool(_well_fitted(matrix, residuals, torch.tensor([z], dtype=D), gradient + least, ALL))
+    return bool(well_fitted(matrix, residuals, torch.tensor([z], dtype=D), gradient + least, ALL))
 
 
 def test_a_fit_near_its_solution_is_believed() -> None:

@@ -22,6 +22,7 @@ FEWER = "tests/core/test_states_of_their_own.py"
 SECOND = "tests/solver/test_second_order.py"
 STAYED = "tests/solver/test_nothing_ran_away.py"
 FAMILIES = "tests/solver/test_families_of_minima.py"
+TOGETHER = "tests/solver/test_run_away_together.py"
 KINKS = "tests/solver/test_minima_in_kinks.py"
 STRANGERS = "tests/solver/test_minima_by_strangers.py"
 FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and newton)'"
@@ -423,7 +424,6 @@ MUTANTS = [
         "implicitkit/solver/verdict/probing.py",
         FAR,
         ("torch.where(ray, _SHORT, 0)", "torch.where(ray, 0, 0)"),
-        ("if not f.kind.of_residuals or z.shape[1] > DENSE:", "if True:"),
         (
             "line = line if lines else line & full",
             "pass",
@@ -606,7 +606,6 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_convergence.py -k 'kinks_meet or takes_all or do_not_vanish or beside_zero'",
-        (" & _explains(J, r, in_working_precision(z))[1]", ""),
         ("near = near | (orthogonal & _by_factors(f, H", "near = near & (orthogonal & _by_factors(f, H"),
     ),
     *mutants(
@@ -635,7 +634,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/judging.py",
         "tests/solver/test_large_least_squares.py -k 'questions_of_the_judge'",
-        ("self.asked.note(z, asked | open_, away)", "pass"),
+        ("self.asked.note(z, asked | open_, away, self.came_from)", "pass"),
         ("noise=not fast", "noise=True"),
     ),
     *mutants(
@@ -757,11 +756,11 @@ MUTANTS = [
         ("torch.minimum(slope.abs(), back.abs())", "slope.abs()"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
+        "implicitkit/solver/verdict/fits.py",
         FITS,
         ("regular = regular & (values[:, -1] >", "regular = regular | (values[:, -1] >"),
-        ("return regular & _is_small(d / columns, z, torch.finfo(z.dtype).eps) &", "return regular &"),
-        ("_is_small(d / columns, z, torch", "_is_small(d, z, torch"),
+        ("return regular & is_small(d / columns, z, torch.finfo(z.dtype).eps) &", "return regular &"),
+        ("is_small(d / columns, z, torch", "is_small(d, z, torch"),
         (" & (columns > 0).all(1) & (F != 0).any(1)", " & (columns > 0).all(1)"),
         ("return d, ok & (condition < torch.finfo(A.dtype).eps ** -0.25)", "return d, ok"),
         ("    if not bool((regular | ~which).all()):", "    if False:"),
@@ -770,8 +769,59 @@ MUTANTS = [
             "    if True:",
             "tests/solver/test_few_unknowns.py -k singular_values",
         ),
-        ("if fit is not None and bool((_well_fitted(*fit, z, F, which) & ~loose | ~which).all()):", "if False:"),
-        ("_well_fitted(*fit, z, F, which) & ~loose |", "_well_fitted(*fit, z, F, which) |", LENGTHS),
+        ("if not f.kind.of_residuals or z.shape[1] > DENSE:", "if True:", FAR),
+        (
+            " & explains(J, r, in_working_precision(z))[1]",
+            "",
+            "tests/solver/test_convergence.py -k 'kinks_meet or takes_all or do_not_vanish or beside_zero'",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/vanishing.py",
+        STAYED + " -k before_it_underflows",
+        ("torch.where(cut | fades, AWAY, 0)", "torch.where(cut, AWAY, 0)"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/crossings.py",
+        FAMILIES + " -k falls_for_ever",
+        ("which = which & (values[:, 0] <= eps**0.5)", "which = which & False"),
+        ("falls & (last - value > NOISE", "falls & (last - value > -NOISE"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/inflection.py",
+        STRANGERS + " -k along_a_curve",
+        ("end = there - torch.where(stiff > 0, r / stiff, 0)", "end = there"),
+        ("which = which & (fall > _ROUNDING", "which = which & (fall > -_ROUNDING"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/no_point.py",
+        "tests/solver/test_refusals_are_bounded.py -k 'no_point or elsewhere'",
+        ("found = which & (level > 0) & ((left.abs()", "found = which & False & ((left.abs()"),
+        ("found = found & ~((y * there).sum(1) < _LESS * level)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/sets/cones.py",
+        "tests/problem/test_natural_maps.py -k 'far_apart or numbers'",
+        ("held(g, None, x)", "g"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/together.py",
+        TOGETHER,
+        ("| (norm(way) > 0)", ""),
+        ("(size > left * norm(before))", "(size < left * norm(before))"),
+        ("& (norm(f.residual(origin)) > _LINE * size)", "& (size > 0)"),
+        ("(norm(f.residual(z + d)) > left * size)", "(size > 0)"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/asked.py",
+        TOGETHER,
+        ("return torch.where(gone, int(Status.DIVERGED), status), handed & ~gone", "return status, handed"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/probing.py",
+        FITS,
+        ("if fit is not None and bool((well_fitted(*fit, z, F, which) & ~loose | ~which).all()):", "if False:"),
+        ("well_fitted(*fit, z, F, which) & ~loose |", "well_fitted(*fit, z, F, which) |", LENGTHS),
         ("_SOUND * scale).all(1) & ~loose", "_SOUND * scale).all(1)", LENGTHS),
         ("small & (loose | standing)", "small & standing", LENGTHS),
         ("small & (loose | (F.abs() > _DRIFTS * scale).any(1))", "small & (F.abs() > _DRIFTS * scale).any(1)", LENGTHS),

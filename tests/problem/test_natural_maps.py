@@ -15,6 +15,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.cost import cost_of
+from implicitkit.sets.base import Projection
 
 THETA = (3.0, 2.0, -1.0, 0.25)
 
@@ -35,6 +36,11 @@ TERMS = {
         lambda t: t.clamp_min(0.0),
     ),
     "box": (lambda u, f: {"project": ik.project.box(0.0, 2.5 * u)}, clipped),
+    "nonnegative numbers": (lambda u, f: {"project": ik.project.nonnegative()}, lambda t: t.clamp_min(0)),
+    "ball of the largest": (
+        lambda u, f: {"project": ik.project.linf_ball(1.25 * u, 1.25 * u * torch.ones(4, device="cpu"))},
+        clipped,
+    ),
     "l1": (lambda u, f: {"prox": ik.prox.l1(0.5 * f / u)}, shrunk),
     "ridge": (lambda u, f: {"prox": ik.prox.ridge(f / u**2)}, lambda t: t / 2),
     "elastic net": (lambda u, f: {"prox": ik.prox.elastic_net(0.5 * f / u, f / u**2)}, lambda t: shrunk(t) / 2),
@@ -80,7 +86,7 @@ def test_the_same_map(name):
     (which,) = TERMS[name][0](1.0, 0.6).values()  # weights other than one
     if isinstance(which, tuple):
         which = ik.project.box(*which)
-    image = which if isinstance(which, ik.project.box) else lambda v: which(v, 1.0)
+    image = which if isinstance(which, Projection) else lambda v: which(v, 1.0)
     wanted = lambda z, g: z - image(z - g)  # noqa: E731
     torch.testing.assert_close(which.natural(z, g), wanted(z, g))
     for i in (0, 1):
@@ -177,3 +183,16 @@ def test_it_stays_a_number_of_float32() -> None:
     z0 = ONES.float()
     c = cost_of(lambda z: 1e-30 * bent(z, 3.0), None, z0, (), Layout(z0, 0))
     assert c is not None and float(c) == 2.0**60
+
+
+@pytest.mark.parametrize("name", ["nonnegative", "ball"])
+@pytest.mark.parametrize("span", [1e4, 1e6])
+def test_unknowns_in_units_far_apart(name, span):
+    """In float32 a step by the slope was rounded away beside a large unknown: 0.008 was claimed for 2.3."""
+    unit = 1 / torch.logspace(0, math.log10(span), 6)
+    theta = torch.tensor([2.3, -0.4, -0.3, 0.8, -1.6, -2.1])
+    centre = 5 * unit
+    which = ik.project.nonnegative() if name == "nonnegative" else ik.project.linf_ball(5.0, centre)
+    wanted = theta.clamp_min(0) if name == "nonnegative" else theta.clamp(5 - 5 / unit, 5 + 5 / unit)
+    found = ik.argmin(lambda z: (z / unit - theta).square().sum() / 2, torch.zeros(6), project=which)
+    torch.testing.assert_close(found.value / unit, wanted, rtol=1e-3, atol=1e-3)

@@ -121,3 +121,12 @@ def test_an_objective_that_changes_along_a_curve_has_no_minima_there(falls: bool
     )
     z = torch.tensor([[1e3, 1e-3]], dtype=F64)
     assert bool(in_a_family(f, z, torch.ones(1, dtype=torch.bool))) is not falls
+
+
+@pytest.mark.parametrize("far", (1e9, 1e10))
+def test_a_curve_along_which_the_objective_falls_for_ever_is_none_of_minima(far: float) -> None:
+    """On ``z_0 z_1 = 1`` the gradient is rounding, ``z_0^2`` falls on; without that every point of it is a minimum."""
+    start = torch.tensor([1 / far, far], dtype=torch.float64)
+    found = ik.argmin(lambda z: (z[0] * z[1] - 1) ** 2 + z[0] ** 2, start, on_failure="ignore", max_steps=50)
+    assert not bool(found.converged), found
+    assert bool(ik.argmin(lambda z: (z[0] * z[1] - 1) ** 2 + 1, start).converged)

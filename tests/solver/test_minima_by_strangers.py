@@ -137,3 +137,22 @@ def test_a_long_valley_is_no_way_down_forever() -> None:
     found = ik.argmin(rosenbrock, torch.tensor([-1.2, 1.0], dtype=F64).repeat(30), solver="lbfgs")
     assert int(found.steps) > 200
     torch.testing.assert_close(found.value.abs(), torch.ones(60, dtype=F64), rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("f", "start"),
+    [
+        (lambda z: (z[1] - z[0] ** 2) * (z[1] - 3 * z[0] ** 2), (0.0, -2.0)),
+        (lambda z: (z[0] ** 2 - 1) ** 2 + z[1] ** 2 * (1 - z[0]) - z[2] ** 2 + z[2] ** 4, (1.0, 0.0, 0.707)),
+        (lambda z: z[1] ** 2 + 10 * z[2] ** 2 - (z[1] + 3 * z[2]) * z[0] ** 2 + 0.1 * z[0] ** 4, (0.0, 0.1, 0.3)),
+    ],
+    ids=["Peano", "a cubic beside wells", "two steep directions"],
+)
+def test_what_falls_along_a_curve_alone_is_no_minimum(f: Callable[[Tensor], Tensor], start: tuple[float, ...]) -> None:
+    """Each rises along every straight line through the point that was claimed, where its gradient vanishes."""
+    found = ik.argmin(f, torch.tensor(start, dtype=torch.float64), on_failure="ignore", max_steps=100)
+    assert not bool(found.converged), found
+    rises = ik.argmin(
+        lambda z: f(z) + 9 * z[-2:].square().sum().square() + 9 * z[0] ** 4, torch.tensor(start, dtype=torch.float64)
+    )
+    assert bool(rises.converged)

@@ -369,3 +369,13 @@ def test_a_correction_that_is_known_needs_no_null_space(n, monkeypatch):
     monkeypatch.setattr(probing, "lstsq_batched", lambda *given, **options: pytest.fail("a null space was looked for"))
     found = ik.root(lambda z: z**3 + z + 0.1 * z.flip(-1) - c, torch.ones(n, dtype=F64))
     assert float(found.value.min()) > 5
+
+
+@pytest.mark.parametrize("scale", (1.0, 1e3))
+def test_what_is_left_of_a_residual_before_it_underflows_is_no_root(scale: float) -> None:
+    """A unit in the last place of one, 1.1e-16, at ``19.04 / scale``; behind it nothing, where a correction leads."""
+    start = torch.linspace(-30, 30, 61, dtype=torch.float64).unsqueeze(1) / scale
+    found = ik.root(lambda z: 1 - torch.tanh(scale * z), start, batch_dims=1, on_failure="ignore")
+    assert not bool(found.converged.any()), found.value[found.converged]
+    again = ik.root(lambda z: 1 - torch.tanh(scale * z - 1) - 1e-16, 5 + 0 * start[:1], on_failure="ignore")
+    assert not bool(again.converged.any())

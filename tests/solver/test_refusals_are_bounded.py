@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 
 F64 = torch.float64
 Z = torch.linspace(0.1, 1, 4, dtype=F64)
@@ -235,3 +236,45 @@ def test_the_others_are_as_they_are_alone(
     assert found.evaluations <= 1.5 * sum(s.evaluations for s in alone) + 80
     if in_dims is not None:
         assert found.sample_evaluations <= 2 * sum(s.sample_evaluations for s in alone) + 60
+
+
+@pytest.mark.parametrize(
+    ("constraint", "most"),
+    [
+        (ik.Inequality(lambda z: torch.stack([z[0], 1 - z[0]])), 800),
+    ],
+    ids=["half-planes apart"],
+)
+def test_what_no_point_satisfies_is_not_tried_by_every_method(constraint: Any, most: int) -> None:
+    """They are violated least where one method has ended, and no weights of them are less far from there: 2,100."""
+    found = ik.argmin(
+        lambda z: z.square().sum(), torch.ones(2, dtype=F64), constraints=[constraint], on_failure="ignore"
+    )
+    assert not bool(found.converged)
+    assert found.evaluations <= most
+
+
+class _Stays(ik.Solver):
+    """Gets no further."""
+
+    name = "stays"
+    solves = "constrained"
+
+    def run(self, f: Any, z0: Tensor, options: Any) -> Any:
+        status = torch.full((len(z0),), int(ik.Status.STALLED))
+        return ik.extend.Outcome(z0, torch.linalg.vector_norm(f.residual(z0), dim=1), torch.ones_like(status), status)
+
+
+def test_constraints_that_hold_elsewhere_are_tried_on() -> None:
+    """``z^3 - 4 z + 3.2`` has a valley above zero at 1.15, and its zero at -2.3: no reason to ask no other method."""
+    valley, square = ik.Equality(lambda z: (z[0] ** 2 - 4) * z[0] + 3.2), ik.Equality(lambda z: z[0] ** 2 + 1)
+    for constraint, least in ((valley, (4 / 3) ** 0.5), (square, 0.0)):
+        start = torch.tensor([least, 1.0], dtype=F64)
+        found = ik.argmin(
+            lambda z: z.square().sum(),
+            start,
+            constraints=[constraint],
+            solver=Polyalgorithm((Stage(_Stays()), Stage("sqp"))),
+            on_failure="ignore",
+        )
+        assert (int(found.steps) > 1) == (constraint is valley)

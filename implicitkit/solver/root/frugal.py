@@ -11,6 +11,7 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.iterative.frugal import Frugal
+from implicitkit.solver.costs import have_one_matrix
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.root.newton import Newton
 from implicitkit.solver.steps.factored import is_large
@@ -85,7 +86,7 @@ class FrugalNewton(Newton):
         A = f.linearize(z)
         few = z.shape[1] <= _FEW and len(z) <= _SAMPLES
         price = f.price(z, A) if state["krylov"] and not few else 0.0
-        alike = state["alike"] and price >= _WORTH and _have_one_matrix(f, A, z)
+        alike = state["alike"] and price >= _WORTH and _are_alike(f, A, z)
         if alike:
             price = f.price(z, A, len(z))
         trials = f.remembered(z, "krylov", _Trials) if state["begins"] and price >= _WORTH and not alike else None
@@ -108,15 +109,14 @@ class FrugalNewton(Newton):
         return z_next, after | {"eta": None, "norm": None, "saved": 0.0, "definite": False, "newton": newton}
 
 
-def _have_one_matrix(f: Evaluations, A: Operator, z: Tensor) -> bool:
+def _are_alike(f: Evaluations, A: Operator, z: Tensor) -> bool:
     """Do all samples have one matrix?  Sparse ones, whose factors fill by what they were last, are asked for at other points
     too, where all samples are at one: if they differ there, this was the only step of one matrix."""
     if not A.alike():
         return False
     if A.price() is None or bool((z != z[:1]).any()):
         return True
-    apart = torch.arange(len(z), dtype=z.dtype, device=z.device).unsqueeze(1) * (1 + z.abs()) / len(z)
-    return f.linearize(z + apart).alike()
+    return have_one_matrix(f, z)
 
 
 def _direction(

@@ -17,6 +17,7 @@ from implicitkit.solver.verdict.scales import NOISE, in_working_precision
 _WAY = 0.05  # of the unknowns, to both sides
 _MOST = 4  # directions that rounding may leave open
 _CLEAR = 4.0  # times rounding: F there, to both sides
+_ON = (2.0, 4.0, 16.0)  # so many times as far, by what its null vector says, an objective falls that falls for ever
 _STRAIGHT = 0.5  # of what J says: how far the change of F over that way may be from it, at most
 
 
@@ -68,6 +69,38 @@ def is_lower(f: Evaluations, z: Tensor, there: Tensor, which: Tensor) -> Tensor:
     probe = f.beside("minimise")
     value, other = probe.value(z), probe.value(there)
     return which & (other < value - NOISE * f.eps * value.abs())  # false for NaN
+
+
+def runs_down(f: Evaluations, z: Tensor, H: Tensor, which: Tensor) -> Tensor:
+    """Where the objective falls on along the curve ``z_i c^{v_i}``, ``(batch,)``, ``v`` being the null vector of
+    ``z_i H_ij z_j`` (its diagonal scaled to one), with a largest entry of one: that of ``(z_0 z_1 - 1)^2 + z_0^2`` does
+    along ``z_0 z_1 = 1``, on which its gradient is rounding, while the straight line turns off.
+
+    It is lower at ``c = 2``, 4 and 16, each time than before by more than rounding; two evaluations, and up to six.
+    """
+    if not bool(which.any()):
+        return which
+    point, eps = in_working_precision(z), torch.finfo(H.dtype).eps
+    M = point.unsqueeze(2) * torch.nan_to_num(H, posinf=0.0, neginf=0.0) * point.unsqueeze(1)
+    size = M.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt()
+    unit = torch.where(size > 0, 1 / size, 0)
+    M = unit.unsqueeze(2) * M * unit.unsqueeze(1) + torch.diag_embed((size == 0).to(M))
+    values, vectors = torch.linalg.eigh(torch.nan_to_num(M, posinf=0.0, neginf=0.0))
+    which = which & (values[:, 0] <= eps**0.5)
+    if not bool(which.any()):
+        return which
+    probe, v = f.beside("minimise"), unit * vectors[:, :, 0]
+    v = (v / v.abs().amax(1, keepdim=True)).to(z.dtype)
+    level, found = probe.value(z), torch.zeros_like(which)
+    for side in (1.0, -1.0):
+        falls, last = which & ~found, level
+        for c in _ON:
+            if not bool(falls.any()):
+                break
+            value = probe.value(z * c ** (side * v))
+            falls, last = falls & (last - value > NOISE * f.eps**0.5 * last.abs()), value  # false for NaN
+        found = found | falls
+    return found
 
 
 def moved_by_rounding(M: Tensor, unit: Tensor, point: Tensor) -> Tensor:

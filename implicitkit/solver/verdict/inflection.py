@@ -5,6 +5,9 @@ before ``z`` is there.  With ``g`` and ``c`` the slope and the curvature along a
 away, and beside a minimum the objective rises from there on; beside an inflection that is ``(z - z*) / 2``, and it falls on
 one side, however far behind.  A well may be narrow, and its wall lower than its bottom: of that the curvature does not
 vanish nearby, at ``c / f'''``, which is ``z - z*`` of an inflection.
+
+Nor is one a minimum that rises along every straight line and falls along a curve, as ``(y - x^2) (y - 3 x^2)`` at zero does
+(Peano): where all that is steep is at its lowest, for each step along what is flat.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ _TWICE = 2  # ... of which so many in a row must show the fall
 _NEAR = 10.0  # times the way to where the slope vanishes: no nearer need be where the curvature does
 _STARTS = 2  # of a search for a way down where all curvature vanishes, each of ...
 _DOWN = (1.0, 0.5, 0.25)  # ... these steps on a sphere about the point, in its radii
+_BENT = (0.1, 0.3)  # of max(|z|, 1): steps along what is flat, at each of which a curve must have fallen ...
+_STEEP = 1e-3  # ... where so much of the change of the gradient is across it
 _ROUNDING = 100.0  # units of it that a difference of objectives must exceed
 
 _Function = Callable[[Tensor], Tensor]
@@ -95,7 +100,42 @@ def inflected(
         e = _down(gradient, z, g, ways[0], seed)
         falls_there = _falls(value, gradient, z, g, others, (e, *off(e)), h)
         falls, d = falls | falls_there, torch.where(falls_there.unsqueeze(1), e, d)
+    others = one & ~falls if z.shape[1] > 1 else falls & ~falls
+    if bool(others.any()):
+        bends, e = _falls_bent(value, gradient, z, g, others, direction)
+        falls, d = falls | bends, torch.where(bends.unsqueeze(1), e, d)
     return falls, d
+
+
+def _falls_bent(
+    value: _Function, gradient: _Function, z: Tensor, g: Tensor, which: Tensor, d: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Where the objective falls along a curve with the tangent ``d``, ``(batch,)``, and the direction to a point of it.
+
+    From ``z + t d`` a step leads across, ``-(r'r / r'H r) r`` with the change of the gradient ``r`` orthogonal to ``d``: to
+    the minimum, if one eigenvalue of ``H`` is all that counts.  One gradient, and three evaluations a step where there is
+    anything across.
+    """
+    size, level = z.abs().amax(1, keepdim=True).clamp_min(1), value(z)
+    chord, h = d, torch.finfo(z.dtype).eps ** 0.5 * size
+    for share in _BENT:
+        there = z + share * size * d
+        moved = gradient(there)
+        r = moved - g
+        r = r - (r * d).sum(1, keepdim=True) * d
+        length = torch.linalg.vector_norm(r, dim=1, keepdim=True)
+        which = which & (length > _STEEP * torch.linalg.vector_norm(moved - g, dim=1, keepdim=True)).squeeze(1)
+        if not bool(which.any()):
+            break
+        unit = torch.where(length > 0, r / length, 0)
+        stiff = ((gradient(there + h * unit) - moved) * unit).sum(1, keepdim=True) / h
+        end = there - torch.where(stiff > 0, r / stiff, 0)
+        fall = level - value(end)
+        which = which & (fall > _ROUNDING * torch.finfo(z.dtype).eps * level.abs()) & torch.isfinite(fall)
+        chord = torch.nn.functional.normalize(end - z, dim=1) if share == _BENT[0] else chord
+        if not bool(which.any()):
+            break
+    return which, chord
 
 
 def _down(gradient: _Function, z: Tensor, g: Tensor, way: Tensor, seed: int) -> Tensor:

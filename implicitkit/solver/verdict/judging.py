@@ -34,14 +34,14 @@ from implicitkit.solver.steps.factored import is_noise
 from implicitkit.solver.subset import ask
 from implicitkit.solver.verdict.asked import Asked
 from implicitkit.solver.verdict.excess import by_pieces, excess
-from implicitkit.solver.verdict.probing import DENSE, runs_away
+from implicitkit.solver.verdict.fits import DENSE
+from implicitkit.solver.verdict.probing import runs_away
 from implicitkit.solver.verdict.scales import NOISE, in_working_precision, rounding, steepness
 from implicitkit.solver.verdict.settled import is_settled, still_holds
 from implicitkit.solver.verdict.strides import falls_on, gets_on
 from implicitkit.solver.verdict.vanishing import AWAY, STANDS, vanishes
 
-_FAR = 5.0  # max |z| beyond which a vanishing residual is asked whether it vanishes at infinity ...
-_FAR_FIXED = 8.0  # ... that of a fixed point, ...
+_FAR, _FAR_FIXED = 5.0, 8.0  # max |z| beyond which a vanishing residual, a fixed point's, may vanish at infinity ...
 _GROWN = 100.0  # ... or |z| of so many times |z0| + |F(z0)|
 _LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the solver cannot lower
 _AGAIN = 0.9  # a claim that was refused is looked at again when the residual has fallen by this
@@ -145,7 +145,7 @@ class Judge:
     def select(self, samples: Tensor, f: Evaluations | None = None) -> Judge:
         """The judge of these samples only, which ``f`` evaluates."""
         judge = copy.copy(self)
-        judge.f, judge._last, judge.asked = (self.f if f is None else f), None, Asked()
+        judge.f, judge._last, judge.asked = (self.f if f is None else f), None, self.asked.select(samples)
         judge._healthy = judge._held = judge._settled = judge.came_from = None
         for name in (*_BY_SAMPLE, "_again"):
             value = getattr(self, name)
@@ -262,8 +262,8 @@ class Judge:
         if bool(open_.any()):
             unknown = open_ & ~self._is_settled(z)
             if bool(unknown.any()):
-                away = torch.where(unknown, ask(self.f, runs_away, z, unknown), away)
-            self.asked.note(z, asked | open_, away)
+                away = torch.where(unknown, ask(self.f, runs_away, z, unknown, *self.asked.clues(self.came_from)), away)
+            self.asked.note(z, asked | open_, away, self.came_from)
         return far & away
 
     def _is_settled(self, z: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched, solve_batched
+from implicitkit.linear.factors.dense import lstsq_batched, solve_batched
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.crossings import crosses, in_units, is_lower, moved_by_rounding, without
+from implicitkit.solver.verdict.crossings import crosses, in_units, is_lower, moved_by_rounding, runs_down, without
 from implicitkit.solver.verdict.families import in_a_family
+from implicitkit.solver.verdict.fits import DENSE, as_fit, explains, is_small, well_fitted
 from implicitkit.solver.verdict.lengths import has_no_length, stays
 from implicitkit.solver.verdict.limiting_fits import has_a_limit
 from implicitkit.solver.verdict.scales import (
@@ -30,6 +31,7 @@ from implicitkit.solver.verdict.scales import (
     rounding,
     uneven,
 )
+from implicitkit.solver.verdict.together import fade_together
 from implicitkit.solver.verdict.underflow import has_underflowed
 
 _MOVE = 1e-2  # by which z moves in the test for infinity
@@ -47,22 +49,20 @@ BEHIND = (4, 16, 64)  # steps beyond which F is as large again behind such a zer
 _HALF = 0.5  # of a map's residual: what a correction by products leaves at most (one by factors: _SURE), ...
 _DRIFTS = 1e-5  # ... where that is so much of its changes, which waves alone may make, ...
 _ROUNDED = 8.0  # ... and not so many eps of z
-DENSE = 64  # unknowns up to which the correction is found by factors
 _MANY = 10  # directions along which many equations are looked at
 _STEPS = 20  # ... and products beyond ...
 _PRODUCTS = 200  # ... and at most, where these were not enough
-_COSINE, _GOOD_FIT = 0.1, 1e-4  # of residuals of a fit with a column of J, or of what cancels there
-_NUMBERS = 1 << 25  # in the Jacobians of a fit
 
 
-def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+def runs_away(f: Evaluations, z: Tensor, which: Tensor, *last: Tensor) -> Tensor:
     r"""Where ``F`` is small only because ``z`` is large (``exp(-z)``, ``sqrt(z^2 + 1) - z``), ``(batch,)``.
 
     Near a zero the Newton correction ``J d = -F`` exists and is small beside ``z``, or takes the residual down, which it
     never does on the way to infinity (``exp(-z - 1) = exp(-z) / e``).  By factors up to 64 unknowns.  Beyond, a point is
     trusted whose every ``F_i`` is far smaller than its change when ``z`` moves by a hundredth, to and fro; where one is
     not, a few steps of GMRES decide.  A map that leads back from further out, whatever its tolerance, leads nowhere: what
-    ends in a normalisation or a bounded activation does (two evaluations).  Nor do minima along a curve.
+    ends in a normalisation or a bounded activation does (two evaluations).  Nor do minima along a curve.  ``last``: the
+    points a step ago, and ``F`` there, if they are known.
     """
     F = in_working_precision(f.residual(z))
     if f.kind.iteration:
@@ -76,14 +76,16 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     lost = loose & stays(f, z, F, loose)
     which = which & ~lost
     away = which & _leads_away(f, z, F, which, loose) if bool(which.any()) else which
+    if z.shape[1] > DENSE and not f.kind.iteration:
+        away = away | fade_together(f, z, F, which & ~away, last, LEFT)
     return lost | (away & ~in_a_family(f, z, away))
 
 
 def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tensor) -> Tensor:
     """:func:`runs_away`, by changes of ``F`` beside ``z`` and by corrections; of samples that are ``loose`` none is trusted
     that does not take ``F`` down."""
-    fit = _as_fit(f, z)
-    if fit is not None and bool((_well_fitted(*fit, z, F, which) & ~loose | ~which).all()):
+    fit = as_fit(f, z)
+    if fit is not None and bool((well_fitted(*fit, z, F, which) & ~loose | ~which).all()):
         return torch.zeros_like(which)
     scale = _size(f, z, F, z, which.unsqueeze(1).expand_as(F), careful=z.shape[1] > DENSE)
     still = which.unsqueeze(1) & (F == 0) & (scale > 0)
@@ -104,7 +106,7 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
     if not bool(open_.any()):
         return which & (vanished | ~sound)
     if fit is not None:
-        orthogonal, explained = _explains(*fit, in_working_precision(z))
+        orthogonal, explained = explains(*fit, in_working_precision(z))
         near = _by_factors(f, *fit, z, F, scale, off, loose) & explained
         # J is singular wherever residuals are left that are no more than the unknowns
         if bool((open_ & ~near & orthogonal).any()):
@@ -123,59 +125,6 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
     near = near & _moves_as_said(f, A, z, F, scale)
     # a function that autograd cannot see through has no derivative to tell from
     return which & (vanished | ~torch.where(known, near, sound))
-
-
-def _as_fit(f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor] | None:
-    """``dr/dz`` ``(batch, m, n)`` and ``r`` ``(batch, m)`` of a fit with few unknowns: a correction by these (Gauss and
-    Newton's) has the root of the condition of one by the gradient and its derivative."""
-    if not f.kind.of_residuals or z.shape[1] > DENSE:
-        return None
-    r = in_working_precision(f.problem.flat_residuals(f.kernel, z).detach())
-    return (in_working_precision(f.residuals_jacobian(z)), r) if r.numel() * z.shape[1] <= _NUMBERS else None
-
-
-def _well_fitted(J: Tensor, r: Tensor, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
-    """Where Gauss and Newton's correction is small beside ``z`` and ``J`` is far from singular, ``(batch,)``: nothing more
-    need be asked then.  Of all samples, as far as those ``which`` depend on it."""
-    columns = torch.linalg.vector_norm(J, dim=1)
-    usable = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(r).all(1) & (columns > 0).all(1) & (F != 0).any(1)
-    matrix = torch.where(usable[:, None, None], J / columns.unsqueeze(1), 0)  # of the others singular
-    b = torch.where(usable[:, None], -r, 0)
-    d, regular = _by_normal_equations(matrix, b)
-    if not bool((regular | ~which).all()):
-        d, regular, _ = lstsq_batched(matrix, b)
-        values = torch.linalg.svdvals(matrix)
-        regular = regular & (values[:, -1] > torch.finfo(J.dtype).eps ** 0.5 * values[:, 0])
-    return regular & _is_small(d / columns, z, torch.finfo(z.dtype).eps) & _explains(J, r, in_working_precision(z))[1]
-
-
-def _by_normal_equations(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """``argmin |A d - b|``, ``(batch, n)``, and where it is that to half the digits, ``(batch,)``: the condition of ``A`` is
-    less than ``|A|_F |L^-1|_F``, of ``A'A = L L'``.  A tenth of the time that singular values take."""
-    L, ok = cholesky_batched(A.mT @ A)
-    inverse = torch.linalg.solve_triangular(L, torch.eye(L.shape[1], dtype=L.dtype, device=L.device), upper=False)
-    condition = torch.linalg.vector_norm(A, dim=(1, 2)) * torch.linalg.vector_norm(inverse, dim=(1, 2))
-    d = torch.cholesky_solve(A.mT @ b.unsqueeze(2), L).squeeze(2)
-    return d, ok & (condition < torch.finfo(A.dtype).eps ** -0.25)
-
-
-def _explains(matrix: Tensor, r: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the residuals of a fit are all but orthogonal to the columns of ``J``, and where they are, or are little of
-    what cancels in them, ``|J_k z_k|``; ``(batch,)`` each.  In no units: ``z_k`` may be 1e-18 beside another of 100.
-
-    Args:
-        matrix: ``J``, whose columns may have units, ``(batch, m, n)``. r: ``(batch, m)``. point: ``z`` in them.
-    """
-    norm, columns = torch.linalg.vector_norm(r, dim=1), torch.linalg.vector_norm(matrix, dim=1)
-    along = (matrix.mT @ r.unsqueeze(2)).squeeze(2).abs()
-    orthogonal = (along <= _COSINE * columns * norm.unsqueeze(1)).all(1)
-    return orthogonal, orthogonal | (norm <= _GOOD_FIT * (columns * point.abs()).amax(1))
-
-
-def _is_small(d: Tensor, z: Tensor, eps: float) -> Tensor:
-    """Is the correction ``d`` small beside ``z``, ``(batch,)``?"""
-    sound = _SOUND if z.dtype == torch.float64 else max(_SOUND_LOW, _SOUND_EPS * eps)
-    return (d.abs() <= sound * torch.maximum(z.abs(), 0.1 * z.abs().amax(1, keepdim=True))).all(1)
 
 
 def _by_factors(
@@ -210,8 +159,8 @@ def _by_factors(
     # what is added up in each equation, where a change of z along some direction may cancel
     terms = torch.maximum(scale, rows * matrix.abs().sum(2)) if square else scale
     near = regular & _near_a_zero(f, z, F, unit * d, scale, terms, loose)
-    small = regular & _is_small(unit * d, z, f.eps)
-    determined = lambda: _is_small(moved_by_rounding(matrix, unit, point), z, f.eps)  # noqa: E731
+    small = regular & is_small(unit * d, z, f.eps)
+    determined = lambda: is_small(moved_by_rounding(matrix, unit, point), z, f.eps)  # noqa: E731
     if square and bool((near & small).all() and determined().all()):
         return finite  # no null space, and no line, has anything to add
     rcond = eps**0.5 if square else None
@@ -246,6 +195,8 @@ def _by_factors(
     near = (near & sure) | (solvable & line & _near_a_zero(f, z, F, unit * low, scale, terms, loose))
     if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
         near = near | ((F == 0) & (scale > 0)).all(1)
+    if f.kind.minimisation and square:
+        near = near & ~runs_down(f, z, J, near & finite)
     return finite & near
 
 
@@ -363,7 +314,7 @@ def _near_a_zero(
     """Where the correction ``d`` is small beside ``z``, or takes the residual down (each ``F_i`` relative to its change
     when ``z`` moves); ``(batch,)``.  ``terms``: of what size each ``F_i`` is the sum."""
     largest = z.abs().amax(1, keepdim=True)
-    small = _is_small(d, z, f.eps)
+    small = is_small(d, z, f.eps)
     weight = scale.clamp_min(torch.finfo(scale.dtype).tiny)
     norm = lambda t: torch.linalg.vector_norm(in_working_precision(t) / weight, dim=1)  # noqa: E731
     behind = in_working_precision(f.residual(z + torch.nan_to_num(d).to(z.dtype)))

@@ -9,7 +9,8 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.dense import lstsq_batched
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.probing import BEHIND, DENSE, LEFT
+from implicitkit.solver.verdict.fits import DENSE
+from implicitkit.solver.verdict.probing import BEHIND, LEFT
 from implicitkit.solver.verdict.scales import (
     NOISE,
     grows,
@@ -25,6 +26,8 @@ _HIGH = 0.37  # what a step leaves of a zero of any order, less than 1 / e
 _WITHIN = 0.1  # steps beyond which F is as large again behind such a zero: each of this share of z or less
 _OUTWARD, _BESIDE_ZERO = 1e-5, 1e-3  # of z_j, by which a correction leads it outwards, if it is so much of the largest
 AWAY, STANDS = 1, 2  # what is found of a residual that vanishes in the units of F only
+_OUT = (1.7, 2.3, 11.3)  # times as far out, nothing is left of what fades ...
+_FAR_MORE = 1e4  # ... and half as far so many times as much
 _ROUGHLY = (0.1, 20)  # of a correction by products: what it may leave of F, and how many they may be ...
 _SURELY = (1e-8, 400)  # ... before a point is refused, since every equation and every unknown is asked
 _FORMED = 1 << 20  # numbers in the Jacobians of the batch, up to which factors are surer
@@ -39,7 +42,8 @@ def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     infinity it leads outwards, and leaves a third (``erfc``, ``exp(-z)``) or more of ``F``.  So it does before a zero of
     order 10 and more, but behind that ``F`` is as large again.  Where it leads nowhere, ``F`` stands still and is small by
     its units alone (``1e-7 (z^3 - 8)`` at 0).  An ``F_i`` that is zero to the last bit and does not change may have
-    underflowed (:func:`~implicitkit.solver.verdict.underflow.has_underflowed`).
+    underflowed (:func:`~implicitkit.solver.verdict.underflow.has_underflowed`), and of one that is all rounding the
+    correction says nothing (``1 - tanh(z)`` at 19): nothing is left of it further out, and far more nearer to the origin.
     """
     F = in_working_precision(f.residual(z))
     scale = row_scales(f, z, which, healthy_share(F), 0.0, careful=False)
@@ -55,6 +59,7 @@ def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         return torch.where(cut, AWAY, 0)
     A = f.linearize(z)
     d, rows = _correction(A, F, *_ROUGHLY)
+    fades = _fades(f, z, F, d, suspect)
     suspect, stands, sound, after = _leads_nowhere(f, z, F, scale, d, suspect)
     if z.shape[1] > DENSE and bool(suspect.any()):
         d, rows = _correction(A, F, *_SURELY)
@@ -63,7 +68,27 @@ def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         noise, least = NOISE * rounding(f, z, suspect), torch.minimum(F.abs(), after.nan_to_num(torch.inf).abs())
         whole = torch.linalg.vector_norm(least / rows, dim=1) <= torch.linalg.vector_norm(noise / rows, dim=1)
         suspect = suspect & ~(whole | (sound | (least <= noise)).all(1))
-    return torch.where(suspect, torch.where(stands, STANDS, AWAY), torch.where(cut, AWAY, 0))
+    return torch.where(suspect & ~fades, torch.where(stands, STANDS, AWAY), torch.where(cut | fades, AWAY, 0))
+
+
+def _fades(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, suspect: Tensor) -> Tensor:
+    """Where next to nothing but not nothing is left of ``F``, no more where the unknowns that ``d`` leads outwards are
+    further out, and far more where they are half as far, ``(batch,)``; one to four evaluations."""
+    outwards = _outwards(z, d)
+    found = suspect & outwards.any(1) & (F != 0).any(1)
+    at = lambda times: in_working_precision(f.residual(torch.where(outwards, times * z, z))).abs()  # noqa: E731
+    for times in _OUT if bool(found.any()) else ():
+        found = found & (at(times) <= F.abs()).all(1)  # false for NaN
+        if not bool(found.any()):
+            return found
+    return found & (at(0.5) > _FAR_MORE * F.abs()).any(1) if bool(found.any()) else found
+
+
+def _outwards(z: Tensor, d: Tensor) -> Tensor:
+    """Which unknowns a correction ``d`` leads outwards, ``(batch, n)``."""
+    point = in_working_precision(z)
+    away = (point + d).abs() - point.abs() > _OUTWARD * point.abs()
+    return away & (point.abs() > _BESIDE_ZERO * point.abs().amax(1, keepdim=True))
 
 
 def _correction(A: Operator, F: Tensor, rtol: float, products: int) -> tuple[Tensor, Tensor]:
@@ -87,8 +112,7 @@ def _leads_nowhere(
     """Which of the samples that are ``suspect`` the correction ``d`` leads to no zero, and of all of them where there is
     none, ``(batch,)``; which ``F_i`` it takes down, and ``F`` behind it, ``(batch, n)``."""
     point = in_working_precision(z)
-    away = (point + d).abs() - point.abs() > _OUTWARD * point.abs()
-    away = (away & (point.abs() > _BESIDE_ZERO * point.abs().amax(1, keepdim=True))).any(1)
+    away = _outwards(z, d).any(1)
     stands = (d == 0).all(1)
     suspect = suspect & (away | stands)
     after = in_working_precision(f.residual((point + d).to(z.dtype)))

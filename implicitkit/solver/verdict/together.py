@@ -1,0 +1,50 @@
+r"""Do many unknowns run away together, while their differences are determined?
+
+The abilities of a Bradley-Terry model whose reference has never won do: ``F`` changes by far more than itself whichever of
+them moves, and so each equation looks healthy.  Their last step tells: it was long, led outwards, and left a third of ``F``
+or more, as does the correction ``J d = -F`` where they are.  And no zeros lead from there to the point of that line which
+is nearest to the origin, as where all ratings may be moved alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.iterative.gmres import GMRES
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict.scales import in_working_precision
+
+_LONG = 5e-4  # of |z|: 1 / (745 p) of exp(-z^p)
+_LINE = 1e3  # times |F|, at most, what is left of it all along a line of zeros, which lead nowhere
+_LEAVES, _PRODUCTS = 0.1, 20  # of F, what a correction by so many products may leave
+
+
+def fade_together(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, last: tuple[Tensor, ...], left: float) -> Tensor:
+    """Which of the samples ``which`` run away together, ``(batch,)``; a correction where the last step says that they may.
+
+    Args:
+        f: the problem's. z, F: ``(batch, n)``. last: the points a step ago, ``F`` there, and the last step of those that
+            were seen to run away, as far as they are known. left: what a correction leaves of ``F`` at most near a zero.
+    """
+    norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
+    size, length = norm(F), norm(z)
+    if not last:
+        return which & False
+    point, before, *known = last
+    way = known[0] if known else torch.zeros_like(z)
+    outwards = (norm(z - point) >= _LONG * length) & (length > norm(point))
+    which = which & ((outwards & (size > left * norm(before)) & (size < norm(before))) | (norm(way) > 0))
+    if not bool(which.any()):
+        return which
+    A = f.linearize(z)
+    A.near = None
+    found = GMRES().solve(A, -F.to(A.like.dtype), rtol=_LEAVES, atol=0.0, max_steps=_PRODUCTS)
+    d = torch.nan_to_num(found.x).to(z.dtype)
+    long = found.converged & (norm(d) >= _LONG * length)
+    d = torch.where(long.unsqueeze(1), d, way)  # by that of rounding errors nothing is known
+    which = which & (norm(d) > 0) & (norm(f.residual(z + d)) > left * size)
+    if not bool(which.any()):
+        return which
+    origin = z - (z * d).sum(1, keepdim=True) / d.square().sum(1, keepdim=True) * d
+    return which & (norm(f.residual(origin)) > _LINE * size)  # false for NaN
