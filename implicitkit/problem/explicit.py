@@ -72,13 +72,13 @@ class Followed(NamedTuple):
     growth: float = 0.0
 
     def beyond(self, step: int) -> Followed:
-        """The same from a step on."""
+        """What was followed from a step on."""
         between, n = self.interpolant, step
         later = None if between is None else lambda step, x: between(step + n, x)
         return self._replace(edges=self.edges[n:], states=self.states[n:], interpolant=later)
 
     def until(self, place: Tensor, end: Tensor, between: Between) -> Followed:
-        """The same to the time ``end``, which is at ``place``: that step ends there, or the one before if it would be short.
+        """What was followed up to the time ``end``, which is at ``place``: that step ends there, or the one before if it would be short.
         ``between``: where there is nothing of its own."""
         edges = self.edges
         last = int(place.clamp_max(len(edges) - 2))
@@ -144,7 +144,7 @@ def cubic(edges: Tensor, states: Tensor, slopes: Tensor) -> Between:
 
 
 def quartic(edges: Tensor, states: Tensor, slopes: Sequence[Tensor], middles: Sequence[Tensor]) -> Between:
-    """The same, of the states in the middle of the steps as well."""
+    """Polynomials of degree four through the states at the edges and in the middle of the steps, with these slopes."""
     by_three, known = cubic(edges, states, torch.stack(list(slopes))), torch.stack(list(middles))
     every = torch.arange(len(known), device=edges.device)
     off = known - by_three(every, torch.full_like(edges[1:], 0.5))

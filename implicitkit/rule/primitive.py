@@ -64,7 +64,7 @@ class ImplicitSolve(Protocol):
         """``A x = b`` on plain tensors."""
 
     def for_reverse(self) -> ImplicitSolve:
-        """The same, where a reverse pass uses what :meth:`solve_linear` finds in forward mode."""
+        """This request, where a reverse pass uses what :meth:`solve_linear` finds in forward mode."""
 
 
 def root(request: ImplicitSolve, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:

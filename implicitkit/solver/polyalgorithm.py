@@ -242,8 +242,7 @@ def _of_samples(options: Options, samples: Tensor, start_norm: Tensor) -> Option
 
 
 def _in_vain(f: Evaluations, total: Outcome, open_: Tensor) -> Tensor:
-    """Of which of the samples that are ``open_`` no point seems to satisfy the constraints, ``(batch,)``: of those that have
-    stalled."""
+    """Samples that are ``open_`` and have stalled, whose constraints no point seems to satisfy, ``(batch,)``."""
     stalled = open_ & (total.status == int(Status.STALLED))
     if not f.kind.returns_program:
         return stalled & False

@@ -1,5 +1,4 @@
-"""What is known of a program at a point: its optimality conditions, their derivative, and objective and constraints, which
-come along with them.
+"""What is known of a program at a point: optimality conditions, their derivative, objective and constraints.
 
 What a solver of programs needs besides, it asks ``problem`` for, with the kernel of ``f``.
 """

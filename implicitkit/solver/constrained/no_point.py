@@ -24,7 +24,7 @@ _WAYS = 4  # and their opposites
 
 
 def no_point_satisfies(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
-    """Of which of the samples ``which`` no point seems to satisfy the constraints, ``(batch,)``; as many products as there
+    """Samples among ``which`` whose constraints no point seems to satisfy, ``(batch,)``; as many products as there
     are constraints, and 48 evaluations where a violation is stationary."""
     model = Model(f)
     known = model.problem.prox is None or isinstance(model.problem.prox, (Bounded, Projected))

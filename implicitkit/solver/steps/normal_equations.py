@@ -113,6 +113,14 @@ def normal_equations(
     return normal
 
 
+def factors_of_fit(f: Evaluations, z: Tensor, g: Tensor) -> Any:
+    """The factors of ``R'R`` at ``z``; ``None`` where it is singular, or not finite."""
+    normal = normal_equations(f, z)
+    normal.scale(torch.where(normal.columns > 0, normal.columns, 1))
+    normal.solve(torch.zeros_like(z[:, 0]), g)
+    return normal.factors
+
+
 def weighted(R: Tensor, weights: Tensor | None) -> Tensor:
     """``R`` ``(batch, m, n)`` with its rows so many times as long."""
     return R if weights is None else R * weights.unsqueeze(2)

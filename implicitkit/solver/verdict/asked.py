@@ -44,7 +44,7 @@ class Asked:
         return torch.where(gone, int(Status.DIVERGED), status), handed & ~gone
 
     def select(self, samples: Tensor) -> Asked:
-        """Of these samples, of which none has been asked at any point that is to come."""
+        """What is known of these samples, of which none has been asked at any point that is to come."""
         return Asked(None if self.way is None else self.way.index_select(0, samples))
 
     def clues(self, came_from: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:

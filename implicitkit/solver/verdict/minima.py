@@ -23,7 +23,7 @@ from torch import Tensor
 
 from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.steps.normal_equations import normal_equations
+from implicitkit.solver.steps.normal_equations import factors_of_fit
 from implicitkit.solver.verdict.inflection import inflected
 from implicitkit.solver.verdict.kinks import jumps_at
 from implicitkit.solver.verdict.scales import in_working_precision
@@ -90,7 +90,7 @@ def downhill(
             return z
     known = f.system.factored
     if known is None and f.kind.of_residuals and z.shape[1] <= _FORMED:
-        known = _gauss_newton(f, z, g)
+        known = factors_of_fit(f, z, g)
     if getattr(known, "positive", False) and len(known.units) == len(z):
         which = which & ~_is_like(product, known, z, steps)
         if not bool(which.any()):
@@ -127,14 +127,6 @@ def downhill(
         if bool(flat.any()):
             best = torch.where(flat.unsqueeze(1), _lower(probe, z, at.value(z), flat, along), best)
     return best
-
-
-def _gauss_newton(f: Evaluations, z: Tensor, g: Tensor) -> Any:
-    """Factors of ``R'R``; ``None`` where it is singular, or not finite."""
-    normal = normal_equations(f, z)
-    normal.scale(torch.where(normal.columns > 0, normal.columns, 1))
-    normal.solve(torch.zeros_like(z[:, 0]), g)
-    return normal.factors
 
 
 def _is_odd(probe: Evaluations, z: Tensor, g: Tensor, h: Tensor, q: Tensor, Hq: Tensor, both: Tensor) -> Tensor:
