@@ -78,8 +78,8 @@ class Followed(NamedTuple):
         return self._replace(edges=self.edges[n:], states=self.states[n:], interpolant=later)
 
     def until(self, place: Tensor, end: Tensor, between: Between) -> Followed:
-        """What was followed up to the time ``end``, which is at ``place``: that step ends there, or the one before if it would be short.
-        ``between``: where there is nothing of its own."""
+        """What was followed up to the time ``end``, which is at ``place``: that step ends there, or the one before if it
+        would be short.  ``between``: where there is nothing of its own."""
         edges = self.edges
         last = int(place.clamp_max(len(edges) - 2))
         kept = last if last and float(place) - last < _SHORT else last + 1
