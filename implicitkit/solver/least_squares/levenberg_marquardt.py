@@ -272,7 +272,10 @@ class _Singular:
         return mv(self.R, p.to(self.R.dtype))
 
     def _damped(self, mu: Tensor, b: Tensor) -> Tensor:
-        return self.s * b / (self.s.square() + mu.unsqueeze(1))
+        """What singular values are all rounding are none: with next to no damping they would move ``z`` along what ``R`` does
+        not depend on."""
+        s = torch.where(self.s > self.s.shape[1] * torch.finfo(self.s.dtype).eps * self.s[:, :1], self.s, 0)
+        return s * b / (s.square() + mu.unsqueeze(1))
 
     def _back(self, q: Tensor) -> Tensor:
         return -mv(self.Vh.mT, q) / self.D
