@@ -791,7 +791,17 @@ MUTANTS = [
         "implicitkit/solver/verdict/inflection.py",
         STRANGERS + " -k along_a_curve",
         ("end = there - torch.where(stiff > 0, r / stiff, 0)", "end = there"),
-        ("which = which & (fall > _ROUNDING", "which = which & (fall > -_ROUNDING"),
+        ("which = which & (fall > rounding)", "which = which & (fall > -rounding)"),
+        (
+            "(level.abs() + (stiff * size.square()).squeeze(1).abs())",
+            "level.abs()",
+            "tests/solver/test_large_least_squares.py -k rank_deficient",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/least_squares/levenberg_marquardt.py",
+        "tests/solver/test_nothing_ran_away.py -k test_a_unit_that_is_off",
+        ("self.s[:, :1], self.s, 0)", "self.s[:, :1], self.s, self.s)"),
     ),
     *mutants(
         "implicitkit/solver/constrained/no_point.py",

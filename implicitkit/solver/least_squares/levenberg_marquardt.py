@@ -272,8 +272,8 @@ class _Singular:
         return mv(self.R, p.to(self.R.dtype))
 
     def _damped(self, mu: Tensor, b: Tensor) -> Tensor:
-        """What singular values are all rounding are none: with next to no damping they would move ``z`` along what ``R`` does
-        not depend on."""
+        """Singular values that are all rounding are none: with next to no damping they would move ``z`` along what ``R``
+        does not depend on."""
         s = torch.where(self.s > self.s.shape[1] * torch.finfo(self.s.dtype).eps * self.s[:, :1], self.s, 0)
         return s * b / (s.square() + mu.unsqueeze(1))
 
