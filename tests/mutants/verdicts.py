@@ -791,7 +791,7 @@ MUTANTS = [
         "implicitkit/solver/verdict/inflection.py",
         STRANGERS + " -k along_a_curve",
         ("end = there - torch.where(stiff > 0, r / stiff, 0)", "end = there"),
-        ("which = which & (fall > rounding)", "which = which & (fall > -rounding)"),
+        ("which = which & (fall > rounding)", "which = which & (fall > -1e12 * rounding)"),
         (
             "(level.abs() + (stiff * size.square()).squeeze(1).abs())",
             "level.abs()",
