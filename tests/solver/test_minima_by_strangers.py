@@ -156,3 +156,11 @@ def test_what_falls_along_a_curve_alone_is_no_minimum(f: Callable[[Tensor], Tens
         lambda z: f(z) + 9 * z[-2:].square().sum().square() + 9 * z[0] ** 4, torch.tensor(start, dtype=torch.float64)
     )
     assert bool(rises.converged)
+
+
+def test_a_bent_valley_that_rises_either_way_has_its_minimum() -> None:
+    """All but flat along the curve ``y = x^2``."""
+    found = ik.argmin(
+        lambda z: (z[1] - z[0] ** 2) ** 2 + 0.1 * z[0] ** 4, torch.tensor([0.0, -2.0], dtype=torch.float64)
+    )
+    assert bool(found.converged) and float(found.value.abs().max()) < 1e-2
