@@ -791,7 +791,6 @@ MUTANTS = [
         "implicitkit/solver/verdict/inflection.py",
         STRANGERS + " -k 'along_a_curve or bent_valley'",
         ("end = there - torch.where(stiff > 0, r / stiff, 0)", "end = there"),
-        ("which = which & (fall > rounding)", "which = which & (fall > -1e12 * rounding)"),
         (
             "(level.abs() + (stiff * size.square()).squeeze(1).abs())",
             "level.abs()",
