@@ -48,6 +48,7 @@ _MIDDLE = (
 )
 _SHORT = 0.1  # of a step: a last one is not shorter than that
 _LOOKS = 8  # steps after which it is first looked whether to go on; then after twice as many, and so on
+_FINEST = 10  # times eps: errors of a step are not told from rounding below
 _ZERO = 1e-3  # of the units, that is as good as zero
 _EDGE = 3.25  # h |lambda| at which the method stops being stable (Hairer & Wanner 1996, section IV.2)
 _JUMPS = 3  # steps as short as the clock tells, in a row, that are taken whatever their error
@@ -180,7 +181,8 @@ class March:
     """
 
     def __init__(self, f: Slope, t: Tensor, y0: Tensor, accuracy: float, look: Look | None = None) -> None:
-        self.f, self.t, self.accuracy, self.look = f, t, accuracy, look
+        self.f, self.t, self.look = f, t, look
+        self.accuracy = max(accuracy, _FINEST * torch.finfo(y0.dtype).eps)
         self.now, self.y, self.slope = t[0], y0, f(t[0], y0)
         self.lost = ~(torch.isfinite(y0).all(1) & torch.isfinite(self.slope).all(1))
         self._some_lost = self._is_any(self.lost)
@@ -314,5 +316,5 @@ class March:
             self._at_edge = 0 if self._calm >= _CALM else self._at_edge
 
     def _units(self, peaks: Tensor) -> Tensor:
-        floor = max(1e-6, 10 * torch.finfo(peaks.dtype).eps / self.accuracy)
+        floor = max(1e-6, _FINEST * torch.finfo(peaks.dtype).eps / self.accuracy)
         return torch.maximum(peaks, floor * peaks.square().mean(1, keepdim=True).sqrt())
