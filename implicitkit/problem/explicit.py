@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, seeded
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.foundation.numbers import largest
 from implicitkit.problem.collocation import unasked
@@ -51,6 +51,7 @@ _LOOKS = 8  # steps after which it is first looked whether to go on; then after 
 _FINEST = 10  # times eps: errors of a step are not told from rounding below
 _ZERO = 1e-3  # of the units, that is as good as zero
 _EDGE = 3.25  # h |lambda| at which the method stops being stable (Hairer & Wanner 1996, section IV.2)
+_LONGEST = 32  # steps, of which it is asked whether the method is stable in them
 _JUMPS = 3  # steps as short as the clock tells, in a row, that are taken whatever their error
 _STIFF, _CALM = 15, 6  # steps there until an equation is called stiff, and elsewhere in a row until that is forgotten
 
@@ -128,6 +129,28 @@ def follow(f: Slope, edges: Tensor, y0: Tensor) -> Tensor:
         states.append(stages(f, t, states[-1], slope, h.unsqueeze(-1))[0][-1])
         slope = f(after, states[-1])
     return torch.stack(states)
+
+
+def outrun(f: Callable[[Tensor, Tensor], Tensor], edges: Tensor, states: Tensor) -> bool:
+    """Is a step longer than the method is stable, along something that the trajectory itself does not move along, as from a
+    state at rest?  Then derivatives, which do, would grow without bounds.  By three products with ``df/dy``, as differences,
+    in the longest steps.
+
+    Args:
+        f: of times ``(P,)`` and states ``(P, batch, n)``. edges: ``(N + 1,)``. states: there, ``(N + 1, batch, n)``.
+    """
+    h, where = edges.diff().abs().topk(min(_LONGEST, len(edges) - 1))
+    t, y = edges[where], states[where]
+    size = lambda v: v.square().mean(2, keepdim=True).sqrt()  # noqa: E731
+    scale = size(y)
+    small = torch.finfo(y.dtype).eps ** 0.5 * torch.where(scale > 0, scale, 1)
+    slope, way, rates = f(t, y), seeded.normal(y.shape[2], seed=0).to(y).expand_as(y), []
+    for _ in range(3):
+        way = way / size(way)
+        way = (f(t, y + small * way) - slope) / small
+        rates.append(size(way))
+    moves = h[:, None, None] * (rates[1] * rates[2]).sqrt()  # of two in a row, whatever the units of the state
+    return bool(compat.batches_in_front(moves > _EDGE)[0].any())
 
 
 def cubic(edges: Tensor, states: Tensor, slopes: Tensor) -> Between:

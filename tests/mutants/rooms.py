@@ -520,6 +520,7 @@ MUTANTS = [
         "implicitkit/problem/initial_value.py",
         "tests/problem/test_explicit_equations.py",
         ("return found.explicit and self.stages is None", "return False"),
+        ("if self._keeps(found) and len(y0) and outrun(", "if False and outrun("),
     ),
     *mutants(
         "implicitkit/problem/collocation.py",

@@ -123,6 +123,24 @@ def test_an_accuracy_beyond_that_of_the_numbers(accuracy: float) -> None:
     torch.testing.assert_close(march.path[1][-1], exact, rtol=0, atol=5e-5)
 
 
+@pytest.mark.parametrize("moves", [0.0, 1.0])
+@pytest.mark.parametrize("n", [1, 40])
+def test_derivatives_from_a_state_at_rest(n: int, moves: float) -> None:
+    """Along what decays, or turns, in a thousandth of the time, though nothing of that is in the trajectory."""
+
+    def rhs(t: Tensor, y: Tensor) -> Tensor:
+        a, b, c = y.unbind(-1)
+        return torch.stack((-0.1 * a, -200.0 * b + 100.0 * c, -100.0 * b - 200.0 * c), -1)
+
+    def end(y0: Tensor) -> Tensor:
+        return ik.solve(ik.InitialValue(rhs, (0.0, 5.0)), y0, batch_dims=1).value[:, -1]
+
+    y0 = torch.tensor([moves, 0.0, 0.0], **DOUBLE).repeat(n, 1)
+    slopes = torch.func.vjp(end, y0)[1](torch.ones_like(y0))[0]
+    wanted = torch.tensor([math.exp(-0.5), 0.0, 0.0], **DOUBLE).expand_as(y0)
+    torch.testing.assert_close(slopes, wanted, rtol=1e-5, atol=1e-3)
+
+
 def test_a_step_is_known_in_between_to_order_four() -> None:
     def error(steps: int) -> float:
         edges = torch.linspace(0, 3, steps + 1, **DOUBLE)
