@@ -142,7 +142,7 @@ def outrun(f: Callable[[Tensor, Tensor], Tensor], edges: Tensor, states: Tensor)
     h, where = edges.diff().abs().topk(min(_LONGEST, len(edges) - 1))
     t, y = edges[where], states[where]
     size = lambda v: v.square().mean(2, keepdim=True).sqrt()  # noqa: E731
-    scale = size(y)
+    scale = size(states.nan_to_num(0, 0, 0)).amax(0)  # where a state passes zero, rounding of f is no change
     small = torch.finfo(y.dtype).eps ** 0.5 * torch.where(scale > 0, scale, 1)
     slope, way, rates = f(t, y), seeded.normal(y.shape[2], seed=0).to(y).expand_as(y), []
     for _ in range(3):
