@@ -54,8 +54,8 @@ class InitialValue(Problem):
 
     An integrator finds steps and a trajectory; the trajectory is then the root of the equations of all its steps.  Explicit
     steps of order five (:mod:`~implicitkit.problem.explicit_equations`) are met by what has been found, with nothing left to
-    solve.  Of a stiff equation, or with ``steps`` or ``stages``, they are those of collocation at Radau's points
-    (:mod:`~implicitkit.problem.collocation`, order ``2 stages - 1``;
+    solve.  Of a stiff equation, be it along what is at rest, or with ``steps`` or ``stages``, they are those of collocation
+    at Radau's points (:mod:`~implicitkit.problem.collocation`, order ``2 stages - 1``;
     Hairer & Wanner, *Solving Ordinary Differential Equations II*, 2nd ed. 1996, section IV.5), solved by a few sparse Newton
     steps.  In both cases one system whose Jacobian is block bidiagonal, and a derivative like that of any root:
     exact for the discrete trajectory, in ``\theta``, in the initial state (the ``z0`` of the solve, which here *is* an
