@@ -78,7 +78,8 @@ def first_crossing(event: Callable[[Tensor, Tensor], Tensor], edges: Tensor, bet
         values = at(parts)
         first, a, b = _first(values, _changes(values))
         low, high = parts.gather(0, first), parts.gather(0, first + 1)
-    place = low + (high - low) * torch.where(a == b, 0.5, a / (a - b))
+    fraction = a / (a - b)
+    place = low + (high - low) * torch.where((fraction >= 0) & (fraction <= 1), fraction, 0.5)  # else no change, or NaN
     passes = ((b - a).abs() <= _JUMP * whole).squeeze(0)
     return Crossing(time_at(place)[2].squeeze(0), place.squeeze(0), changes.any(), passes, begin, end)
 

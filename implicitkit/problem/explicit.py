@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, seeded
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.foundation.numbers import largest
 from implicitkit.problem.collocation import unasked
@@ -48,8 +48,10 @@ _MIDDLE = (
 )
 _SHORT = 0.1  # of a step: a last one is not shorter than that
 _LOOKS = 8  # steps after which it is first looked whether to go on; then after twice as many, and so on
+_FINEST = 10  # times eps: errors of a step are not told from rounding below
 _ZERO = 1e-3  # of the units, that is as good as zero
 _EDGE = 3.25  # h |lambda| at which the method stops being stable (Hairer & Wanner 1996, section IV.2)
+_LONGEST = 32  # steps, of which it is asked whether the method is stable in them
 _JUMPS = 3  # steps as short as the clock tells, in a row, that are taken whatever their error
 _STIFF, _CALM = 15, 6  # steps there until an equation is called stiff, and elsewhere in a row until that is forgotten
 
@@ -129,6 +131,28 @@ def follow(f: Slope, edges: Tensor, y0: Tensor) -> Tensor:
     return torch.stack(states)
 
 
+def outrun(f: Callable[[Tensor, Tensor], Tensor], edges: Tensor, states: Tensor) -> bool:
+    """Is a step longer than the method is stable, along something that the trajectory itself does not move along, as from a
+    state at rest?  Then derivatives, which do, would grow without bounds.  By three products with ``df/dy``, as differences,
+    in the longest steps.
+
+    Args:
+        f: of times ``(P,)`` and states ``(P, batch, n)``. edges: ``(N + 1,)``. states: there, ``(N + 1, batch, n)``.
+    """
+    h, where = edges.diff().abs().topk(min(_LONGEST, len(edges) - 1))
+    t, y = edges[where], states[where]
+    size = lambda v: v.square().mean(2, keepdim=True).sqrt()  # noqa: E731
+    scale = size(states.nan_to_num(0, 0, 0)).amax(0)  # where a state passes zero, rounding of f is no change
+    small = torch.finfo(y.dtype).eps ** 0.5 * torch.where(scale > 0, scale, 1)
+    slope, way, rates = f(t, y), seeded.normal(y.shape[2], seed=0).to(y).expand_as(y), []
+    for _ in range(3):
+        way = way / size(way)
+        way = (f(t, y + small * way) - slope) / small
+        rates.append(size(way))
+    moves = h[:, None, None] * (rates[1] * rates[2]).sqrt()  # of two in a row, whatever the units of the state
+    return bool(compat.batches_in_front(moves > _EDGE)[0].any())
+
+
 def cubic(edges: Tensor, states: Tensor, slopes: Tensor) -> Between:
     """Interpolation of values and slopes ``(N + 1, batch, n)`` at the edges."""
 
@@ -180,7 +204,8 @@ class March:
     """
 
     def __init__(self, f: Slope, t: Tensor, y0: Tensor, accuracy: float, look: Look | None = None) -> None:
-        self.f, self.t, self.accuracy, self.look = f, t, accuracy, look
+        self.f, self.t, self.look = f, t, look
+        self.accuracy = max(accuracy, _FINEST * torch.finfo(y0.dtype).eps)
         self.now, self.y, self.slope = t[0], y0, f(t[0], y0)
         self.lost = ~(torch.isfinite(y0).all(1) & torch.isfinite(self.slope).all(1))
         self._some_lost = self._is_any(self.lost)
@@ -314,5 +339,5 @@ class March:
             self._at_edge = 0 if self._calm >= _CALM else self._at_edge
 
     def _units(self, peaks: Tensor) -> Tensor:
-        floor = max(1e-6, 10 * torch.finfo(peaks.dtype).eps / self.accuracy)
+        floor = max(1e-6, _FINEST * torch.finfo(peaks.dtype).eps / self.accuracy)
         return torch.maximum(peaks, floor * peaks.square().mean(1, keepdim=True).sqrt())

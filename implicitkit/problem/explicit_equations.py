@@ -27,7 +27,7 @@ from implicitkit.problem.running_sums import RunningSums
 if TYPE_CHECKING:
     from implicitkit.system import System
 
-_MANY = 32  # numbers of a state, of all samples, from which substitution takes less than a few products of all steps
+_MANY = 3000  # numbers in the Jacobians of a step, of all samples, from which substitution takes less than factors
 
 Links = list[tuple[Tensor, Tensor]]  # the state before every step, and behind it, on one graph
 _links: ContextVar[Links | None] = ContextVar("links", default=None)
@@ -90,7 +90,7 @@ class ExplicitEquations(Collocation):
         return Y - new.unsqueeze(-2)
 
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
-        if self.event is not None or z.numel() < _MANY * len(self.mesh.number):
+        if self.event is not None or z.numel() * self.layout.size < _MANY * len(self.mesh.number):
             return super().linearise(system, z, theta)
         links: Links = []
         token = _links.set(links)

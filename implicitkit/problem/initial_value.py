@@ -19,7 +19,7 @@ from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
 from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, slope_of, times, unasked
 from implicitkit.problem.crossing import Crossing, Lookout, first_crossing
-from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow
+from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow, outrun
 from implicitkit.problem.explicit_equations import ExplicitEquations
 from implicitkit.problem.integration import get_integrator
 from implicitkit.problem.kind import Kind
@@ -54,8 +54,8 @@ class InitialValue(Problem):
 
     An integrator finds steps and a trajectory; the trajectory is then the root of the equations of all its steps.  Explicit
     steps of order five (:mod:`~implicitkit.problem.explicit_equations`) are met by what has been found, with nothing left to
-    solve.  Of a stiff equation, or with ``steps`` or ``stages``, they are those of collocation at Radau's points
-    (:mod:`~implicitkit.problem.collocation`, order ``2 stages - 1``;
+    solve.  Of a stiff equation, be it along what is at rest, or with ``steps`` or ``stages``, they are those of collocation
+    at Radau's points (:mod:`~implicitkit.problem.collocation`, order ``2 stages - 1``;
     Hairer & Wanner, *Solving Ordinary Differential Equations II*, 2nd ed. 1996, section IV.5), solved by a few sparse Newton
     steps.  In both cases one system whose Jacobian is block bidiagonal, and a derivative like that of any root:
     exact for the discrete trajectory, in ``\theta``, in the initial state (the ``z0`` of the solve, which here *is* an
@@ -193,6 +193,8 @@ class InitialValue(Problem):
             if self.steps and not lost:
                 found, lost = self._path(slope, t, y0)
         edges, states = found.edges, found.states
+        if self._keeps(found) and len(y0) and outrun(lambda t, y: self._slopes(layout, slope, t, y), edges, states):
+            found = found._replace(explicit=False)
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else _mesh(t, edges, found.stiff)
         stages = self.stages or _STAGES
         if len(states) != len(mesh.begin) + 1:  # no event

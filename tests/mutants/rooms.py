@@ -509,6 +509,7 @@ MUTANTS = [
         ("left + pulled.reshape(left.shape)", "left - pulled.reshape(left.shape)"),
         ("return self.event is None", "return False"),
         ("if self.event is not None or z.numel()", "if True or z.numel()"),
+        ("z.numel() * self.layout.size < _MANY", "z.numel() < 1"),
     ),
     *mutants(
         "implicitkit/linear/steps_pattern.py",
@@ -519,6 +520,7 @@ MUTANTS = [
         "implicitkit/problem/initial_value.py",
         "tests/problem/test_explicit_equations.py",
         ("return found.explicit and self.stages is None", "return False"),
+        ("if self._keeps(found) and len(y0) and outrun(", "if False and outrun("),
     ),
     *mutants(
         "implicitkit/problem/collocation.py",
@@ -530,6 +532,7 @@ MUTANTS = [
         "tests/problem/test_explicit_equations.py",
         ("(4 * x * (1 - x)).square()", "(2 * x * (1 - x)).square()"),
         ("self._due *= 2", "self._due *= 10**6"),
+        ("self.accuracy = max(accuracy, _FINEST * torch.finfo(y0.dtype).eps)", "self.accuracy = accuracy"),
     ),
     *mutants(
         "implicitkit/solver/verdict/minima.py",

@@ -40,6 +40,7 @@ MUTANTS = [
         ("(m - b) * (fm - fa)", "(m - b) * (fm - fb)"),
         ("shrinks_left = (x < m) == (f < fm)", "shrinks_left = (x < m)"),
         ("self.seen = at._replace(place=at.place + begin)", "self.seen = at"),
+        ("torch.where((fraction >= 0) & (fraction <= 1), fraction, 0.5)", "fraction"),
     ),
     *mutants(
         "implicitkit/solver/failing_trials.py",
