@@ -21,10 +21,11 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.starts import has_no_slope
 from implicitkit.solver.subset import subset
+from implicitkit.solver.verdict.fits import DENSE
 from implicitkit.solver.verdict.kinks import Kinks
 from implicitkit.solver.verdict.noise import refuse_noise
 
-_ENOUGH = 2  # stages that find that an objective falls forever
+_ENOUGH = 2  # stages that find that an objective falls forever, or that say a sample has run away
 
 
 @dataclass(frozen=True)
@@ -170,10 +171,11 @@ class Polyalgorithm(Solver):
         finishers: list[str],
     ) -> Outcome:
         """Some stages for the samples that are open and not ``waiting``; adds to ``finishers``."""
-        falls = (total.status == int(Status.UNBOUNDED)).long()  # how many stages have said so
+        falls = (total.status == int(Status.UNBOUNDED)).long()  # how many stages have said so ...
+        gone = (total.status == int(Status.DIVERGED)).long()  # ... and so
         onward, latest, kinks = total.z if total.onward is None else total.onward, None, Kinks(waiting)
         for stage in stages:
-            open_ = _open(f, total, start_norm, stage, falls) & ~waiting & ~kinks.found
+            open_ = _open(f, total, start_norm, stage, falls, gone) & ~waiting & ~kinks.found
             shown, later = total.shown, options.after(total.taken, total.shown)
             if not bool(open_.any()):
                 continue
@@ -199,7 +201,8 @@ class Polyalgorithm(Solver):
             if found is None:
                 total.evaluations, total.sample_evaluations = part.evaluations, part.sample_evaluations
                 continue
-            falls.index_add_(0, samples, (found.status == int(Status.UNBOUNDED)).long())
+            for count, said in ((falls, Status.UNBOUNDED), (gone, Status.DIVERGED)):
+                count.index_add_(0, samples, (found.status == int(said)).long())
             if _merge(total, found, samples, open_.index_select(0, samples)):
                 finishers.append(found.solver or solver.name)
             if f.kind.minimisation:
@@ -221,16 +224,18 @@ class Polyalgorithm(Solver):
         return stage
 
 
-def _open(f: Evaluations, total: Outcome, start_norm: Tensor, stage: Stage, falls: Tensor) -> Tensor:
+def _open(f: Evaluations, total: Outcome, start_norm: Tensor, stage: Stage, falls: Tensor, gone: Tensor) -> Tensor:
     """Samples for another stage; of a program none that falls forever, or whose start is not finite: no stage has another.
-    Of a minimisation none that enough stages have seen to fall forever; and what has run away goes on from no point out
-    there, only once more from the start."""
+    Of a minimisation none that enough stages have seen to fall forever; and what enough have seen to run away goes on from
+    no point out there, only once more from the start: a minimum may be further out than one of them has come.  One is
+    enough of many unknowns, where it is steps that say so: those of another one need not."""
     open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
     if f.kind.returns_program:
         open_ = open_ & (total.status != int(Status.UNBOUNDED)) & torch.isfinite(start_norm)
     if f.kind.minimisation:
         open_ = open_ & (falls < _ENOUGH)
-        open_ = open_ if stage.scale is not None else open_ & (total.status != int(Status.DIVERGED))
+        away = (total.status == int(Status.DIVERGED)) & (gone >= (_ENOUGH if f.size <= DENSE else 1))
+        open_ = open_ if stage.scale is not None else open_ & ~away
     return open_
 
 

@@ -806,7 +806,9 @@ MUTANTS = [
         "implicitkit/solver/constrained/no_point.py",
         "tests/solver/test_refusals_are_bounded.py -k 'no_point or elsewhere'",
         ("found = which & (level > 0) & ((left.abs()", "found = which & False & ((left.abs()"),
-        ("found = found & ~((y * there).sum(1) < _LESS * level)", "pass"),
+        ("lower = (there < _LESS * level) | (bent", "lower = ((there < _LESS * level) & False) | (bent"),
+        ("bent = rise < slope * (share - at)", "bent = rise < -torch.inf + slope * (share - at)"),
+        ("unit = torch.where(steep > 0, size / steep, 1)", "unit = 1"),
     ),
     *mutants(
         "implicitkit/sets/cones.py",
@@ -819,7 +821,8 @@ MUTANTS = [
         ("| (norm(way) > 0)", ""),
         ("(size > left * norm(before))", "(size < left * norm(before))"),
         ("& (norm(f.residual(origin)) > _LINE * size)", "& (size > 0)"),
-        ("(norm(f.residual(z + d)) > left * size)", "(size > 0)"),
+        ("(further > left * size)", "(size > 0)"),
+        ("which = which & ~(doubtful & ~(further", "which = which & ~(doubtful & False & ~(further"),
     ),
     *mutants(
         "implicitkit/solver/verdict/asked.py",

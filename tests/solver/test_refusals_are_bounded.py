@@ -265,6 +265,28 @@ class _Stays(ik.Solver):
         return ik.extend.Outcome(z0, torch.linalg.vector_norm(f.residual(z0), dim=1), torch.ones_like(status), status)
 
 
+def _peak(z: Tensor) -> Tensor:
+    return torch.exp(-50 * (z - 0.5).square()) - 0.5
+
+
+def _valleys(z: Tensor) -> Tensor:
+    return (z.square() - 4).square() * (z.square() + 1) - 0.01
+
+
+@pytest.mark.parametrize(
+    ("constraint", "start", "target"),
+    [
+        (ik.Equality(_peak), 2.0, 0.0),
+        (ik.Equality(_peak), 0.0, 7.0),
+        (ik.Inequality(_valleys), 0.0, 7.0),
+    ],
+    ids=["a slope that z rounds away", "a plateau", "two narrow valleys"],
+)
+def test_constraints_that_hold_in_a_narrow_place_are_tried_on(constraint: Any, start: float, target: float) -> None:
+    z0 = torch.tensor([start], dtype=F64)
+    assert bool(ik.argmin(lambda z: (z - target).square().sum(), z0, constraints=[constraint]).converged)
+
+
 def test_constraints_that_hold_elsewhere_are_tried_on() -> None:
     """``z^3 - 4 z + 3.2`` has a valley above zero at 1.15, and its zero at -2.3: no reason to ask no other method."""
     valley, square = ik.Equality(lambda z: (z[0] ** 2 - 4) * z[0] + 3.2), ik.Equality(lambda z: z[0] ** 2 + 1)

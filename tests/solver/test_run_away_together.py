@@ -12,6 +12,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.autodiff import linearise
+from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 from implicitkit.solver.verdict.probing import LEFT
 from implicitkit.solver.verdict.together import fade_together
 
@@ -53,7 +54,38 @@ def test_minima_that_are_met_slowly_far_out_are_minima(order: int) -> None:
     assert float((found.value - target).abs().max()) < 0.1
 
 
-def test_no_method_goes_on_from_where_another_has_run_away_to() -> None:
+@pytest.mark.parametrize("unknowns", [65, 130])
+def test_a_minimum_that_was_taken_for_a_way_to_infinity_is_one_once_it_is_reached(unknowns: int) -> None:
+    """``1 / z`` falls like that until far out; where ``|F|`` is all rounding, one step further there is more of it."""
+    found = ik.argmin(lambda z: (1 / (z + 2) + 1e-12 * (z + 2)).sum(), torch.zeros(unknowns, dtype=F64))
+    torch.testing.assert_close(found.value, torch.full_like(found.value, 1e6 - 2), rtol=1e-6, atol=0)
+
+
+class _GivesUp(ik.Solver):
+    """Says that every sample has run away."""
+
+    name = "gives_up"
+    solves = "minimise"
+
+    def run(self, f: Any, z0: Tensor, options: Any) -> Any:
+        status = torch.full((len(z0),), DIVERGED)
+        return ik.extend.Outcome(z0, torch.linalg.vector_norm(f(z0), dim=1), torch.ones_like(status), status)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_minimum_further_out_than_one_method_comes_is_found_by_the_next(times: int) -> None:
+    """Ridge regression of nearly separable data, in units of 1e-4: the minimum was another 1e6 away."""
+    again = (Stage("lbfgs", scale=None),)
+    found = ik.argmin(
+        lambda z: torch.cosh(z - 3).sum(),
+        torch.zeros(2, dtype=F64),
+        solver=Polyalgorithm((Stage(_GivesUp()), *(Stage(_GivesUp(), scale=None),) * (times - 1), *again)),
+        on_failure="ignore",
+    )
+    assert bool(found.converged) == (times == 1)
+
+
+def test_no_third_method_goes_on_from_where_two_have_run_away_to() -> None:
     """Separable data: 1,778 evaluations of two methods in turn, ever further out."""
     rng = torch.Generator().manual_seed(0)
     X = torch.randn(40, 3, generator=rng, dtype=F64)

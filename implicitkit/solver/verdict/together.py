@@ -2,8 +2,9 @@ r"""Do many unknowns run away together, while their differences are determined?
 
 The abilities of a Bradley-Terry model whose reference has never won do: ``F`` changes by far more than itself whichever of
 them moves, and so each equation looks healthy.  Their last step tells: it was long, led outwards, and left a third of ``F``
-or more, as does the correction ``J d = -F`` where they are.  And no zeros lead from there to the point of that line which
-is nearest to the origin, as where all ratings may be moved alike.
+or more, as does the correction ``J d = -F`` where they are.  Nor is there more of ``F`` behind that, as there is behind a
+zero.  And no zeros lead from there to the point of that line which is nearest to the origin, as where all ratings may be
+moved alike.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.scales import in_working_precision
+from implicitkit.solver.verdict.scales import NOISE, in_working_precision, rounding
 
 _LONG = 5e-4  # of |z|: 1 / (745 p) of exp(-z^p)
 _LINE = 1e3  # times |F|, at most, what is left of it all along a line of zeros, which lead nowhere
@@ -43,7 +44,11 @@ def fade_together(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, last: tup
     d = torch.nan_to_num(found.x).to(z.dtype)
     long = found.converged & (norm(d) >= _LONG * length)
     d = torch.where(long.unsqueeze(1), d, way)  # by that of rounding errors nothing is known
-    which = which & (norm(d) > 0) & (norm(f.residual(z + d)) > left * size)
+    further = norm(f.residual(z + d))
+    which = which & (norm(d) > 0) & (further > left * size)
+    doubtful = which & ~(further <= size)
+    if bool(doubtful.any()):  # beyond a zero there is more
+        which = which & ~(doubtful & ~(further <= NOISE * norm(rounding(f, z, doubtful))))
     if not bool(which.any()):
         return which
     origin = z - (z * d).sum(1, keepdim=True) / d.square().sum(1, keepdim=True) * d
