@@ -51,6 +51,8 @@ _LOOKS = 8  # steps after which it is first looked whether to go on; then after 
 _FINEST = 10  # times eps: errors of a step are not told from rounding below
 _ZERO = 1e-3  # of the units, that is as good as zero
 _EDGE = 3.25  # h |lambda| at which the method stops being stable (Hairer & Wanner 1996, section IV.2)
+_FINE = 0.1  # ... and that leaves derivatives six digits or more, where the trajectory itself asks for nothing
+_PARTS = 1000  # steps in place of longer ones, at most
 _LONGEST = 32  # steps, of which it is asked whether the method is stable in them
 _JUMPS = 3  # steps as short as the clock tells, in a row, that are taken whatever their error
 _STIFF, _CALM = 15, 6  # steps there until an equation is called stiff, and elsewhere in a row until that is forgotten
@@ -131,10 +133,13 @@ def follow(f: Slope, edges: Tensor, y0: Tensor) -> Tensor:
     return torch.stack(states)
 
 
-def outrun(f: Callable[[Tensor, Tensor], Tensor], edges: Tensor, states: Tensor) -> bool:
-    """Is a step longer than the method is stable, along something that the trajectory itself does not move along, as from a
-    state at rest?  Then derivatives, which do, would grow without bounds.  By three products with ``df/dy``, as differences,
-    in the longest steps.
+def with_derivatives(f: Callable[[Tensor, Tensor], Tensor], edges: Tensor, states: Tensor) -> Tensor | None:
+    """Edges of steps by which derivatives are followed, too: those given, further ones between them, or ``None`` where these
+    would be too many.
+
+    Steps are as long as the trajectory allows.  Derivatives also move along what it does not: with a component at zero, or
+    from a state at rest, a step may be longer than the method is stable for them, or, where nothing moves at all, than it
+    is accurate.  ``h |df/dy|`` is found by three products, as differences, in the longest steps.
 
     Args:
         f: of times ``(P,)`` and states ``(P, batch, n)``. edges: ``(N + 1,)``. states: there, ``(N + 1, batch, n)``.
@@ -149,8 +154,17 @@ def outrun(f: Callable[[Tensor, Tensor], Tensor], edges: Tensor, states: Tensor)
         way = way / size(way)
         way = (f(t, y + small * way) - slope) / small
         rates.append(size(way))
-    moves = h[:, None, None] * (rates[1] * rates[2]).sqrt()  # of two in a row, whatever the units of the state
-    return bool(compat.batches_in_front(moves > _EDGE)[0].any())
+    rate = (rates[1] * rates[2]).sqrt()  # of two in a row, whatever the units of the state
+    rests = size(states - states[:1]).amax(0) <= small
+    moves = h[:, None, None] * rate
+    asking = torch.where(moves > torch.where(rests, _FINE, _EDGE), rate, 0)
+    fastest = float(compat.batches_in_front(asking)[0].nan_to_num(0, 0, 0).max())
+    parts = (edges.diff().abs() * fastest / _FINE).ceil().clamp_min(1)
+    if not fastest or float(parts.sum()) > _PARTS:
+        return None if fastest else edges
+    first = edges[:-1].repeat_interleave(parts.long())
+    part = torch.cat([torch.arange(int(k), dtype=edges.dtype, device=edges.device) / k for k in parts])
+    return torch.cat((first + part * edges.diff().repeat_interleave(parts.long()), edges[-1:]))
 
 
 def cubic(edges: Tensor, states: Tensor, slopes: Tensor) -> Between:

@@ -19,7 +19,7 @@ from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
 from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, slope_of, times, unasked
 from implicitkit.problem.crossing import Crossing, Lookout, first_crossing
-from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow, outrun
+from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow, with_derivatives
 from implicitkit.problem.explicit_equations import ExplicitEquations
 from implicitkit.problem.integration import get_integrator
 from implicitkit.problem.kind import Kind
@@ -193,8 +193,10 @@ class InitialValue(Problem):
             if self.steps and not lost:
                 found, lost = self._path(slope, t, y0)
         edges, states = found.edges, found.states
-        if self._keeps(found) and len(y0) and outrun(lambda t, y: self._slopes(layout, slope, t, y), edges, states):
-            found = found._replace(explicit=False)
+        if self._keeps(found) and len(y0):
+            fine = with_derivatives(lambda t, y: self._slopes(layout, slope, t, y), edges, states)
+            found, fine = found._replace(explicit=fine is not None), edges if fine is None else fine
+            edges, states = fine, states if len(fine) == len(edges) else follow(slope, fine, y0)
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else _mesh(t, edges, found.stiff)
         stages = self.stages or _STAGES
         if len(states) != len(mesh.begin) + 1:  # no event

@@ -141,6 +141,31 @@ def test_derivatives_from_a_state_at_rest(n: int, moves: float) -> None:
     torch.testing.assert_close(slopes, wanted, rtol=1e-5, atol=1e-3)
 
 
+#: right-hand side, its Jacobian at rest, and the requested times.
+AT_REST: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[list[float]], list[float]]] = {
+    "what grows": (lambda t, y: 5 * y.sin(), [[5.0]], [0.0, 3.0]),
+    "what turns": (lambda t, y: torch.stack((y[1], -100 * y[0].sin())), [[0.0, 1.0], [-100.0, 0.0]], [0.0, 3.0]),
+    "what turns, looked at often": (
+        lambda t, y: torch.stack((y[1], -100 * y[0].sin())), [[0.0, 1.0], [-100.0, 0.0]], [0.1 * k for k in range(31)],
+    ),
+    "away from zero": (lambda t, y: -3 * (y - 2) + (y - 2) ** 3, [[-3.0]], [1.0, 2.0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AT_REST)
+def test_derivatives_from_rest_are_those_of_the_linear_equation(name: str) -> None:
+    """Nothing moves, and the steps were one or as many as requested times: 556 for ``exp(15)``."""
+    rhs, jacobian, times = AT_REST[name]
+    t, A = torch.tensor(times, **DOUBLE), torch.tensor(jacobian, **DOUBLE)
+    y0 = torch.full((len(A),), 2.0 if name == "away from zero" else 0.0, **DOUBLE)
+    end = lambda y0: ik.solve(ik.InitialValue(rhs, t), y0).value[-1]  # noqa: E731
+    wanted = torch.linalg.matrix_exp((t[-1] - t[0]) * A)
+    torch.testing.assert_close(torch.func.jacrev(end)(y0), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.func.jacfwd(end)(y0), wanted, rtol=1e-5, atol=1e-5)
+    both = torch.vmap(torch.func.jacrev(end))(torch.stack((y0, y0 + 1e-9)))
+    torch.testing.assert_close(both[0], wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_a_step_is_known_in_between_to_order_four() -> None:
     def error(steps: int) -> float:
         edges = torch.linspace(0, 3, steps + 1, **DOUBLE)
