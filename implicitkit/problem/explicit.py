@@ -52,6 +52,7 @@ _FINEST = 10  # times eps: errors of a step are not told from rounding below
 _ZERO = 1e-3  # of the units, that is as good as zero
 _EDGE = 3.25  # h |lambda| at which the method stops being stable (Hairer & Wanner 1996, section IV.2)
 _FINE = 0.1  # ... and that leaves derivatives six digits or more, where the trajectory itself asks for nothing
+_COARSE = 0.5  # ... that leaves four: as long as a step may be beside what moves
 _PARTS = 1000  # steps in place of longer ones, at most
 _LONGEST = 32  # steps, of which it is asked whether the method is stable in them
 _JUMPS = 3  # steps as short as the clock tells, in a row, that are taken whatever their error
@@ -157,9 +158,10 @@ def with_derivatives(f: Callable[[Tensor, Tensor], Tensor], edges: Tensor, state
     rate = (rates[1] * rates[2]).sqrt()  # of two in a row, whatever the units of the state
     rests = size(states - states[:1]).amax(0) <= small
     moves = h[:, None, None] * rate
-    asking = torch.where(moves > torch.where(rests, _FINE, _EDGE), rate, 0)
-    fastest = float(compat.batches_in_front(asking)[0].nan_to_num(0, 0, 0).max())
-    parts = (edges.diff().abs() * fastest / _FINE).ceil().clamp_min(1)
+    largest = lambda v: float(compat.batches_in_front(v)[0].nan_to_num(0, 0, 0).max())  # noqa: E731
+    fine = min(max(largest(torch.where(rests, 0, moves)), _FINE), _COARSE)  # where others move, as they are followed
+    fastest = largest(torch.where(moves > torch.where(rests, fine, _EDGE), rate, 0))
+    parts = (edges.diff().abs() * fastest / fine).ceil().clamp_min(1)
     if not fastest or float(parts.sum()) > _PARTS:
         return None if fastest else edges
     first = edges[:-1].repeat_interleave(parts.long())

@@ -531,7 +531,7 @@ MUTANTS = [
         "implicitkit/problem/explicit.py",
         "tests/problem/test_explicit_equations.py",
         ("(4 * x * (1 - x)).square()", "(2 * x * (1 - x)).square()"),
-        ("torch.where(rests, _FINE, _EDGE)", "_EDGE"),
+        ("torch.where(rests, fine, _EDGE)", "_EDGE"),
         ("return None if fastest else edges", "return edges"),
         ("self._due *= 2", "self._due *= 10**6"),
         ("self.accuracy = max(accuracy, _FINEST * torch.finfo(y0.dtype).eps)", "self.accuracy = accuracy"),
