@@ -81,7 +81,7 @@ class InitialValue(Problem):
             for a short while, put a time at the switch, or nothing may see it.
         event: ``g(t, y, *args)``, one number; for a solve without ``batch_dims``.
         steps: equal steps between any two times; ``None``: those of the integrator.  All samples take the same steps.
-        accuracy: relative tolerance of the integrator, for its steps; ``None``: 1e-6, in single precision 1e-4.
+        accuracy: relative tolerance of the integrator, for its steps; ``None``: 1e-6, in single precision 1e-5.
         stages: points of an implicit step, 1 to 7; ``None``: 3, and where explicit steps do these.
         integrator: ``"auto"``, which begins with ``"dormand_prince"`` and takes ``"scipy.Radau"`` where the equation turns
             out to be stiff; one of these or another of SciPy's methods, or a function
@@ -332,7 +332,7 @@ def _time_of(at: Crossing, edges: Tensor) -> tuple[Tensor, str]:
 
 
 def _accuracy(t: Tensor) -> float:
-    return 1e-6 if t.dtype == torch.float64 else 1e-4
+    return 1e-6 if t.dtype == torch.float64 else 1e-5
 
 
 def _end_of(edges: Tensor, states: Tensor) -> str:

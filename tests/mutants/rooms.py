@@ -521,6 +521,7 @@ MUTANTS = [
         "tests/problem/test_explicit_equations.py",
         ("return found.explicit and self.stages is None", "return False"),
         ("        if self._keeps(found) and len(y0):\n", "        if False:\n"),
+        ("torch.float64 else 1e-5", "torch.float64 else 1e-4"),
     ),
     *mutants(
         "implicitkit/problem/collocation.py",

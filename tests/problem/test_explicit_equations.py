@@ -296,3 +296,17 @@ def test_a_fit_of_rates_takes_few_trajectories() -> None:
     found = ik.least_squares(lambda p: (path(p) - data).flatten(), torch.tensor([1.2, 0.4, 0.7, 0.4], **DOUBLE))
     assert found.evaluations <= 20
     torch.testing.assert_close(found.value, true, rtol=0.05, atol=0)
+
+
+def test_defaults_in_single_precision_leave_three_digits_and_more() -> None:
+    """Of a trajectory and its derivative, over one and a half rounds of Lotka and Volterra's equations."""
+
+    def end(y0: Tensor) -> Tensor:
+        rhs = lambda t, y: torch.stack((1.1 * y[0] - 0.4 * y[0] * y[1], 0.1 * y[0] * y[1] - 0.4 * y[1]))  # noqa: E731
+        accuracy = 1e-10 if y0.dtype == torch.float64 else None
+        return ik.solve(ik.InitialValue(rhs, (0.0, 10.0), accuracy=accuracy), y0).value[-1]
+
+    y0 = torch.tensor([10.0, 5.0])
+    for f in (end, torch.func.jacrev(end)):
+        found, wanted = f(y0).double(), f(y0.double())
+        assert float((found - wanted).norm() / wanted.norm()) < 5e-4
