@@ -52,6 +52,7 @@ _FINEST = 10  # times eps: errors of a step are not told from rounding below
 _ZERO = 1e-3  # of the units, that is as good as zero
 _EDGE = 3.25  # h |lambda| at which the method stops being stable (Hairer & Wanner 1996, section IV.2)
 _FINE = 0.1  # ... and that leaves derivatives six digits or more, where the trajectory itself asks for nothing
+_STILL = 1e4  # times the accuracy: what moves less than that asks for hardly anything
 _COARSE = 0.5  # ... that leaves four: as long as a step may be beside what moves
 _PARTS = 1000  # steps in place of longer ones, at most
 _LONGEST = 32  # steps, of which it is asked whether the method is stable in them
@@ -134,16 +135,20 @@ def follow(f: Slope, edges: Tensor, y0: Tensor) -> Tensor:
     return torch.stack(states)
 
 
-def with_derivatives(f: Callable[[Tensor, Tensor], Tensor], edges: Tensor, states: Tensor) -> Tensor | None:
+def with_derivatives(
+    f: Callable[[Tensor, Tensor], Tensor], edges: Tensor, states: Tensor, accuracy: float
+) -> Tensor | None:
     """Edges of steps by which derivatives are followed, too: those given, further ones between them, or ``None`` where these
     would be too many.
 
     Steps are as long as the trajectory allows.  Derivatives also move along what it does not: with a component at zero, or
-    from a state at rest, a step may be longer than the method is stable for them, or, where nothing moves at all, than it
-    is accurate.  ``h |df/dy|`` is found by three products, as differences, in the longest steps.
+    from a state at rest or near to it, a step may be longer than the method is stable for them, or, where nothing moves by
+    much more than ``accuracy``, than it is accurate.  ``h |df/dy|`` is found by three products, as differences, in the
+    longest steps.
 
     Args:
         f: of times ``(P,)`` and states ``(P, batch, n)``. edges: ``(N + 1,)``. states: there, ``(N + 1, batch, n)``.
+        accuracy: of the states, relative.
     """
     h, where = edges.diff().abs().topk(min(_LONGEST, len(edges) - 1))
     t, y = edges[where], states[where]
@@ -156,7 +161,7 @@ def with_derivatives(f: Callable[[Tensor, Tensor], Tensor], edges: Tensor, state
         way = (f(t, y + small * way) - slope) / small
         rates.append(size(way))
     rate = (rates[1] * rates[2]).sqrt()  # of two in a row, whatever the units of the state
-    rests = size(states - states[:1]).amax(0) <= small
+    rests = size(states - states[:1]).amax(0) <= _STILL * accuracy * scale
     moves = h[:, None, None] * rate
     largest = lambda v: float(compat.batches_in_front(v)[0].nan_to_num(0, 0, 0).max())  # noqa: E731
     fine = min(max(largest(torch.where(rests, 0, moves)), _FINE), _COARSE)  # where others move, as they are followed

@@ -175,6 +175,10 @@ class InitialValue(Problem):
         packed = y0.reshape(*batch, layout.size)
         return Restated(problem, begun.values, (packed, t, *args), split, batch_dims, lead=1, shared=1)
 
+    def _accurate(self, t: Tensor) -> float:
+        """The relative tolerance of the integrator."""
+        return self.accuracy or (1e-6 if t.dtype == torch.float64 else 1e-5)
+
     def _keeps(self, found: Followed) -> bool:
         """Are the equations those of the steps that were taken?"""
         return found.explicit and self.stages is None
@@ -194,7 +198,7 @@ class InitialValue(Problem):
                 found, lost = self._path(slope, t, y0)
         edges, states = found.edges, found.states
         if self._keeps(found) and len(y0):
-            fine = with_derivatives(lambda t, y: self._slopes(layout, slope, t, y), edges, states)
+            fine = with_derivatives(lambda t, y: self._slopes(layout, slope, t, y), edges, states, self._accurate(t))
             found, fine = found._replace(explicit=fine is not None), edges if fine is None else fine
             edges, states = fine, states if len(fine) == len(edges) else follow(slope, fine, y0)
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else _mesh(t, edges, found.stiff)
@@ -248,7 +252,7 @@ class InitialValue(Problem):
     def _doubt(self, begun: Start, later: Tensor, slope: Slope, t: Tensor, y0: Tensor) -> None:
         """Warn where the trajectory and another, nearly as accurate, have little in common: that of the integrator, where it
         is not the same, or where small errors may have grown enough that of less accurate steps: once for a function."""
-        found, accuracy = begun.found, self.accuracy or _accuracy(t)
+        found, accuracy = begun.found, self._accurate(t)
         if not self._keeps(found):
             _compare(begun.values[..., begun.mesh.last, -1, :], later, 1.0)
         elif accuracy * math.exp(min(found.growth, _LOGARITHM)) > _APART and self._is_new(found.growth, later):
@@ -279,7 +283,7 @@ class InitialValue(Problem):
         if not len(y0):  # no sample asks for steps
             return Followed(t, y0.expand(len(t), *y0.shape)), ""
         try:
-            found = get_integrator(self.integrator)(slope, t, y0, self.accuracy or _accuracy(t), lookout)
+            found = get_integrator(self.integrator)(slope, t, y0, self._accurate(t), lookout)
         except ConvergenceError as error:
             path, left = Followed(t[:1], y0.unsqueeze(0)), t[1:]
             if lookout is not None and isinstance(error, TooManySteps):  # it may have come before
@@ -329,10 +333,6 @@ def _time_of(at: Crossing, edges: Tensor) -> tuple[Tensor, str]:
         f"The event does not change its sign between t = {float(edges[0]):.6g} and {float(edges[-1]):.6g}, wherever it "
         f"was looked at: it is {float(at.begin):.3g} and {float(at.end):.3g} there."
     )
-
-
-def _accuracy(t: Tensor) -> float:
-    return 1e-6 if t.dtype == torch.float64 else 1e-5
 
 
 def _end_of(edges: Tensor, states: Tensor) -> str:

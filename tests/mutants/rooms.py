@@ -534,6 +534,7 @@ MUTANTS = [
         ("(4 * x * (1 - x)).square()", "(2 * x * (1 - x)).square()"),
         ("torch.where(rests, fine, _EDGE)", "_EDGE"),
         ("return None if fastest else edges", "return edges"),
+        ("_STILL = 1e4", "_STILL = 1e-2"),
         ("self._due *= 2", "self._due *= 10**6"),
         ("self.accuracy = max(accuracy, _FINEST * torch.finfo(y0.dtype).eps)", "self.accuracy = accuracy"),
     ),

@@ -166,6 +166,18 @@ def test_derivatives_from_rest_are_those_of_the_linear_equation(name: str) -> No
     torch.testing.assert_close(both[0], wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rate", [2.0, -5.0])
+@pytest.mark.parametrize("off", [1e-9, 1e-7, 1e-5, 1e-3])
+def test_derivatives_near_a_state_of_rest(off: float, rate: float) -> None:
+    """By ``z = y - 2``, ``z' = r z - z^3``: ``1 / z^2 = (1 / z_0^2 - 1 / r) e^{-2 r t} + 1 / r``."""
+    rhs = lambda t, y: rate * (y - 2) - (y - 2) ** 3  # noqa: E731
+    end = lambda y0: ik.solve(ik.InitialValue(rhs, (0.0, 3.0)), y0).value[-1]  # noqa: E731
+    found = torch.func.jacrev(end)(torch.tensor([2.0 + off], **DOUBLE))
+    grown = math.exp(2 * rate * 3.0)
+    wanted = math.exp(rate * 3.0) / (1 + off**2 * (grown - 1) / rate) ** 1.5
+    torch.testing.assert_close(found, torch.tensor([[wanted]], **DOUBLE), rtol=1e-3, atol=0)
+
+
 def test_a_step_is_known_in_between_to_order_four() -> None:
     def error(steps: int) -> float:
         edges = torch.linspace(0, 3, steps + 1, **DOUBLE)
