@@ -297,7 +297,7 @@ def _ask(
         joint = solver.batch != "native"
         function, start = BlackBoxFunction(f, z0, joint=joint), z0.reshape(-1) if joint else z0
         found = _guarded(solver, function, start, **limits(slice(None)))
-        z, steps = _accept(found, z0, name), steps + steps_of(found, name)
+        z, steps = _accept(found, start, name).reshape(z0.shape), steps + steps_of(found, name)
         message, factors = found.message, _each(found, batch)
     else:
         z = z0.clone()
@@ -348,7 +348,7 @@ def _guarded(solver: BlackBox, f: BlackBoxFunction, z0: Tensor, **keywords: Any)
 def _accept(found: Found, z0: Tensor, name: str) -> Tensor:
     """The point found, as a tensor like ``z0``."""
     z = point(found.z, z0, name)
-    if z.numel() != z0.numel():
+    if z.numel() != z0.numel() or (z.ndim == z0.ndim and z.shape != z0.shape):  # transposed, if not of another size
         raise ValueError(
             f"the solver returned a point of shape {tuple(z.shape)} for a start of shape {tuple(z0.shape)}"
         )

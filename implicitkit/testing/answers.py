@@ -16,8 +16,10 @@ from implicitkit.solver.catalogue import serves
 from implicitkit.solver.method import Method
 from implicitkit.solving.verbs import solve
 from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close
-from implicitkit.testing.known import KNOWN, known_problems, twofold, unsolvable
+from implicitkit.testing.known import ERRORS, KNOWN, Known, known_problems, twofold, unsolvable
 
+_SHARE = 3  # of the steps that are told of, which is not enough
+_PLACES = (2, 3, 4, 5, 8)  # in which evaluation a function raises
 _MANY = 200  # evaluations: fewer may be what any tolerance takes
 
 
@@ -95,6 +97,36 @@ def honours_max_steps(subject: Subject) -> None:
             tolerance = subject.rtol()
             wrong = solution.converged & (norm > 1.01 * tolerance * (1 + scale))
             assert not bool(wrong.any()), f"{known.name}: converged is claimed at |F| = {norm.tolist()}"
+            solved = limit == 1 and not _is_linear(known) and bool(solution.converged.any())
+            assert not solved, (
+                f"{known.name}: with max_steps=1 it goes on until it is solved ({solution.evaluations} evaluations): "
+                "max_steps is not looked at"
+            )
+
+
+def _is_linear(known: Known) -> bool:
+    """Whether one step of Newton's may solve it."""
+    return known.name == known_problems(known.problem.kind.name, batch=1, size=1)[0].name
+
+
+@check(
+    "steps are those of the iteration that max_steps limits, each once: Found(z, steps=...), one number for each sample of "
+    "a batch (0: not known)."
+)
+def counts_steps(subject: Subject) -> None:
+    """As many steps as are told of are enough, and a third of them is not."""
+    for known in subject.known():
+        solution = subject.solve(known, on_failure="ignore")
+        all_converged(solution, known)
+        most = int(solution.steps.max())
+        slowest = solution.steps == most
+        for limit in [most, most // _SHARE] if most >= _SHARE else [most] if most else []:
+            again = subject.solve(known, max_steps=limit, on_failure="ignore").converged[slowest]
+            what = f"{known.name}: {most} steps are told of, and with max_steps={limit}"
+            if limit == most:
+                assert bool(again.all()), f"{what} it is not solved: there were more"
+            else:
+                assert not bool(again.any()), f"{what} it is solved: there were fewer"
 
 
 @check(
@@ -300,26 +332,33 @@ def gradient_of_the_steps(subject: Subject) -> None:
         close(gradients[1], gradients[0], allowed, f"{known.name}: the gradient of the steps")
 
 
-@check("Let exceptions of f pass: catch only your own, never a bare `except`.")
+@check(
+    "Let exceptions of f pass: catch only your own, never a bare `except`, and let Ctrl-C (KeyboardInterrupt) through."
+)
 def errors_of_the_function_surface(subject: Subject) -> None:
-    """An exception raised by the user's function in the middle of a solve arrives as it was raised."""
+    """An exception raised by the user's function in the middle of a solve, or an interrupt there, arrives as it was
+    raised."""
     known = subject.known()[1]
-    function, calls = known.problem.function, 0
+    function = known.problem.function
+    for own in ERRORS:
+        for place in _PLACES:
+            calls = 0
 
-    class Own(Exception):
-        pass
+            def failing(z: Tensor, theta: Tensor, place: int = place, own: Any = own) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == place:
+                    raise own("of the user")
+                return function(z, theta)
 
-    def failing(z: Tensor, theta: Tensor) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise Own("of the user")
-        return function(z, theta)
-
-    problem = PROBLEMS[known.problem.kind.name](failing)
-    try:
-        solve(problem, known.z0, (known.theta,), solver=subject.solver, batch_dims=1, in_dims=(0,))
-    except Own:
-        return
-    assert calls > 2, f"the function was called {calls} times only: the solve cannot have been right"
-    raise AssertionError("the exception of the user's function was swallowed")
+            problem = PROBLEMS[known.problem.kind.name](failing)
+            how: dict[str, Any] = {"batch_dims": 1, "in_dims": (0,), "on_failure": "ignore"}
+            try:
+                solve(problem, known.z0, (known.theta,), solver=subject.solver, **how)
+            except own:
+                continue
+            if calls < place:
+                break
+            raised = f"{own.__mro__[1].__name__} that the function raised in its evaluation {place}"
+            raise AssertionError(f"the {raised} was swallowed")
+        assert calls > 2, f"the function was called {calls} times only: the solve cannot have been right"

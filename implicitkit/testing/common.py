@@ -16,6 +16,7 @@ import os
 import pickle
 import random
 import tempfile
+import traceback
 import types
 import warnings
 import weakref
@@ -26,11 +27,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from implicitkit.testing.check import Suite
 
 _ROUNDING = 1e-11  # of the size of an answer: sums follow the memory's alignment
 _DEEP = 12  # containers in containers that are looked into
+_MAKERS = (
+    torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.arange, torch.linspace, torch.rand, torch.randn,
+    torch.randint, torch.randperm, torch.tensor, torch.as_tensor,
+)  # fmt: skip
 _CONTAINERS = (list, dict, set, collections.deque, Tensor, np.ndarray)
 
 
@@ -51,9 +57,10 @@ def is_deterministic(subject: Any) -> None:
     kept, version = given.clone(), given._version
     first = subject.act(given)
     wanted = first.clone()
+    subject.act(0.9 * given.detach())
+    assert torch.equal(first, wanted), "a later use changed an earlier answer"
     second = subject.act(given)
     assert torch.equal(given, kept) and given._version == version, "what it was given was written to"
-    assert torch.equal(first, wanted), "a later use changed an earlier answer"
     wrong = float((second - wanted).abs().max())
     assert wrong <= _ROUNDING * (1 + float(wanted.abs().max())), f"the same use once more differs by {wrong:.3g}"
 
@@ -133,6 +140,32 @@ def _printed() -> Iterator[list[str]]:
             text += [t for t in (python.getvalue(), process.read().decode(errors="replace")) if t]
 
 
+class _Elsewhere(TorchFunctionMode):
+    """What is made without a device, but for single numbers, is on another than everything else is: as on a machine with an
+    accelerator."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = bool(args) and isinstance(args[0], Tensor)  # what is a tensor is where it is
+        named = given or (kwargs or {}).get("device") is not None
+        return made.to("meta") if func in _MAKERS and not named and made.ndim else made
+
+
+def names_a_device(subject: Any) -> None:
+    """Where tensors that are made without a device are on another than ``z`` is, the answer is what it was."""
+    given = subject.example()
+    wanted = subject.act(given).clone()
+    try:
+        with _Elsewhere():
+            got = subject.act(given)
+        wrong = float((got - wanted).abs().max())
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename}:{place.lineno}, in {place.name}"
+        raise AssertionError(f"a tensor made without a device meets one that has its own: {error} ({where})") from error
+    assert wrong <= _ROUNDING * (1 + float(wanted.abs().max())), f"with tensors elsewhere it differs by {wrong:.3g}"
+
+
 def keeps_nothing_alive(subject: Any) -> None:
     """What it was given is freed once its answer is."""
     given = subject.example()
@@ -200,6 +233,11 @@ def _size(value: Any, seen: set[int], deep: int) -> int:
     return len(inside) + sum(_size(v, seen, deep - 1) for v in inside)
 
 
+def _is_no_black_box(part: Any) -> bool:
+    """Whether its tensors meet those of a solve: a black box may use any device, its point is fetched."""
+    return not hasattr(part, "find") or not hasattr(part, "batch")
+
+
 def _takes_any_option(part: Any) -> bool:
     parameters = inspect.signature(getattr(part, "find", type(part))).parameters.values()
     return any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -233,6 +271,12 @@ _COMMON: tuple[tuple[str, Callable[[Any], None], Callable[[Any], bool]], ...] = 
         "warnings, np.errstate) for a while only, by its context manager.",
         leaves_the_process_alone,
         _always,
+    ),
+    (
+        "Say where a tensor is made, z.new_zeros(...), torch.zeros_like(z) or device=z.device: on a machine with an "
+        "accelerator it is elsewhere.",
+        names_a_device,
+        _is_no_black_box,
     ),
     (
         "Keep what comes in no longer than the use of it: not on self, not in a global list, not in a cache.",

@@ -33,6 +33,18 @@ class Endless(BaseException):
     """A solve does not end (no ``Exception``: a solver that swallows those would go on)."""
 
 
+class _Own(Exception):
+    """Of a user's function."""
+
+
+class _Interrupt(KeyboardInterrupt):
+    """Of a user who has waited long enough."""
+
+
+ERRORS = _Own, _Interrupt
+"""What a function may raise that nobody else is to catch."""
+
+
 @dataclass(frozen=True)
 class Known:
     """A batch of problems and their solutions.

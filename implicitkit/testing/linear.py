@@ -2,121 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.operators import Operator
-from implicitkit.registry.table import TABLES
 from implicitkit.testing.check import Suite, Unsolved, close, solved
 from implicitkit.testing.common import add_common_checks
-from implicitkit.testing.known import spend
-from implicitkit.testing.rules import RULES, RuleSubject
+from implicitkit.testing.known import ERRORS
+from implicitkit.testing.rules import RULES
+from implicitkit.testing.systems import LinearSubject
 
 _FAR = 20  # times the tolerance: the largest error of a solution whose residual is within it (condition below 10)
 _LOOKS = 3  # products that are counted as steps or are not: the first residual, the last
 _MANY = 10  # products: fewer may be what any tolerance takes
-
-
-class _Products:
-    """Blocks ``(batch, n, n)`` as an operator, which counts products and may refuse to form its matrix."""
-
-    def __init__(self, M: Tensor, *, symmetric: bool, fixed_point: bool, formed: bool = True) -> None:
-        self.M, self.formed, self.count = M, formed, 0
-        how: dict[str, Any] = {"symmetric": symmetric, "fixed_point": fixed_point}
-        how |= {"batch": len(M), "size": M.shape[1], "like": M[:, 0]}
-        self.operator = Operator(self._times(M), self._times(M.mT), self._dense, **how)
-
-    def _times(self, M: Tensor) -> Callable[[Tensor], Tensor]:
-        def product(v: Tensor) -> Tensor:
-            spend("products were taken with the matrix")
-            self.count += 1
-            return (M @ v.unsqueeze(-1)).squeeze(-1)
-
-        return product
-
-    def _dense(self) -> Tensor:
-        assert self.formed, "the matrix is formed, A.dense(), which large systems cannot afford"
-        return self.M
-
-
-@dataclass(frozen=True)
-class LinearSubject:
-    """A linear solver under test.
-
-    Attributes:
-        part: the configured object. accuracy: the tightest ``rtol`` that is asked of it in float64.
-    """
-
-    part: Any
-    accuracy: float
-
-    @property
-    def symmetric(self) -> bool:
-        """Is it for symmetric matrices only?"""
-        return "symmetric" in self.part.needs
-
-    @property
-    def fixed_point(self) -> bool:
-        """Is it for ``J - I`` of a contraction only?"""
-        return "fixed_point" in self.part.needs
-
-    def matrices(self, batch: int = 3, n: int = 5, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Blocks of condition 4 at most with the structure that the solver needs, not symmetric unless it needs that."""
-        generator = torch.Generator("cpu").manual_seed(0)
-        E = torch.randn(batch, n, n, generator=generator, dtype=torch.float64, device="cpu")
-        E = (E + E.mT) if self.symmetric else E
-        E = 0.5 * E / torch.linalg.matrix_norm(E, 2)[:, None, None]
-        eye = torch.eye(n, dtype=torch.float64, device="cpu")
-        return ((E - eye) if self.fixed_point else 2 * (eye + E)).to(dtype)
-
-    def right_sides(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Random vectors, always the same."""
-        generator = torch.Generator("cpu").manual_seed(1)
-        return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
-
-    def products(self, M: Tensor, **how: bool) -> _Products:
-        """Blocks as an operator that counts."""
-        return _Products(M, symmetric=self.symmetric, fixed_point=self.fixed_point, **how)
-
-    def solve(self, M: Tensor, b: Tensor, **options: Any) -> Any:
-        """What it says of ``M x = b``, or of as many right-hand sides as ``b`` has in front."""
-        return self.answer(self.products(M).operator, b, **options)
-
-    def answer(self, A: Operator, b: Tensor, **options: Any) -> Any:
-        """What it says of ``A x = b``, with its shapes looked at."""
-        eps = torch.finfo(b.dtype).eps
-        rtol = self.accuracy if b.dtype == torch.float64 else max(self.accuracy, eps ** (2 / 3))
-        limits = {"rtol": rtol, "atol": 0.0, "max_steps": None} | options
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it cannot solve may be warned of
-            found = (self.part.solve if b.ndim == 2 else self.part.solve_many)(A, b, **limits)
-        rows = b.shape[:-1].numel()
-        wanted = [(rows, b.shape[-1]), (rows,), (rows,), (rows,)]
-        got = [tuple(t.shape) for t in found[:4]] if isinstance(found, tuple) else type(found).__name__
-        if got != wanted:
-            raise TypeError(f"x, residual_norm, steps and converged have the shapes {wanted}; it returned {got}")
-        return found
-
-    def example(self) -> Tensor:
-        """Right-hand sides."""
-        return self.right_sides(3, 5)
-
-    def act(self, b: Tensor) -> Tensor:
-        """The solutions."""
-        return self.solve(self.matrices(), b).x.clone()
-
-    def rule(self) -> RuleSubject:
-        """The implicit rule with this linear solver."""
-        entry = TABLES["rules"].find("implicit").target
-        kinds = ("fixed_point",) if self.fixed_point else ("argmin",) if self.symmetric else ("root", "argmin")
-        rule = entry(linear_solver=self.part, rtol=self.accuracy)
-        return RuleSubject(rule, self.accuracy, kinds=kinds)
-
 
 LINEAR_SOLVERS = Suite("linear solver", LinearSubject)
 
@@ -265,6 +165,18 @@ def tells_of_failure(subject: LinearSubject) -> None:
     assert bool(found.converged[1]) or found.reason, "a singular system without a solution fails without a reason"
     keep = torch.tensor([0, 2], device="cpu")
     _solved(_rows(found, keep), M[keep], b[keep], subject.accuracy, "the samples beside a singular one")
+
+
+@check("Let exceptions of products pass, and Ctrl-C (KeyboardInterrupt): catch only your own, never a bare `except`.")
+def errors_of_the_products_surface(subject: LinearSubject) -> None:
+    """An exception that a product raises (it evaluates the user's function) arrives as it was raised."""
+    for error in (own("of the user") for own in ERRORS):
+        A = subject.products(subject.matrices(), error=error).operator
+        try:
+            subject.answer(A, subject.right_sides(3, 5))
+        except ERRORS:
+            continue
+        raise AssertionError(f"the {type(error).__mro__[1].__name__} that a product raised was swallowed")
 
 
 # --------------------------------------------------------------------------------------------------------------- batches

@@ -173,6 +173,34 @@ class Random(Direct):
         return super().x(A, b) * (1 + 1e-7 * torch.rand(1, dtype=b.dtype))
 
 
+class SharesItsBuffer(Direct):
+    kept: ClassVar[dict[Any, Tensor]] = {}
+
+    def solve(self, A: Any, b: Tensor, **options: Any) -> LinearSolution:
+        found = super().solve(A, b, **options)
+        return found._replace(x=self.kept.setdefault((b.shape, b.dtype), torch.empty_like(b)).copy_(found.x))
+
+
+class SwallowsInterrupts(Direct):
+    def solve(self, A: Any, b: Tensor, **options: Any) -> LinearSolution:
+        try:
+            return super().solve(A, b, **options)
+        except KeyboardInterrupt:
+            norm = b.norm(dim=1)
+            return LinearSolution(b * 0, norm, torch.zeros_like(norm, dtype=torch.int64), norm < 0, "interrupted")
+
+
+class SaysYesInNumbers(Direct):
+    def figures(self, A: Any, x: Tensor, b: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+        norm, converged = super().figures(A, x, b, bound)
+        return norm, converged.to(norm)
+
+
+class OnTheDefaultDevice(Direct):
+    def x(self, A: Any, b: Tensor) -> Tensor:
+        return super().x(A, b) * torch.ones(b.shape[1], dtype=b.dtype)
+
+
 class ForgetsItsPreconditioner(Direct):
     preconditions: ClassVar[bool] = True
 
@@ -295,6 +323,10 @@ WRONG_LINEAR = [
     ("needs_no_matrix", FormsTheMatrix()),
     ("honours_tolerance", NeverStops()),
     ("comes_nearer", OtherWay()),
+    ("is_deterministic", SharesItsBuffer()),
+    ("errors_of_the_products_surface", SwallowsInterrupts()),
+    ("solves_well_conditioned_systems", SaysYesInNumbers()),
+    ("names_a_device", OnTheDefaultDevice()),
 ]
 
 

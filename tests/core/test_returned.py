@@ -153,6 +153,12 @@ def test_a_black_box(row: str) -> None:
             solve()
 
 
+def test_a_transposed_point_is_not_taken_for_rows() -> None:
+    box = ik.extend.BlackBox(lambda f, z0, **limits: f(z0).mT, "box", "fixed_point", "native")
+    with pytest.raises(ValueError, match=r"point of shape \(3, 2\) for a start of shape \(2, 3\)"):
+        ik.fixed_point(lambda z: z / 2 + 1, torch.zeros(2, 3, dtype=D), solver=box, batch_dims=1)
+
+
 _RULES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "nothing": (lambda r: None, r"Mine\.attach must return a pair, z and the figures .*it returned a NoneType"),
     "z alone": (lambda r: r.solve("lu")[0], "it returned a Tensor"),

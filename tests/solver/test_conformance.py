@@ -185,6 +185,11 @@ class StepsInTheDefaultDtype(Good):
         return z + torch.where(z > 0, 0.9, 0.8) * (f(z) - z), state
 
 
+class StepsOnTheDefaultDevice(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return f(z) * torch.ones(z.shape[1], dtype=z.dtype), state
+
+
 class SetsTheDefaultDtype(Good):
     def init(self, f: Any, z: Tensor) -> Any:
         torch.set_default_dtype(z.dtype)
@@ -295,8 +300,46 @@ def _swallows_errors(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps:
     return ik.Found(z0)
 
 
-def _black_box(find: Any) -> ik.extend.BlackBox:
-    return ik.extend.BlackBox(find, find.__name__, "fixed_point", "loop")
+def _picard(f: Any, z: Tensor, atol: float, most: int) -> tuple[Tensor, int]:
+    taken = 0
+    while taken < most and float(f.residual(z).norm()) > atol:
+        z, taken = f(z), taken + 1
+    return z, taken
+
+
+def _goes_on(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+    return ik.Found(_picard(f, z0, atol, 300)[0])
+
+
+def _counts_one(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+    return ik.Found(_picard(f, z0, atol, max_steps)[0], steps=1)
+
+
+def _counts_fourfold(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+    z, taken = _picard(f, z0, atol, max_steps)
+    return ik.Found(z, steps=min(4 * taken, max_steps))
+
+
+def _swallows_interrupts(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+    try:
+        return ik.Found(_picard(f, z0, atol, max_steps)[0])
+    except KeyboardInterrupt:
+        return ik.Found(z0)
+
+
+_BUFFER: dict[Any, Tensor] = {}
+
+
+def _works_in_one_buffer(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+    z, taken = _BUFFER.setdefault((z0.shape, z0.dtype), torch.empty_like(z0)).copy_(z0), 0
+    while taken < max_steps and float(f.residual(z).norm(dim=-1).max()) > atol:
+        z.copy_(f(z))
+        taken += 1
+    return ik.Found(z, steps=taken)
+
+
+def _black_box(find: Any, batch: str = "loop") -> ik.extend.BlackBox:
+    return ik.extend.BlackBox(find, find.__name__, "fixed_point", batch)
 
 
 BROKEN = [
@@ -335,6 +378,12 @@ BROKEN = [
     ("refuses_unknown_options", TakesAnyOption()),
     ("reports_failure", StopsNeither()),
     ("honours_tolerance", _black_box(_sweeps_on)),
+    ("honours_max_steps", _black_box(_goes_on)),
+    ("counts_steps", _black_box(_counts_one)),
+    ("counts_steps", _black_box(_counts_fourfold)),
+    ("errors_of_the_function_surface", _black_box(_swallows_interrupts)),
+    ("can_be_nested", _black_box(_works_in_one_buffer, "native")),
+    ("names_a_device", StepsOnTheDefaultDevice()),
 ]
 
 
