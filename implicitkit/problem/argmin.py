@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, trees
+from implicitkit.foundation.arrays import from_arrays, from_numbers
 from implicitkit.foundation.clamping import check_order, held
 from implicitkit.foundation.options import check_call
 from implicitkit.foundation.trees import Layout
@@ -156,7 +157,7 @@ class Argmin(Problem):
         """The problem for ``z / s``."""
         bounds = None
         if self.bounds is not None:
-            bounds = tuple(divided(trees.from_numbers(bound, z0), s) for bound in self.bounds)
+            bounds = tuple(divided(from_numbers(bound, z0), s) for bound in self.bounds)
         constraints = tuple(replace(c, function=Rescaled(c.function)) for c in self.constraints)
         scaled = replace(self, objective=Rescaled(self.objective), constraints=constraints, bounds=bounds)
         start = trees.tree_map(torch.div, z0, s)
@@ -260,7 +261,7 @@ def as_bounds(bounds: Any) -> Any:
     Raises:
         ValueError: not two of them.
     """
-    ends = trees.from_arrays((bounds.lb, bounds.ub) if hasattr(bounds, "lb") and hasattr(bounds, "ub") else bounds)
+    ends = from_arrays((bounds.lb, bounds.ub) if hasattr(bounds, "lb") and hasattr(bounds, "ub") else bounds)
     if ends is not None and (not isinstance(ends, (tuple, list)) or len(ends) != 2):
         raise ValueError(
             "bounds must be a pair (lower, upper), each a number, a tensor like z or None; SciPy's list of pairs is "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, trees
+from implicitkit.foundation.arrays import from_numbers
 from implicitkit.foundation.numbers import real_parts
 from implicitkit.foundation.options import check_options, each, function, one_of, positive
 from implicitkit.foundation.trees import Layout
@@ -102,7 +103,7 @@ class LeastSquares(Problem):
 
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
         if self.bounds is not None and any(isinstance(bound, (list, tuple)) for bound in self.bounds):
-            bounds = tuple(trees.from_numbers(bound, z0) for bound in self.bounds)
+            bounds = tuple(from_numbers(bound, z0) for bound in self.bounds)
             if any(new is not old for new, old in zip(bounds, self.bounds, strict=True)):
                 return replace(self, bounds=bounds).restate(z0, args, batch_dims)
         if self.manifold is not None and z0 is not None:

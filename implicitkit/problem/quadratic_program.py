@@ -10,8 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.arrays import from_arrays
 from implicitkit.foundation.operators import Operator
-from implicitkit.foundation.trees import Layout, from_arrays
+from implicitkit.foundation.trees import Layout
 from implicitkit.linear.conditions.kkt import KKT
 from implicitkit.linear.conditions.saddle import StructuredOperator
 from implicitkit.linear.factors.dense import mv

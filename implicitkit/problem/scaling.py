@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, trees
+from implicitkit.foundation.arrays import from_arrays, from_numbers
 from implicitkit.foundation.constants import look
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.wrapping import Around
@@ -36,7 +37,7 @@ def check_scales(x_scale: Any) -> None:
     Raises:
         TypeError: something else is in it. ValueError: a number that is not positive.
     """
-    leaves = trees.tree_flatten(trees.from_arrays(x_scale))[0]
+    leaves = trees.tree_flatten(from_arrays(x_scale))[0]
     for leaf in leaves or [x_scale]:
         if isinstance(leaf, bool) or not isinstance(leaf, (int, float, Tensor)):
             raise TypeError(f"x_scale must be 'jac', a positive number or tensors of them, got {leaf!r}")
@@ -51,7 +52,7 @@ def scales(x_scale: Any, z0: Any) -> Any:
         TypeError, ValueError: ``x_scale`` is no positive number, no tensor of them that fits, and no tree like ``z0``.
     """
     leaves, spec = trees.tree_flatten(z0)
-    x_scale = trees.from_numbers(x_scale, z0)
+    x_scale = from_numbers(x_scale, z0)
     with contextlib.suppress(ValueError):  # another structure: one number for all leaves, or an error
         x_scale = trees.in_order(x_scale, z0)
     given, given_spec = trees.tree_flatten(x_scale)

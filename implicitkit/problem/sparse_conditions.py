@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat, trees
+from implicitkit.foundation import compat
+from implicitkit.foundation.arrays import from_arrays
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.entries import of_entries
 from implicitkit.problem.complementarity import plus_slope
@@ -112,7 +113,7 @@ def as_sparse(name: str, part: Any, beside: Sequence[Tensor]) -> Tensor:
     csr = part.tocsr()
     csr.sum_duplicates()
     coo = csr.tocoo()
-    row, col, data = trees.from_arrays((coo.row, coo.col, coo.data), beside)
+    row, col, data = from_arrays((coo.row, coo.col, coo.data), beside)
     places = torch.stack([row.long(), col.long()])
     # invariants are SciPy's: to check them is not possible below transforms
     return torch.sparse_coo_tensor(

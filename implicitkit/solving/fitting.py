@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, recording
+from implicitkit.foundation.arrays import from_arrays, from_numbers
 from implicitkit.foundation.constants import look
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.options import at_least, check_arguments, check_call, flag, one_of, optional
 from implicitkit.foundation.tracers import opaque_to_compile
-from implicitkit.foundation.trees import from_arrays, from_numbers, tree_map
+from implicitkit.foundation.trees import tree_map
 from implicitkit.foundation.wording import kind_of
 from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.problem.robust import Robust

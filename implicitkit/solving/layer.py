@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.arrays import as_state
 from implicitkit.foundation.options import at_least, check_arguments, flag, not_negative, optional
 from implicitkit.foundation.options import function as callable_as
-from implicitkit.foundation.trees import Layout, as_state, tree_flatten
+from implicitkit.foundation.trees import Layout, tree_flatten
 from implicitkit.problem.base import Problem
 from implicitkit.reporting import check_policy
 from implicitkit.rule.catalogue import get_rule

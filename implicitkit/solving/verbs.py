@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import recording
+from implicitkit.foundation.arrays import as_args, as_state, from_arrays
 from implicitkit.foundation.autocast import cast_as
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import is_integer
 from implicitkit.foundation.tracers import opaque_to_compile, refuse_tracing
-from implicitkit.foundation.trees import Layout, as_args, as_state, from_arrays, tree_flatten, tree_map
+from implicitkit.foundation.trees import Layout, tree_flatten, tree_map
 from implicitkit.lifting.despite_failures import lift_despite_failures
 from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.lifted import Lifted, check_solution, lift_closed
@@ -239,7 +240,6 @@ def root(
     options["solver"] = bracketed(options.get("solver", "auto"), bracket if known else (0.0, 1.0))
     if z0 is None:
         z0 = middle(bracket, args, options.get("batch_dims", 0), options.get("in_dims"))
-    z0 = as_state(z0, args)
     problem = Root(residual, **structure) if known else RootBetween(residual, ends=bracket, **structure)
     return _plain_solve(problem, z0, args, **options)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 import implicitkit as ik
-from implicitkit.foundation import pytrees, trees
+from implicitkit.foundation import arrays, pytrees
 
 D = torch.float64
 A = torch.tensor([0.3, 0.7], dtype=D)
@@ -194,6 +194,6 @@ def test_arguments_without_arrays_stay_what_they_are() -> None:
     import numpy as np
 
     args = ((), T, {"a": 1.0})
-    assert trees.as_args(args) is args
-    found = trees.as_args((np.ones(2), (np.float64(2.0), T)))
+    assert arrays.as_args(args) is args
+    found = arrays.as_args((np.ones(2), (np.float64(2.0), T)))
     assert isinstance(found[0], torch.Tensor) and found[1][0] == 2.0 and type(found[1][0]) is float

@@ -49,7 +49,7 @@ MUTANTS = [
             "            if units is not None:\n                return self._rescaled",
             "            if False:\n                return self._rescaled",
         ),
-        ("bounds = tuple(divided(trees.from_numbers(bound, z0), s)", "bounds = tuple((trees.from_numbers(bound, z0))"),
+        ("bounds = tuple(divided(from_numbers(bound, z0), s)", "bounds = tuple((from_numbers(bound, z0))"),
     ),
     *mutants(
         "implicitkit/solver/steps/convex_model.py",

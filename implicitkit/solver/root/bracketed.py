@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
-from implicitkit.foundation.trees import as_state, tree_flatten
+from implicitkit.foundation.arrays import as_state
+from implicitkit.foundation.trees import tree_flatten
 from implicitkit.solver.base import Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.steps.bracketing import Ends, check_ends
