@@ -37,6 +37,13 @@ __all__ = [
 ]
 
 
+_INSTEAD = {
+    "DTensor": "each process solves for numbers of its own; pass its .full_tensor(), and shard the module that solves",
+    "MaskedTensor": "a solver needs a number everywhere; pass its .to_tensor(value), and solve for what is not masked",
+}
+"""What to do about tensors of torch's own in which no solver can compute, by the names of their classes."""
+
+
 def _instead(leaf: Any, name: str) -> str:
     """What to write in the place of a leaf that is no tensor, where that can be known."""
     if isinstance(leaf, int):
@@ -83,7 +90,8 @@ class Layout:
                     f"{name}{pytrees.key_path(tree, i)} has dtype {leaf.dtype}; an unknown must be real or complex "
                     f"floating point: pass {name}.to(torch.get_default_dtype())"
                 )
-            if leaf.is_nested or leaf.layout != torch.strided or leaf.dtype.itemsize == 1 or tracers.is_fake(leaf):
+            narrow = leaf.dtype.itemsize == 1 or type(leaf).__name__ in _INSTEAD
+            if narrow or leaf.is_nested or leaf.layout != torch.strided or tracers.is_fake(leaf):
                 refuse_unusual(leaf, f"{name}{pytrees.key_path(tree, i)}")
             if leaf.ndim < batch_dims:
                 raise ValueError(
@@ -228,6 +236,8 @@ class Layout:
                     f"{what} returned shape {tuple(leaf.shape)}{_at(tree, i)}, but z has shape {expected} there: there "
                     f"must be one equation per unknown{_reshaped(leaf, expected)}"
                 )
+            if type(leaf).__name__ in _INSTEAD:
+                refuse_unusual(leaf, f"what {what} returned{_at(tree, i)}")
             if leaf.layout != torch.strided:
                 raise TypeError(f"{what} returned a sparse tensor{_at(tree, i)}: return a dense one (.to_dense())")
             check_returned(leaf, self.device, what, functools.partial(_at, tree, i))
@@ -292,6 +302,9 @@ def refuse_unusual(leaf: Tensor, name: str) -> NoReturn:
     """Say why no solver can compute with this tensor."""
     if tracers.is_fake(leaf):
         raise CapabilityError(tracers.NO_NUMBERS.format(what=f"fake tensors (FakeTensorMode), of which {name} is one,"))
+    own = type(leaf).__name__
+    if own in _INSTEAD:
+        raise TypeError(f"{name} is a {own}: {_INSTEAD[own]}")
     if leaf.device.type == "meta":
         raise TypeError(f"{name} is on the meta device, which holds no numbers: nothing can be solved there")
     if leaf.is_nested:

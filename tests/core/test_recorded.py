@@ -82,6 +82,38 @@ def test_nested_tensors_are_refused_by_name(layout: torch.layout) -> None:
             call()
 
 
+def _masked(t: Tensor) -> Tensor:
+    return torch.masked.masked_tensor(t, t > 0)
+
+
+def _distributed(t: Tensor) -> Tensor:
+    from torch.distributed.tensor import distribute_tensor, init_device_mesh
+
+    return distribute_tensor(t, init_device_mesh("cpu", (1,)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_masked, r"a MaskedTensor: .* pass its \.to_tensor\(value\)"),
+        pytest.param(_distributed, r"a DTensor: .* pass its \.full_tensor\(\)", marks=pytest.mark.slow),
+    ],
+)
+def test_tensors_without_a_number_everywhere_are_refused_by_name(make: Callable[[Tensor], Tensor], said: str) -> None:
+    if make is _distributed:
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        odd = make(torch.tensor([0.5, -1.0]))
+        with pytest.raises(TypeError, match="z0 is " + said):
+            ik.fixed_point(contraction, odd, (torch.ones(2),))
+        with pytest.raises(TypeError, match="what FixedPoint's function returned is " + said):
+            ik.fixed_point(lambda z: make(0.5 * z.detach()), torch.ones(2))
+    finally:
+        if make is _distributed:
+            torch.distributed.destroy_process_group()
+
+
 # ------------------------------------------------------------------------------------------- writes that nobody counts
 def by_data(z: Tensor) -> None:
     z.data.mul_(0.9)
