@@ -24,6 +24,11 @@ IN_PLACE = (
 )
 
 
+def version(t: Tensor) -> int:
+    """How often a tensor has been written to, as far as torch counts that."""
+    return 0 if t.is_inference() else t._version
+
+
 class Values:
     """The values of some tensors at a time, of those that are not zero (a product writes nothing there) and belong to no
     transform (nobody may look at them); a NaN among them nobody can compare."""

@@ -22,9 +22,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from implicitkit.foundation.unversioned_writes import version
 from implicitkit.lifting.holders import Bound, Functions, Modules, Tensors, holders, kind_of, put, values
 from implicitkit.lifting.overlay import Constants
-from implicitkit.lifting.watch import version
 
 _MOST = 256  # holders that are followed, the nearest first
 

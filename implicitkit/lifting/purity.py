@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from implicitkit.foundation import compat, pytrees, tracers
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
-from implicitkit.foundation.unversioned_writes import IN_PLACE, FirstCalls
+from implicitkit.foundation.unversioned_writes import IN_PLACE, FirstCalls, version
 from implicitkit.lifting.entries import present
 from implicitkit.lifting.overlay import Constants
 from implicitkit.lifting.reach import named_tensors
 from implicitkit.lifting.substitution import swapped
-from implicitkit.lifting.watch import version
 
 
 class Impurities(Protocol):

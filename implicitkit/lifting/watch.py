@@ -71,11 +71,6 @@ def memory(t: Tensor) -> int:
     return t.untyped_storage().data_ptr() if t.layout == torch.strided else 0
 
 
-def version(t: Tensor) -> int:
-    """How often a tensor has been written to."""
-    return 0 if t.is_inference() else t._version
-
-
 _PARTS = frozenset(["H", "T", "data", "grad", "imag", "mH", "mT", "real"])
 _QUESTIONS = frozenset(
     [

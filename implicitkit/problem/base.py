@@ -20,7 +20,7 @@ from implicitkit.linear.independence import why_coupled
 from implicitkit.problem.auxiliary import ValueOnly
 from implicitkit.problem.idle import idle, named
 from implicitkit.problem.kind import ROOT, Kind, as_kind
-from implicitkit.problem.selection import selection
+from implicitkit.problem.selection import of_residual, selection
 from implicitkit.system import System
 
 _FLAG = flag()
@@ -270,7 +270,7 @@ class Problem(Configured):
             "fixed_point": self.kind.iteration,
             "of_map": self.is_step,
         }
-        equations = _of_map if self.is_step else _of_residual
+        equations = _of_map if self.is_step else of_residual
         out, A = autodiff.linearise(equations(system, theta), z, sparse=sparse, **known)
         A.near, A.wants_factors = self.near_inverse, self.wants_factors
         if claimed:
@@ -337,10 +337,6 @@ class Problem(Configured):
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
         return f"{type(self).__name__}({name})"
-
-
-def _of_residual(system: System, theta: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda y: system.residual(y, *theta)
 
 
 def _of_map(system: System, theta: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:

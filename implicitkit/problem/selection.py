@@ -34,7 +34,7 @@ def selection(
     """
     if not system.can_select or system.lifted.random:
         return None
-    per_row, equations_of = system.samples_per_row, equations or _residual
+    per_row, equations_of = system.samples_per_row, equations or of_residual
 
     def select(samples: Tensor) -> Operator | None:
         rows = samples if per_row == 1 else (samples // per_row).unique()
@@ -57,7 +57,8 @@ def selection(
     return select
 
 
-def _residual(system: System, theta: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+def of_residual(system: System, theta: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    """The residual of the problem, by the state."""
     return lambda y: system.residual(y, *theta)
 
 

@@ -202,7 +202,7 @@ class _ByFactors:
         finite = [np.isfinite(M.data).all() for M in matrices]
         self._each = [LeastNorm(M) if fine else None for M, fine in zip(matrices, finite, strict=True)]
         norms = [(sla.norm(M, 1) * sla.norm(M, np.inf)) ** 0.5 for M in matrices[:samples]]  # or more
-        self._samples, self.size = samples, torch.tensor(norms, device="cpu")
+        self.size = torch.tensor(norms, device="cpu")
 
     def of_transposed(self, b: Tensor) -> Tensor:
         return self._rows(b, lambda factors, v: factors.split(v)[1])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.unversioned_writes import Values
+from implicitkit.foundation.unversioned_writes import Values, version
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.constrained.restoring import put_inside
@@ -267,10 +267,10 @@ class _Loop:
         sized = self.judge.relative_to_state and not self.judge.own_norm
         self.last = Point(self.z, self.norm, f.residual(self.z), self.judge.size_of(self.z) if sized else None)
         self.judge.came_from = self.z, self.last.F
-        written, values = _writes(self.z), Values([self.z]) if self.foreign else None
+        written, values = version(self.z), Values([self.z]) if self.foreign else None
         self.foreign = self.foreign and not values  # of a state that is zero nothing is seen
         z, self.state = stepped(self.method.step(f, self.z, self.state), self.z, type(self.method).__name__)
-        if _writes(self.z) != written or (values is not None and values.changed()):
+        if version(self.z) != written or (values is not None and values.changed()):
             raise TypeError(
                 f"{type(self.method).__name__}.step wrote into the z that it was given, of which f remembers the values: "
                 "return another tensor (z.clone() first, or operations without an underscore)"
@@ -393,8 +393,3 @@ def _count(*masks: Tensor) -> list[int]:
     """How many entries hold in each mask, with one synchronisation on a device that needs one."""
     counts = masks if masks[0].numel() == 1 else map(torch.count_nonzero, masks)  # one entry is its own
     return [*map(int, counts)] if masks[0].device.type == "cpu" else torch.stack(masks).sum(1).tolist()
-
-
-def _writes(z: Tensor) -> int:
-    """How often a tensor has been written into, as far as torch counts that."""
-    return 0 if z.is_inference() else z._version

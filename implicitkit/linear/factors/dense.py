@@ -48,7 +48,7 @@ def _must_loop(A: Tensor) -> bool:
     return A.device.type == "cpu" and A.shape[0] >= 2 and max(A.shape[1:]) >= LOOP_SIZE
 
 
-def _is_one(A: Tensor) -> bool:
+def is_one(A: Tensor) -> bool:
     """Are these blocks one matrix, expanded?"""
     return A.shape[0] > 1 and A.stride(0) == 0
 
@@ -128,7 +128,7 @@ class Factor:
         before, after = self.scales(transpose)
         if before is not None:
             rhs = rhs / before
-        if _is_one(self.lu):
+        if is_one(self.lu):
             columns = rhs.transpose(0, 1).flatten(1)
             x = torch.linalg.lu_solve(self.lu[0], self.pivots[0], columns, adjoint=transpose)
             x = x.unflatten(1, (len(rhs), -1)).transpose(0, 1)
@@ -165,7 +165,7 @@ def factor_batched(A: Tensor, columns_too: bool = True) -> Factor:
     """
     if A.ndim != 3 or A.shape[1] != A.shape[2]:
         raise ValueError(f"expected square blocks of shape (batch, n, n), got {tuple(A.shape)}")
-    if _is_one(A):
+    if is_one(A):
         one, batch = factor_batched(A[:1], columns_too), len(A)
         scales = (None if s is None else s.expand(batch, -1, -1) for s in (one.row_scale, one.column_scale))
         lu, pivots = one.lu.expand(batch, -1, -1), one.pivots.expand(batch, -1)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from implicitkit.foundation.in_parts import absolute_product
 from implicitkit.linear.base import LinearSolution
-from implicitkit.linear.factors.dense import Factor, factor_batched, mm, mv
+from implicitkit.linear.factors.dense import Factor, factor_batched, is_one, mm, mv
 from implicitkit.linear.factors.direct import MANY, refined
 from implicitkit.linear.iterative.cycles import tolerance
 
@@ -81,7 +81,7 @@ class DenseBlocks:
         """``A x``, ``(batch, n)`` or ``(batch, n, k)``, by the matrices themselves."""
         A = self.values
         columns = x.to(A)
-        if _is_one(A):
+        if is_one(A):
             return torch.einsum("ij,bj...->bi...", A[0], columns)
         return mm(A, columns) if x.ndim == 3 else mv(A, columns)
 
@@ -89,11 +89,6 @@ class DenseBlocks:
         """``|A| |x|``, shaped as ``x``: the size of what is added up in a product with ``A``, entry by entry."""
         A = self.values
         columns = x.to(A)
-        if _is_one(A):
+        if is_one(A):
             return torch.einsum("ij,bj...->bi...", A[0].abs(), columns.abs())
         return absolute_product(A, columns) if x.ndim == 3 else absolute_product(A, columns.unsqueeze(2)).squeeze(2)
-
-
-def _is_one(A: Tensor) -> bool:
-    """Are these one matrix, expanded?"""
-    return A.shape[0] > 1 and A.stride(0) == 0
