@@ -34,11 +34,11 @@ class Endless(BaseException):
 
 
 class _Own(Exception):
-    """Of a user's function."""
+    """What a user's function raises."""
 
 
 class _Interrupt(KeyboardInterrupt):
-    """Of a user who has waited long enough."""
+    """What Ctrl-C raises, from a user who has waited long enough."""
 
 
 ERRORS = _Own, _Interrupt
