@@ -736,6 +736,37 @@ MUTANTS = [
             "close(gradients[0], gradients[0], allowed",
             "tests/solver/test_conformance.py -k 'found_out and the_steps'",
         ),
+        (
+            "solved = limit == 1 and",
+            "solved = False and",
+            "tests/solver/test_conformance.py -k 'found_out and max_steps'",
+        ),
+        ("assert bool(again.all())", "assert True", "tests/solver/test_conformance.py -k 'found_out and counts_steps'"),
+        (
+            "assert not bool(again.any())",
+            "assert True",
+            "tests/solver/test_conformance.py -k 'found_out and counts_steps'",
+        ),
+        (
+            "for own in ERRORS:",
+            "for own in ERRORS[:1]:",
+            "tests/solver/test_conformance.py -k 'found_out and errors_of'",
+        ),
+    ),
+    *mutants(
+        "implicitkit/testing/linear.py",
+        "tests/contract/test_suites_of_parts.py -k 'wrong_part and Interrupts'",
+        ("for own in ERRORS):", "for own in ERRORS[:1]):"),
+    ),
+    *mutants(
+        "implicitkit/testing/systems.py",
+        "tests/contract/test_suites_of_parts.py -k 'wrong_part and InNumbers'",
+        ("if found.converged.dtype != torch.bool or", "if False and"),
+    ),
+    *mutants(
+        "implicitkit/solver/black_box.py",
+        "tests/core/test_returned.py -k transposed",
+        ("or (z.ndim == z0.ndim and z.shape != z0.shape)", ""),
     ),
     *mutants(
         "implicitkit/testing/common.py",
@@ -744,6 +775,16 @@ MUTANTS = [
         ("assert gone() is None", "assert True"),
         ('    raise AssertionError("the option no_such', '    print("the option no_such'),
         ("assert not text", "assert True", "tests/contract/test_suites_of_parts.py -k 'wrong_part and Prints'"),
+        (
+            """assert torch.equal(first, wanted), "a later""",
+            """assert True, "a later""",
+            "tests/contract/test_suites_of_parts.py -k 'wrong_part and SharesItsBuffer'",
+        ),
+        (
+            "if func in _MAKERS and",
+            "if False and",
+            "tests/contract/test_suites_of_parts.py -k 'wrong_part and OnTheDefaultDevice'",
+        ),
         ("assert not growing", "assert True", "tests/contract/test_suites_of_parts.py -k 'wrong_part and Grows'"),
     ),
     *mutants(

@@ -159,6 +159,11 @@ MUTANTS = [
         "implicitkit/foundation/trees.py",
         "tests/core/test_keys_in_any_order.py",
         ("            leaves = tree_flatten(in_order(tree, self._skeleton()))[0]", "            pass"),
+        (
+            "itemsize == 1 or type(leaf).__name__ in _INSTEAD",
+            "itemsize == 1",
+            "tests/core/test_recorded.py -k number_everywhere",
+        ),
     ),
     *mutants(
         "implicitkit/solution.py",
