@@ -18,7 +18,6 @@ from torch import Tensor
 from implicitkit.foundation import compat, seeded
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.foundation.numbers import largest
-from implicitkit.problem.collocation import unasked
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 Between = Callable[[Tensor, Tensor], Tensor]
@@ -293,8 +292,7 @@ class March:
         states, slopes = stages(self.f, self.now, self.y, self.slope, step)
         new, before = states[-1], states[-2]
         slopes.append(self.f(self.now + step, new))
-        with unasked():
-            return self._judged(h, step, goal if last else None, new, before, slopes)
+        return self._judged(h, step, goal if last else None, new, before, slopes)
 
     def _judged(
         self, h: float, step: float, goal: Tensor | None, new: Tensor, before: Tensor, slopes: list[Tensor]
