@@ -46,6 +46,7 @@ __all__ = [
     "transforms_active",
     "unseen",
     "untracked",
+    "unwatched",
     "unwrap",
     "unwrap_dead_wrappers",
 ]
@@ -190,6 +191,30 @@ def plain_sample(t: Tensor) -> Tensor:
 def unseen() -> Any:
     """A context in which no mode of ``__torch_function__`` sees what is done: for looks that are no use of a tensor."""
     return torch._C.DisableTorchFunction()
+
+
+def unwatched() -> Any:
+    """A context in which modes of ``__torch_function__`` whose class says that it ``watches`` do not see what is done: for
+    values of which nobody asks where they come from.  Others, which put tensors in place of others, stay in force."""
+    stack = torch.overrides._get_current_function_mode_stack()
+    watching = [getattr(mode, "watches", False) for mode in stack]
+    return _set_aside(stack, watching) if any(watching) else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _set_aside(stack: Sequence[Any], aside: Sequence[bool]) -> Iterator[None]:
+    for _ in stack:
+        torch.overrides._pop_mode()
+    kept = [mode for mode, is_aside in zip(stack, aside, strict=True) if not is_aside]
+    for mode in kept:
+        torch.overrides._push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in kept:
+            torch.overrides._pop_mode()
+        for mode in stack:
+            torch.overrides._push_mode(mode)
 
 
 def unwrap_dead_wrappers(values: Sequence[Any]) -> tuple[Any, ...]:

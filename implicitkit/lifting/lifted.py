@@ -323,9 +323,15 @@ def check_solution(lifted: Lifted, z: Any) -> None:
             return
         with Discover([*tree_flatten(point)[0], *plain]) as seen:
             out = lifted(point, plain)
-        if any(explicit(resolve(t)) for t in seen.found.values()):
+        if any(_tells(resolve(t)) for t in seen.found.values()):
             raise CapturedTensorError(ELSEWHERE)
         _refuse_leaks(lifted, point, plain, out, levels, ELSEWHERE)
+
+
+def _tells(t: Tensor) -> bool:
+    """Has a tensor a derivative or a batch to lose?  Inside ``torch.func.grad`` numbers that the function has from elsewhere
+    (``torch.from_numpy``) are wrapped like all else, and have neither."""
+    return differentiated(t) or bool(compat.batches_in_front(t)[1])
 
 
 _NO_DERIVATIVE = "is not differentiable with respect to argument"

@@ -25,6 +25,8 @@ class Discover(TorchFunctionMode):
     captures it may give to such a transform, whose operations show it wrapped: then ``within`` is set.
     """
 
+    watches: ClassVar[bool] = True
+
     def __init__(self, known: Sequence[Tensor]) -> None:
         super().__init__()
         self.level = compat.level()
@@ -143,6 +145,7 @@ class Looks(TorchFunctionMode):
     it asks what is tracked, which nothing is here; ``recomputed``: some of it is in an activation checkpoint.
     """
 
+    watches: ClassVar[bool] = True
     NAMES: ClassVar[frozenset[str]] = frozenset(
         [
             "__bool__",
@@ -221,6 +224,8 @@ class Looks(TorchFunctionMode):
 
 class Cuts(TorchFunctionMode):
     """Notes whether a function switches tracking off for something tracked."""
+
+    watches: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -98,27 +98,23 @@ def unasked() -> Any:
     """A context for values of which nobody asks where they come from: no mode of a solve around this one looks at each
     operation.  Not inside transforms of ``torch.func``, whose tensors are followed through all that is made of them."""
     followed = compat.transforms_active() or compat.has_forward_level()
-    return contextlib.nullcontext() if followed else compat.unseen()
+    return contextlib.nullcontext() if followed else compat.unwatched()
 
 
-def slope_of(rhs: Callable[..., Any], layout: Layout, constant: bool = False) -> Callable[..., Tensor]:
+def slope_of(rhs: Callable[..., Any], layout: Layout) -> Callable[..., Tensor]:
     """``rhs`` of packed states, ``(t, y, *args) -> dy/dt``, checked; ``rows``: of a batch of which some were dropped.
 
-    It is cast as autocast says now, when this is made, whatever surrounds a call.  ``constant``: for values of which nobody
-    asks where they come from, so that no mode of a solve around this one need look at how they are packed.
+    It is cast as autocast says now, when this is made, whatever surrounds a call.
     """
     device = layout.device.type
     called, cast = under(cast_as_now(device), rhs), casts(device)
-    quiet = unasked if constant else contextlib.nullcontext
 
     def slope(t: Tensor, y: Tensor, *args: Any, rows: int | None = None) -> Tensor:
-        with quiet():
-            given = layout.unpack(y)
+        given = layout.unpack(y)
         out = called(t, given, *args)
-        with quiet():
-            if not (layout.bare and _is_like(out, given)):
-                layout.check(out, "rhs", cast=cast, rows=rows)
-            return layout.pack(out)
+        if not (layout.bare and _is_like(out, given)):
+            layout.check(out, "rhs", cast=cast, rows=rows)
+        return layout.pack(out)
 
     return slope
 

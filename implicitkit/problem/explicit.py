@@ -18,7 +18,6 @@ from torch import Tensor
 from implicitkit.foundation import compat, seeded
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.foundation.numbers import largest
-from implicitkit.problem.collocation import unasked
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 Between = Callable[[Tensor, Tensor], Tensor]
@@ -106,8 +105,7 @@ def stages(f: Slope, t: Tensor, y: Tensor, first: Tensor, h: float | Tensor) -> 
     """One step, or some side by side, at ``t (N,)`` from ``y (..., N, n)`` by ``h (N, 1)``: the states of the stages, of
     which the last is that at the step's end and the one before it at the same time, and six slopes: the seventh is that at
     the end."""
-    with unasked():
-        times = (t.unsqueeze(-1) + h * t.new_tensor(_C)).unbind(-1)
+    times = (t.unsqueeze(-1) + h * t.new_tensor(_C)).unbind(-1)
     slopes, states = [first], [y]
     for row, now in zip(_A, times, strict=True):
         states.append(_along(y, h, row, slopes))
@@ -117,13 +115,12 @@ def stages(f: Slope, t: Tensor, y: Tensor, first: Tensor, h: float | Tensor) -> 
 
 
 def _along(y: Tensor, h: float | Tensor, row: Sequence[float], slopes: Sequence[Tensor]) -> Tensor:
-    """``y + h sum_j a_j k_j``; no mode of a solve around this one looks at each term."""
-    with unasked():
-        if not isinstance(h, float):
-            return y + h * sum(a * k for a, k in zip(row, slopes, strict=True) if a)
-        for a, k in zip(row, slopes, strict=True):
-            y = torch.add(y, k, alpha=h * a) if a else y
-        return y
+    """``y + h sum_j a_j k_j``."""
+    if not isinstance(h, float):
+        return y + h * sum(a * k for a, k in zip(row, slopes, strict=True) if a)
+    for a, k in zip(row, slopes, strict=True):
+        y = torch.add(y, k, alpha=h * a) if a else y
+    return y
 
 
 def follow(f: Slope, edges: Tensor, y0: Tensor) -> Tensor:
@@ -295,8 +292,7 @@ class March:
         states, slopes = stages(self.f, self.now, self.y, self.slope, step)
         new, before = states[-1], states[-2]
         slopes.append(self.f(self.now + step, new))
-        with unasked():
-            return self._judged(h, step, goal if last else None, new, before, slopes)
+        return self._judged(h, step, goal if last else None, new, before, slopes)
 
     def _judged(
         self, h: float, step: float, goal: Tensor | None, new: Tensor, before: Tensor, slopes: list[Tensor]

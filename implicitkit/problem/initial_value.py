@@ -142,7 +142,7 @@ class InitialValue(Problem):
         t = self.t.to(layout.device, layout.dtype)
         y0 = layout.pack(z0)
         try:
-            slope = self._slope(layout, args, constant=True)
+            slope = self._slope(layout, args)
             with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type), unasked():
                 evaluate(slope, t[:1], y0.reshape(*layout.batch_shape, 1, layout.size))  # can it be mapped over points?
                 begun = self._begin(layout, slope, t, y0, args)
@@ -167,7 +167,7 @@ class InitialValue(Problem):
                 return (found if digits is None else tree_map(lambda leaf: leaf.to(digits), found)), None
             later = state[..., begun.mesh.last, -1, :]
             if not (self.steps or callable(self.integrator)):
-                with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type):
+                with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type), unasked():
                     self._doubt(begun, later.detach(), slope, t.detach(), y0.detach())
             found = _unpacked(layout, z0, packed, later)
             return (found if digits is None else tree_map(lambda leaf: leaf.to(digits), found)), None
@@ -266,8 +266,8 @@ class InitialValue(Problem):
             there = states[torch.isin(edges, t[where])].movedim(0, 1)
             _compare(there.reshape(later[..., where - 1, :].shape), later[..., where - 1, :], 1 / _LOOSER)
 
-    def _slope(self, layout: Layout, args: tuple[Any, ...], constant: bool = False) -> Slope:
-        slope = slope_of(self.rhs, layout, constant)
+    def _slope(self, layout: Layout, args: tuple[Any, ...]) -> Slope:
+        slope = slope_of(self.rhs, layout)
         return lambda now, y, **batch: slope(now, y, *args, **batch)
 
     def _path(self, slope: Slope, t: Tensor, y0: Tensor, lookout: Lookout | None = None) -> tuple[Followed, str]:

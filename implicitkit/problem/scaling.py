@@ -103,7 +103,7 @@ def units_of_start(objective: Callable[..., Any], z0: Any, args: tuple[Any, ...]
     if any(leaf.is_complex() for leaf in trees.tree_flatten(z0)[0]):
         return None
     try:
-        with compat.unseen():  # by a solve around this one: the uses are those of the evaluations to come
+        with compat.unwatched():  # by a solve around this one: the uses are those of the evaluations to come
             z = layout.pack(trees.tree_map(torch.detach, z0))
             smallest, largest = z.abs().aminmax(dim=1)
             apart = (smallest > 0) & torch.isfinite(largest) & (largest > _APART * layout.size * smallest)

@@ -596,6 +596,31 @@ def test_unseen() -> None:
     assert 0 < before == Counting.seen
 
 
+def test_unwatched() -> None:
+    class Counting(TorchFunctionMode):
+        def __init__(self, watches: bool) -> None:
+            super().__init__()
+            self.watches, self.seen = watches, 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    modes = Counting(True), Counting(False), Counting(True), Counting(False)
+    with contextlib.ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+        with contextlib.suppress(KeyError), compat.unwatched():
+            TWO.clone()
+            with compat.unwatched(), Counting(True) as inner:  # what is entered inside is seen by itself
+                TWO.clone()
+            raise KeyError
+        assert [mode.seen for mode in (*modes, inner)] == [0, 2, 0, 2, 1]
+        TWO.clone()
+    TWO.clone()
+    assert [mode.seen for mode in modes] == [1, 3, 1, 3]
+
+
 def test_refuse_tracing() -> None:
     tracers.refuse_tracing()
     refused: list[str] = []
@@ -855,6 +880,7 @@ CONTRACTS = {
     test_lost_second_derivative: "lost_second_derivative",
     test_refuse_tracing: "refuse_tracing",
     test_unseen: "unseen",
+    test_unwatched: "unwatched",
     test_untracked: "untracked",
     test_empty_batch: "empty_batch",
     test_is_legacy_batched: "is_legacy_batched",

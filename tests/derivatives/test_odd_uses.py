@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -375,6 +376,18 @@ def _a_gradient_by_what_is_captured() -> Any:
     twice = lambda f: [f(x), each(f, x), torch.autograd.grad(each(f, x), x)[0]]  # noqa: E731
     given = lambda x: _by_a_gradient(x, x)  # noqa: E731
     return [*twice(_by_a_gradient), in_every_way(given, t(0.7))], [*twice(true), in_every_way(true, t(0.7))]
+
+
+@row
+def _constants_of_numpy_in_a_solve_within_a_solve() -> Any:
+    """3 y + z = 3 a^2 and z = y / 4: numbers that no operation of torch made, wrapped by the transforms around."""
+
+    def inner(z: Tensor, a: Tensor) -> Tensor:
+        three = lambda: torch.from_numpy(np.array(3.0)) * torch.DoubleTensor([1.0]).sum()  # noqa: E731
+        return ik.root(lambda y: three() * y + z - three() * a * a, ones()).value
+
+    f = lambda a: ik.root(lambda z: z - inner(z, a) * torch.from_numpy(np.array(0.25)), ones()).value  # noqa: E731
+    return in_every_way(f, t(0.7)), in_every_way(lambda a: 0.25 * a * a / (1 + 0.25 / 3), t(0.7))
 
 
 @pytest.mark.parametrize("transform", [grad, jacfwd])

@@ -322,3 +322,34 @@ def test_defaults_in_single_precision_leave_three_digits_and_more() -> None:
     for f in (end, torch.func.jacrev(end)):
         found, wanted = f(y0).double(), f(y0.double())
         assert float((found - wanted).norm() / wanted.norm()) < 5e-4
+
+
+@pytest.mark.parametrize(
+    ("transform", "captured"), [("backward", True), ("grad", False), ("jvp", True), ("vmap(grad)", True)]
+)
+def test_shooting_from_inside_a_transform(transform: str, captured: bool) -> None:
+    """Two numbers, so that the stages are sums that autograd records: ``y' = -r y^2`` from ``s`` to ``y(1) = end``."""
+    t = torch.tensor([0.0, 1.0], **DOUBLE)
+
+    def missed(s: Tensor, r: Tensor) -> Tensor:
+        if captured:
+            path = ik.solve(ik.InitialValue(lambda t, y: -r * y * y, t), torch.stack((s, 0 * s)))
+        else:
+            path = ik.solve(ik.InitialValue(lambda t, y, r: -r * y * y, t), torch.stack((s, 0 * s)), (r,))
+        return path.value[-1, 0] - 0.3
+
+    def start(r: Tensor) -> Tensor:
+        begin = torch.tensor(0.5, **DOUBLE)
+        return (ik.root(lambda s: missed(s, r), begin) if captured else ik.root(missed, begin, (r,))).value
+
+    r = torch.tensor(1.0, **DOUBLE)
+    if transform == "backward":
+        leaf = r.clone().requires_grad_()
+        (found,) = torch.autograd.grad(start(leaf), leaf)
+    elif transform == "grad":
+        found = torch.func.grad(start)(r)
+    elif transform == "jvp":
+        found = torch.func.jvp(start, (r,), (torch.ones_like(r),))[1]
+    else:
+        found = torch.func.vmap(torch.func.grad(start))(torch.stack((r, r)))[1]
+    torch.testing.assert_close(found, torch.tensor(0.09 / 0.49, **DOUBLE), rtol=1e-3, atol=0)  # s = end / (1 - r end)
