@@ -86,9 +86,9 @@ _SPARSE_NEWTON = (
 _MANY_NEWTON = Stage(FrugalNewton(), max_steps=100)
 #: A linear equation for many right-hand sides: one factorisation, whatever all samples' Jacobians would take.
 _SHARED_NEWTON = Stage(FrugalNewton(), max_steps=100, shared=True)
-#: Where sweeps are slow and factors are sparse Newton's method goes on; acceleration again where that takes more than a few
-#: factorisations.  Where the residual has stopped falling the map's own path, along which it may rise first: it leads to no
-#: fixed point that the map leaves again (a Riccati equation has those, too).
+#: Newton's steps, too, where acceleration is slow and factors would cost less.  Where it gets nowhere and factors are sparse
+#: Newton's method goes on.  Where the residual has stopped falling the map's own path, along which it may rise first: it
+#: leads to no fixed point that the map leaves again (a Riccati equation has those, too).
 _ANDERSON = (
     Stage(Attracting(Impatient(FrugalAnderson(), window=50, horizon=1e4))),
     _stage("newton", max_steps=4, scale=None, sparse=True),
@@ -147,9 +147,10 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     Newton-Krylov where there is no pattern, and what they fail on by other routes (where a batch has more than 32 million
     numbers in dense Jacobians Newton-Krylov alone, and from 128 million on first of all); no factors are bought as long as
     Krylov vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration,
-    from where it is slow and sparse factors are cheap Newton's method, from where it gets nowhere the plain iteration, then
-    like equations.  Steady states: first along the
-    flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.
+    from where it is slow and factors are cheap Newton's method
+    (:class:`~implicitkit.solver.fixed_point.frugal.FrugalAnderson`), from where it gets nowhere the plain iteration, then
+    like equations.  Steady states: first along the flow, since Newton steps do not care for its direction and often end in
+    a state that the flow leaves.
     Minimisation: of 128 unknowns and more first Newton steps in a trust region, where the Hessian has a sparsity pattern, by
     its products and, where these would cost more, its factors; then Newton steps while the Hessian is positive definite and
     they pay, from 1,024 unknowns on by products alone (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`);

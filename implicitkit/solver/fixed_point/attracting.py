@@ -45,17 +45,17 @@ class Attracting(Solver):
 
     The differences that the method remembers, ``J dZ = dW`` to first order, give Ritz values of ``J = df/dz`` for nothing
     (:func:`outward`).  Where one exceeds one in modulus, products with ``J`` at the point, by differences, from the Ritz
-    vector on, say whether ``J`` does stretch; and where it does, ``z <- f(z)`` from ``z_0`` has the last word: what that
-    converges to attracts.  A map that has no fixed point of this kind within reach keeps the first one,
-    which is a solution like any other; of one that is affine on the way that is known without going it
-    (:func:`leads_away`).
+    vector on, say whether ``J`` does stretch; where Newton's steps have ended and none does, from ``z - z_0`` on.  Where it
+    does, ``z <- f(z)`` from ``z_0`` has the last word: what that converges to attracts.  A map that has no fixed point of
+    this kind within reach keeps the first one, which is a solution like any other; of one that is affine on the way that is
+    known without going it (:func:`leads_away`).
 
     Source: Ritz values, Saad (2011), *Numerical Methods for Large Eigenvalue Problems*, section 4.3; that a fixed point
     attracts where the spectral radius of ``J`` is below one, Ostrowski (1960).
 
     Args:
         method: keeps the differences that it remembers (``Outcome.kept["history"]``), or what
-            they say (``"outward"``).
+            they say (``"outward"``), and which samples it has brought home by Newton's steps (``"newton"``), if any.
         patience: steps that it may take.
 
     Raises:
@@ -72,9 +72,11 @@ class Attracting(Solver):
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         granted = self.patience if options.max_steps is None else min(self.patience, options.max_steps)
         outcome = self.method.run(f, z0, replace(options, max_steps=granted))
-        history, direction = (outcome.kept.pop(name, None) for name in ("history", "outward"))
+        history, direction, newton = (outcome.kept.pop(name, None) for name in ("history", "outward", "newton"))
         if history is not None:
             direction = outward(history)
+        if newton is not None:
+            direction = self._of_newton(z0, outcome, newton, direction)
         if direction is None or outcome.halted:
             return outcome
         doubtful = (outcome.status == int(Status.CONVERGED)) & (direction != 0).any(1)
@@ -83,9 +85,21 @@ class Attracting(Solver):
             repels, v = stretches(f, outcome.z, doubtful, direction)
             repels = repels & ~leads_away(f, z0, outcome.z, repels, v) if bool(repels.any()) else repels
             if bool(repels.any()):
-                _iterate(f, z0, options, outcome, repels, self.name)
+                _iterate(f, z0, options, outcome, repels, outcome.solver or self.name)
             outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
         return outcome
+
+    def _of_newton(self, z0: Tensor, outcome: Outcome, newton: Tensor, direction: Tensor | None) -> Tensor:
+        """Directions to ask about: of samples that Newton's steps have brought home the way they have come, where
+        differences, which are from farther off, say nothing.  Tells the outcome who has solved what."""
+        solved = outcome.status == int(Status.CONVERGED)
+        newton = newton & solved
+        if bool(newton.any()):
+            outcome.solver = "newton" if bool((newton | ~solved).all()) else f"{self.name}, newton"
+        way = torch.where(newton.unsqueeze(1), outcome.z - z0, 0)
+        size = torch.linalg.vector_norm(way, dim=1, keepdim=True)
+        way = way / torch.where(size > 0, size, 1)
+        return way if direction is None else torch.where((direction == 0).all(1, keepdim=True), way, direction)
 
 
 def _iterate(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, which: Tensor, name: str) -> None:

@@ -21,7 +21,7 @@ from implicitkit.solver.steps.newton_damping import damped_step
 _WORTH = 13.0  # products that factors must cost for Krylov vectors to be tried, which costs four where they are in vain
 _FEW, _SAMPLES = 12, 8  # unknowns, of so many samples, whose factors never cost that, but a product each at most
 _LEAST = 4.0  # products for a step
-_FRESH = 4.0  # factorisations that Newton's method takes where none serves several steps and the derivative
+FRESH = 4.0  # factorisations that Newton's method takes where none serves several steps and the derivative
 _TRIED = 0.1  # of what these cost: trials that are no dearer are not given up by their rate
 _FORCING = 0.5  # of the residual that they may leave, ...
 _ADVANCE = 0.1  # ... and that a step may spend the share for, on account of those after it
@@ -93,7 +93,7 @@ class FrugalNewton(Newton):
         if price >= _WORTH and (trials is None or trials.is_due()):
             eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(torch.finfo(z.dtype).eps, _FORCING)
             A.definite = state["definite"]  # as the last one was
-            d, saved = _direction(f, A, f(z), eta, price, None if is_large(f, z) else _FRESH, state["saved"])
+            d, saved = _direction(f, A, f(z), eta, price, None if is_large(f, z) else FRESH, state["saved"])
             if trials is not None:
                 trials.note(d is not None)
             if d is not None:
