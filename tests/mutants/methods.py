@@ -911,6 +911,12 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        f"{REFUSED} -k 'circle or infimum'",
+        ("open_ = open_ & (begin != began.get(id(stage), torch.nan)).any(1)", "open_ = open_"),
+        ("torch.isfinite(start_norm) & (gone < _SURE)", "torch.isfinite(start_norm)"),
+    ),
+    *mutants(
         "implicitkit/solver/auto.py",
         f"{REFUSED} -k 'Schittkowski'",
         ("Stage(_LAST), *polish", "*multipliers"),
