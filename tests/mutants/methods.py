@@ -920,7 +920,7 @@ MUTANTS = [
         "implicitkit/solver/auto.py",
         f"{REFUSED} -k 'Schittkowski'",
         ("Stage(_LAST), *polish", "*multipliers"),
-        ("Stage(_AGAIN_SQP, max_steps=60)", '_stage("sqp", max_steps=60)'),
+        ("Stage(_AGAIN_SQP, max_steps=60)", '_stage("sqp", max_steps=60)', f"{REFUSED} -k circle"),
         (
             "_AGAIN_SQP = Impatient(SQP(), window=36,",
             "_AGAIN_SQP = Impatient(SQP(), window=12,",
