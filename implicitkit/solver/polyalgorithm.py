@@ -175,7 +175,7 @@ class Polyalgorithm(Solver):
         falls = (total.status == int(Status.UNBOUNDED)).long()  # how many stages have said so ...
         gone = (total.status == int(Status.DIVERGED)).long()  # ... and so
         onward, latest, kinks = total.z if total.onward is None else total.onward, None, Kinks(waiting)
-        began: dict[int, Tensor] = {}  # from where a stage has been tried: once more would end where it did
+        began: dict[int, Tensor] = {}  # from where a stage has gone on: once more would end where it did
         for stage in stages:
             open_ = _open(f, total, start_norm, stage, falls, gone) & ~waiting & ~kinks.found
             shown, later = total.shown, options.after(total.taken, total.shown)
@@ -193,7 +193,7 @@ class Polyalgorithm(Solver):
             open_ = open_ & (begin != began.get(id(stage), torch.nan)).any(1)
             if not bool(open_.any()):
                 continue
-            began[id(stage)] = begin
+            began.update({id(stage): begin} if stage.scale is None else {})
             samples, part = _part(f, open_, options, stage, total)
             begin = torch.where(open_.unsqueeze(1), begin, total.z).index_select(0, samples)
             granted = self._granted(stage, part, begin)
