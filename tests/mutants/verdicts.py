@@ -922,7 +922,7 @@ MUTANTS = [
         "implicitkit/solver/verdict/families.py",
         "tests/solver/test_families_of_minima.py",
         ("found, open_, before = found | (open_ & ends)", "found, open_, before = found"),
-        ("ends = ends | curve.reached(point + curve.whole", "ends = ends | False & curve.reached(point + curve.whole"),
+        ("wide = self.unit.maximum(_ACROSS", "wide = self.unit.maximum(0"),
         ("sizes > torch.finfo(unit.dtype).eps ** 0.75 * sizes[:, :1]", "sizes > 0"),
         ("+ NOISE * eps**2 * self.bend)", ")"),
         ("parts / S, 0)", "parts, 0)"),

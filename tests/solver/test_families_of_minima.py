@@ -159,7 +159,7 @@ TURNED: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 
 @pytest.mark.parametrize("name", TURNED)
 def test_what_can_be_turned_is_a_minimum_in_any_unit(name: str) -> None:
-    """The minima are as far from the origin as each other, or go on along a plane that unknowns cross zero on."""
+    """The minima are as far from the origin as each other, or go on towards it where unknowns cross zero."""
     objective, n = TURNED[name]
     start = torch.randn(n, generator=torch.Generator().manual_seed(2), dtype=F64)
     found, far = (ik.argmin(lambda z, u=u: objective(z / u), u * start) for u in (1.0, 1e3))

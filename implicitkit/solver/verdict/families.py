@@ -34,7 +34,7 @@ def in_a_family(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     ``d = -J^+ F``, back to where ``F`` is nothing but rounding; else there is no family.  On the way to infinity what ``F``
     has along ``N`` grows with each step, and no correction takes it away.  Nor may the objective change (of a program, that
     its conditions hold has to do).  Where ``N N' z = 0`` (rotations, multipliers that may be any) minima must go on to both
-    sides; a plane of them is left for its nearest point at once.
+    sides.
 
     A predictor-corrector method for curves of solutions: Allgower & Georg, *Introduction to Numerical Continuation Methods*
     (2003), chapter 2; of ``n`` products and a few evaluations a correction.
@@ -56,7 +56,6 @@ def in_a_family(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
             open_ = open_ & curve.is_beside(point, z)
             ends = curve.goes_on_across(point, open_ & still)
             open_ = open_ & (ends | ~still)
-            ends = ends | curve.reached(point + curve.whole.to(point), open_ & ~still)[2]  # it is a plane
         found, open_, before = found | (open_ & ends), open_ & ~ends, way
         if not bool(open_.any()):
             break
@@ -192,8 +191,7 @@ class _Curve:
             back[:, self.f.problem.size :] = 0  # multipliers may be as large as they like
         _, sizes, N = svd_batched(basis)  # what rounding leaves of a row of zeros has no direction
         self.unit, self.null = unit, N * (sizes > torch.finfo(unit.dtype).eps ** 0.75 * sizes[:, :1]).unsqueeze(2)
-        self.whole = -(self.null.mT @ (self.null @ back.unsqueeze(2))).squeeze(2)
-        return self._limited(self.whole)
+        return self._limited(-(self.null.mT @ (self.null @ back.unsqueeze(2))).squeeze(2))
 
     def _limited(self, way: Tensor) -> Tensor:
         """A step no longer than a share of each unknown; one on its way across zero counts as a tenth of the largest."""
