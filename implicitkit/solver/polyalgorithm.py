@@ -26,6 +26,7 @@ from implicitkit.solver.verdict.kinks import Kinks
 from implicitkit.solver.verdict.noise import refuse_noise
 
 _ENOUGH = 2  # stages that find that an objective falls forever, or that say a sample has run away
+_SURE = 3  # ... of a program, whose multipliers may run away beside a solution
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ class Polyalgorithm(Solver):
         falls = (total.status == int(Status.UNBOUNDED)).long()  # how many stages have said so ...
         gone = (total.status == int(Status.DIVERGED)).long()  # ... and so
         onward, latest, kinks = total.z if total.onward is None else total.onward, None, Kinks(waiting)
+        began: dict[int, Tensor] = {}  # from where a stage has gone on: once more would end where it did
         for stage in stages:
             open_ = _open(f, total, start_norm, stage, falls, gone) & ~waiting & ~kinks.found
             shown, later = total.shown, options.after(total.taken, total.shown)
@@ -187,16 +189,17 @@ class Polyalgorithm(Solver):
                 continue
             if latest is not None and stage.scale is None:
                 onward, latest = _lowest(f, onward, latest, total), None
-            samples, system, theta = subset(f, open_, whole=options.watched)
-            part = Evaluations(system, theta, stage.make().solves)
-            part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
-            part.doubted = open_.index_select(0, samples)
-            begin = torch.where(open_.unsqueeze(1), stage.begin(z0, onward), total.z).index_select(0, samples)
+            begin = stage.begin(z0, onward)
+            open_ = open_ & (begin != began.get(id(stage), torch.nan)).any(1)
+            if not bool(open_.any()):
+                continue
+            began.update({id(stage): begin} if stage.scale is None else {})
+            samples, part = _part(f, open_, options, stage, total)
+            begin = torch.where(open_.unsqueeze(1), begin, total.z).index_select(0, samples)
             granted = self._granted(stage, part, begin)
             if granted is None:
                 continue
-            solver = granted.make()
-            norms = start_norm.index_select(0, samples)
+            solver, norms = granted.make(), start_norm.index_select(0, samples)
             found = _run(solver, part, begin, _of_samples(_limited(later, granted.max_steps), samples, norms))
             if found is None:
                 total.evaluations, total.sample_evaluations = part.evaluations, part.sample_evaluations
@@ -224,14 +227,24 @@ class Polyalgorithm(Solver):
         return stage
 
 
+def _part(f: Evaluations, open_: Tensor, options: Options, stage: Stage, total: Outcome) -> tuple[Tensor, Evaluations]:
+    """The samples that are ``open_``, by number, and what a stage evaluates of them."""
+    samples, system, theta = subset(f, open_, whole=options.watched)
+    part = Evaluations(system, theta, stage.make().solves)
+    part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
+    part.doubted = open_.index_select(0, samples)
+    return samples, part
+
+
 def _open(f: Evaluations, total: Outcome, start_norm: Tensor, stage: Stage, falls: Tensor, gone: Tensor) -> Tensor:
-    """Samples for another stage; of a program none that falls forever, or whose start is not finite: no stage has another.
+    """Samples for another stage; of a program none that falls forever, that enough stages have seen to run away, or whose
+    start is not finite: no stage has another.
     Of a minimisation none that enough stages have seen to fall forever; and what enough have seen to run away goes on from
     no point out there, only once more from the start: a minimum may be further out than one of them has come.  One is
     enough of many unknowns, where it is steps that say so: those of another one need not."""
     open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
     if f.kind.returns_program:
-        open_ = open_ & (total.status != int(Status.UNBOUNDED)) & torch.isfinite(start_norm)
+        open_ = open_ & (total.status != int(Status.UNBOUNDED)) & torch.isfinite(start_norm) & (gone < _SURE)
     if f.kind.minimisation:
         open_ = open_ & (falls < _ENOUGH)
         away = (total.status == int(Status.DIVERGED)) & (gone >= (_ENOUGH if f.size <= DENSE else 1))

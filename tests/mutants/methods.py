@@ -952,10 +952,16 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        f"{REFUSED} -k 'circle or infimum'",
+        ("open_ = open_ & (begin != began.get(id(stage), torch.nan)).any(1)", "open_ = open_"),
+        ("torch.isfinite(start_norm) & (gone < _SURE)", "torch.isfinite(start_norm)"),
+    ),
+    *mutants(
         "implicitkit/solver/auto.py",
         f"{REFUSED} -k 'Schittkowski'",
         ("Stage(_LAST), *polish", "*multipliers"),
-        ("Stage(_AGAIN_SQP, max_steps=60)", '_stage("sqp", max_steps=60)'),
+        ("Stage(_AGAIN_SQP, max_steps=60)", '_stage("sqp", max_steps=60)', f"{REFUSED} -k circle"),
         (
             "_AGAIN_SQP = Impatient(SQP(), window=36,",
             "_AGAIN_SQP = Impatient(SQP(), window=12,",

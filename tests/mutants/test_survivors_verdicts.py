@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.autodiff import linearise
+from implicitkit.solver.verdict.crossings import is_lower
 from implicitkit.solver.verdict.fits import well_fitted
 from implicitkit.solver.verdict.probing import runs_away
 from implicitkit.solver.verdict.scales import grows, rounding, row_scales
@@ -172,3 +174,12 @@ def test_a_jump_across_zero_is_no_rounding_error(size: int) -> None:
     asked, F = torch.ones(1, size, dtype=torch.bool), torch.zeros_like(z)
     assert bool(grows(SimpleNamespace(eps=EPS, residual=lambda y: torch.sign(y - z)), z, F, asked).all())
     assert not bool(grows(SimpleNamespace(eps=EPS, residual=lambda y: torch.sign(y - z).abs()), z, F, asked).any())
+
+
+def test_lower_is_by_more_than_rounding_and_whatever_the_sign() -> None:
+    """Of 2: one unit in the last place is none; of numbers below zero as of those above."""
+    known = SimpleNamespace(eps=EPS, beside=lambda kind: SimpleNamespace(value=lambda z: z[:, 0]))
+    here = torch.tensor([[2.0], [2.0], [2.0], [-2.0], [2.0]], dtype=D)
+    there = torch.tensor([[1.0], [2.0 - EPS], [3.0], [-3.0], [math.nan]], dtype=D)
+    lower = is_lower(known, here, there, torch.ones(5, dtype=torch.bool))  # type: ignore[arg-type]
+    assert lower.tolist() == [True, False, False, True, False]

@@ -6,6 +6,7 @@ from .row import mutants
 
 CANCEL = "tests/solver/test_minima_in_kinks.py"
 JUMPS = "tests/mutants/test_survivors_verdicts.py -k jump"
+SURVIVED = "tests/mutants/test_survivors_verdicts.py"
 FITS = "tests/mutants/test_survivors_verdicts.py -k fit"
 ROUNDED = (
     "tests/solver/test_convergence.py tests/mutants/test_survivors_verdicts.py "
@@ -129,7 +130,7 @@ MUTANTS = [
         (
             "return which & (other < value - NOISE",
             "return which & (other < 0 * value - NOISE",
-            "tests/solver/test_convergence.py -k 'low_precision and valley'",
+            SURVIVED + " -k lower",
         ),
         (
             "return torch.where(off.unsqueeze(2), fixed, kept), torch.where(off, 0, b)",
@@ -921,8 +922,15 @@ MUTANTS = [
         "implicitkit/solver/verdict/families.py",
         "tests/solver/test_families_of_minima.py",
         ("found, open_, before = found | (open_ & ends)", "found, open_, before = found"),
+        ("wide = self.unit.maximum(_ACROSS", "wide = self.unit.maximum(0"),
+        ("sizes > torch.finfo(unit.dtype).eps ** 0.75 * sizes[:, :1]", "sizes > 0"),
+        ("+ NOISE * eps**2 * self.bend)", ")"),
         ("parts / S, 0)", "parts, 0)"),
-        (" & _is_level(f, z, point, open_)", "", FAMILIES + " -k changes_along"),
+        (
+            "return point, way, self.is_level(point, there & torch.isfinite(way).all(1))",
+            "return point, way, there",
+            FAMILIES + " -k changes_along",
+        ),
         ("(self.by_bounds | ~self.kept.all(1))", "~self.kept.all(1)", FAMILIES + " -k bound_ends"),
     ),
     *mutants(

@@ -130,3 +130,56 @@ def test_a_curve_along_which_the_objective_falls_for_ever_is_none_of_minima(far:
     found = ik.argmin(lambda z: (z[0] * z[1] - 1) ** 2 + z[0] ** 2, start, on_failure="ignore", max_steps=50)
     assert not bool(found.converged), found
     assert bool(ik.argmin(lambda z: (z[0] * z[1] - 1) ** 2 + 1, start).converged)
+
+
+def _distances(n: int, k: int) -> Callable[[Tensor], Tensor]:
+    """Squares of springs between points, which move and turn as one."""
+    pairs = torch.combinations(torch.arange(n))
+    at = torch.randn(n, k, generator=torch.Generator().manual_seed(0), dtype=F64)
+
+    def lengths(p: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(p[pairs[:, 0]] - p[pairs[:, 1]], dim=1)
+
+    return lambda z: (lengths(z.reshape(n, k)) - lengths(at)).square().sum()
+
+
+def _factors(weight: float) -> Callable[[Tensor], Tensor]:
+    """``|U V' - M|^2`` and a weight on ``U`` and ``V``: turned together they are as good."""
+    M = torch.randn(5, 4, generator=torch.Generator().manual_seed(1), dtype=F64)
+    return lambda z: (z[:10].reshape(5, 2) @ z[10:].reshape(4, 2).mT - M).square().sum() + weight * z.square().sum()
+
+
+TURNED: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "springs in the plane": (_distances(5, 2), 10),
+    "springs in space": (_distances(4, 3), 12),
+    "factors": (_factors(0.0), 18),
+    "factors with a weight": (_factors(0.1), 18),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_what_can_be_turned_is_a_minimum_in_any_unit(name: str) -> None:
+    """The minima are as far from the origin as each other, or go on towards it where unknowns cross zero."""
+    objective, n = TURNED[name]
+    start = torch.randn(n, generator=torch.Generator().manual_seed(2), dtype=F64)
+    found, far = (ik.argmin(lambda z, u=u: objective(z / u), u * start) for u in (1.0, 1e3))
+    assert float(objective(far.value / 1e3)) == pytest.approx(float(objective(found.value)), rel=1e-8, abs=1e-15)
+    assert far.evaluations <= found.evaluations + 100
+
+
+@pytest.mark.parametrize("price", (1e3, 1e5))
+def test_multipliers_of_constraints_that_repeat_each_other(price: float) -> None:
+    """Supplies and demands have one sum: one of their prices is free, and none has run away."""
+    generator = torch.Generator().manual_seed(0)
+    cost = torch.rand(4, 5, generator=generator, dtype=F64)
+
+    def objective(z: Tensor) -> Tensor:
+        return price * ((cost * z).sum() + 0.05 * torch.special.xlogy(z, z).sum())
+
+    sums = [ik.Equality(lambda z: z.sum(1) - 1 / 4), ik.Equality(lambda z: z.sum(0) - 1 / 5)]
+    found = ik.argmin(objective, torch.full((4, 5), 1 / 20, dtype=F64), constraints=sums)
+    K, u = torch.exp(-cost / 0.05), torch.ones(4, dtype=F64)
+    for _ in range(500):
+        v = 1 / 5 / (K.mT @ u)
+        u = 1 / 4 / (K @ v)
+    torch.testing.assert_close(found.value, u[:, None] * K * v, rtol=1e-6, atol=1e-9)

@@ -79,6 +79,29 @@ ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
         3500,
         "violated",
     ),
+    "constraints: a circle and a line apart": (
+        _argmin(
+            lambda z: z.square().sum(),
+            ONES[:2],
+            constraints=[ik.Equality(lambda z: torch.stack([z @ z - 1, z[0] + z[1] - 3]))],
+        ),
+        2900,
+        "violated",
+    ),
+    "constraints: an infimum far out": (
+        _argmin(lambda z: torch.exp(-z[0]) + z[1] ** 2, ONES[:2], constraints=[ik.Inequality(lambda z: z[1] - 1)]),
+        1200,
+        "diverged",
+    ),
+    "constraints: a barrier that falls": (
+        _argmin(
+            lambda z: -torch.log(z[0]) - torch.log(z[1]) + z[1],
+            ONES[:2],
+            constraints=[ik.Inequality(lambda z: z[1] - z[0])],
+        ),
+        2000,
+        "diverged|unbounded",
+    ),
     "no multipliers: Hock & Schittkowski 13": (
         _argmin(lambda z: (z[0] - 2) ** 2 + z[1] ** 2, -2 * ONES[:2], constraints=CUSP, bounds=(0.0, None)),
         6000,
@@ -103,7 +126,12 @@ ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
     ),
 }
 
-DEAR = ("no multipliers: z^2 = 0", "simplex: a kink")  # of a kind that another row has, or many cheap steps
+DEAR = (  # of a kind that another row has, or many cheap steps
+    "no multipliers: z^2 = 0",
+    "simplex: a kink",
+    "constraints: a circle and a line apart",
+    "constraints: a barrier that falls",
+)
 
 
 @pytest.mark.one_in(3)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import seeded
 from implicitkit.linear.factors.dense import svd_batched
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.scales import FLOOR, NOISE, in_working_precision, is_rounding
@@ -17,6 +18,7 @@ from implicitkit.solver.verdict.scales import FLOOR, NOISE, in_working_precision
 _FEW = 64  # unknowns, at most
 _NEAR = 5.0  # max |z|: no farther out, nothing has run away
 _STEP = 0.5  # of each unknown, at most: a step along the tangent ...
+_ACROSS = 0.1  # of the largest, an unknown that crosses zero
 _CORRECTIONS = 8  # ... and so many back to the curve, at most
 _STEPS = 40  # along the curve
 _OFF = 0.5  # of an unknown: a longer correction leads back to no curve
@@ -31,7 +33,8 @@ def in_a_family(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     their own, equations to equal size), steps go along ``-N N' z``, and corrections of the rank of ``J`` at ``z``,
     ``d = -J^+ F``, back to where ``F`` is nothing but rounding; else there is no family.  On the way to infinity what ``F``
     has along ``N`` grows with each step, and no correction takes it away.  Nor may the objective change (of a program, that
-    its conditions hold has to do).
+    its conditions hold has to do).  Where ``N N' z = 0`` (rotations, multipliers that may be any) minima must go on to both
+    sides.
 
     A predictor-corrector method for curves of solutions: Allgower & Georg, *Introduction to Numerical Continuation Methods*
     (2003), chapter 2; of ``n`` products and a few evaluations a correction.
@@ -45,27 +48,19 @@ def in_a_family(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     before = torch.zeros_like(in_working_precision(z))
     near = (0.5 * curve.size(z)).clamp_max(_NEAR)
     for step in range(_STEPS):
-        point, way, small = curve.corrected(point, open_)
-        open_ = open_ & (small | is_rounding(f, point, in_working_precision(f.residual(point)), open_ & ~small))
-        open_ = open_ & torch.isfinite(way).all(1) & _is_level(f, z, point, open_)
+        point, way, open_ = curve.reached(point, open_)
+        still = curve.is_nearest(way)
         if step:  # it is near, or its nearest point has been passed
-            ends = (curve.size(point) <= near) | (way == 0).all(1) | ((way * before).sum(1) < 0)
+            ends = (curve.size(point) <= near) | still | ((way * before).sum(1) < 0)
         else:
-            open_, ends = open_ & (way != 0).any(1), torch.zeros_like(which)
+            open_ = open_ & curve.is_beside(point, z)
+            ends = curve.goes_on_across(point, open_ & still)
+            open_ = open_ & (ends | ~still)
         found, open_, before = found | (open_ & ends), open_ & ~ends, way
         if not bool(open_.any()):
             break
         point = curve.ahead(point, way, open_)
     return found
-
-
-def _is_level(f: Evaluations, z: Tensor, point: Tensor, which: Tensor) -> Tensor:
-    """Where the objective is as at ``z`` but for rounding, ``(batch,)``."""
-    if f.kind.returns_program or not bool(which.any()):
-        return which
-    probe = f.beside("minimise")
-    value, other = probe.value(z), probe.value(point)
-    return which & ((other - value).abs() <= NOISE * torch.finfo(z.dtype).eps ** 0.75 * value.abs())
 
 
 class _Curve:
@@ -86,6 +81,7 @@ class _Curve:
         self.kept = torch.zeros_like(self.fixed)  # of the singular directions, ``(batch, n)``
         self.anew = torch.ones_like(self.fixed[:, 0])  # where these are to be chosen
         self.by_bounds = torch.zeros_like(self.fixed[:, 0])  # where an unknown has come near a bound
+        self.level: tuple[Tensor, Tensor] | None = None  # the objective on the curve, and what rounding leaves of it
 
     def residual(self, point: Tensor) -> Tensor:
         """``F``, ``(batch, n)``."""
@@ -105,6 +101,45 @@ class _Curve:
     def size(self, point: Tensor) -> Tensor:
         """``max |z_i|``, without multipliers, ``(batch,)``."""
         return (point[:, : self.f.problem.size] if self.f.kind.returns_program else point).abs().amax(1)
+
+    def reached(self, point: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The points of the curve beside ``point``, the next step from there, and where there is such a point,
+        ``(batch,)``: ``F`` is rounding there, and the objective as on the rest of the curve."""
+        point, way, small = self.corrected(point, which)
+        there = which & (
+            small | is_rounding(self.f, point, in_working_precision(self.f.residual(point)), which & ~small)
+        )
+        return point, way, self.is_level(point, there & torch.isfinite(way).all(1))
+
+    def is_level(self, point: Tensor, which: Tensor) -> Tensor:
+        """Where the objective is as at the first point but for rounding, ``(batch,)``: of itself, and, where it is a sum of
+        squares that vanish, of what they are made of."""
+        if self.f.kind.returns_program or not bool(which.any()):
+            return which
+        value, eps = self.f.beside("minimise").value(point), torch.finfo(point.dtype).eps
+        if self.level is None:
+            self.level = value, NOISE * (eps**0.75 * value.abs() + NOISE * eps**2 * self.bend)
+        return which & ((value - self.level[0]).abs() <= self.level[1])
+
+    def is_beside(self, point: Tensor, other: Tensor) -> Tensor:
+        """Where two points are next to each other, ``(batch,)``."""
+        return ((point - other).abs() <= torch.finfo(point.dtype).eps ** 0.25 * self.unit).all(1)
+
+    def is_nearest(self, way: Tensor) -> Tensor:
+        """Where the curve comes no nearer to the origin, ``(batch,)``: the group of rotations, say, keeps its distance."""
+        return ((way / self.unit).abs() <= torch.finfo(way.dtype).eps ** 0.5).all(1)
+
+    def goes_on_across(self, point: Tensor, which: Tensor) -> Tensor:
+        """Where a curve goes on to both sides, ``(batch,)``."""
+        N = self.null
+        if not bool(which.any()):
+            return which
+        drawn = seeded.normal(point.shape[1], seed=0).to(self.unit) * self.unit
+        across = self._limited((N.mT @ (N @ drawn.unsqueeze(2))).squeeze(2))
+        which = which & (across != 0).any(1)
+        for side in (1, -1):
+            which = self.reached(point + (side * across).to(point), which)[2]
+        return which
 
     def ahead(self, point: Tensor, way: Tensor, which: Tensor) -> Tensor:
         """A step along ``way``; one of an unknown towards a bound goes a part of the way there, and was its last."""
@@ -129,6 +164,8 @@ class _Curve:
         for correction in range(_CORRECTIONS + 1):
             F, J, size = self.residual(point), self.jacobian(point), in_working_precision(point).abs()
             unit = torch.maximum(size, FLOOR * size.amax(1, keepdim=True))
+            if self.level is None:
+                self.bend = (unit * (J.abs() @ unit.unsqueeze(2)).squeeze(2)).sum(1)
             rows = (J * unit.unsqueeze(1)).abs().amax(2)
             M = J * unit.unsqueeze(1) / torch.where(rows > 0, rows, 1).unsqueeze(2)
             usable = which & torch.isfinite(M).flatten(1).all(1) & torch.isfinite(F).all(1) & (rows > 0).all(1)
@@ -152,8 +189,12 @@ class _Curve:
         basis, back = null * (~self.fixed * unit).unsqueeze(1), in_working_precision(point).clone()
         if self.f.kind.returns_program:
             back[:, self.f.problem.size :] = 0  # multipliers may be as large as they like
-        _, sizes, N = svd_batched(basis)
-        N = N * (sizes > 0).unsqueeze(2)
-        way = -(N.mT @ (N @ back.unsqueeze(2))).squeeze(2)
-        longest = (way / unit).abs().amax(1, keepdim=True)
+        _, sizes, N = svd_batched(basis)  # what rounding leaves of a row of zeros has no direction
+        self.unit, self.null = unit, N * (sizes > torch.finfo(unit.dtype).eps ** 0.75 * sizes[:, :1]).unsqueeze(2)
+        return self._limited(-(self.null.mT @ (self.null @ back.unsqueeze(2))).squeeze(2))
+
+    def _limited(self, way: Tensor) -> Tensor:
+        """A step no longer than a share of each unknown; one on its way across zero counts as a tenth of the largest."""
+        wide = self.unit.maximum(_ACROSS * self.unit.amax(1, keepdim=True))
+        longest = (way / wide).abs().amax(1, keepdim=True)
         return torch.where(longest > _STEP, way * (_STEP / longest), way)
