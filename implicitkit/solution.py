@@ -116,6 +116,15 @@ class LinearReport:
     steps: Tensor
     transposed: bool = True
 
+    def __repr__(self) -> str:
+        return f"LinearReport({self.summary() if self.steps.numel() else 'an empty batch'})"
+
+    def summary(self) -> str:
+        """How it went, in a few words."""
+        good, total = int(self.converged.sum()), self.converged.numel()
+        state = "converged" if good == total else f"{good}/{total} converged"
+        return f"{state}, steps={int(self.steps.max())}, residual={self.residual_norm.max():.2e}"
+
 
 @dataclass
 class Record:
@@ -377,9 +386,7 @@ class Solution:
             f"rule={self.rule}",
         ]
         if self.backward is not None:
-            report = self.backward
-            ok = "converged" if bool(report.converged.all()) else "not converged"
-            parts.append(f"backward: {ok}, steps={int(report.steps.max())}, residual={report.residual_norm.max():.2e}")
+            parts.append(f"backward: {self.backward.summary()}")
         if outcome.message and good:
             parts.append(outcome.message)
         return f"Solution({'; '.join(parts)})"

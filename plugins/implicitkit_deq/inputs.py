@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,15 +56,20 @@ def describe(cell: Any, inputs: tuple[Any, ...], dtype: torch.dtype | None) -> t
 
 
 def by_position(cell: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    """What a cell gets after ``z``, in the order of its parameters.
+    """What a cell gets after ``z``, in the order of its parameters: those of ``inject``, or of ``update`` where a
+    :class:`Cell` injects nothing of its own.
 
     Raises:
         TypeError: it has no parameter of such a name, or one that cannot be given by position.
     """
+    before: tuple[None, ...] = (None,)
     function = cell.forward if isinstance(cell, nn.Module) else cell
+    if isinstance(cell, Cell) and type(cell).forward is Cell.forward:
+        injects = type(cell).inject is not Cell.inject
+        function, before = (cell.inject, ()) if injects else (cell.update, before)
     own = inspect.signature(function)
     try:
-        bound = own.bind(None, *inputs, **named)
+        bound = own.bind(*before, *inputs, **named)
         bound.apply_defaults()
         by_place = [str(name) for name, parameter in own.parameters.items() if parameter.kind is _BY_PLACE]
         only = [name for name in named if name not in by_place]  # of its **kwargs, too
@@ -78,7 +82,7 @@ def by_position(cell: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tu
             f"{type(cell).__name__}{own}, where {why}. Give them by position, layer(x, ...), or by the names that the "
             "cell has for positions after z (z0=, index= and at= are the layer's)"
         )
-    given: tuple[Any, ...] = bound.args[1:]
+    given: tuple[Any, ...] = bound.args[len(before) :]
     return given
 
 
@@ -206,10 +210,9 @@ def check_use(cell: Any, z: Any, inputs: tuple[Any, ...]) -> bool:
     total, wanted = _traced(cell, z, inputs)
     if total.requires_grad and any(g is not None for g in torch.autograd.grad(total, wanted, allow_unused=True)):
         return True
-    warnings.warn(
+    ik.extend.warn(
         f"{type(cell).__name__} does not use its inputs: every sample has the same equilibrium, and the gradient to the "
         "inputs is zero. A cell maps (z, *inputs); most add a function of the inputs to that of the state",
         IgnoredInputWarning,
-        stacklevel=6,
     )
     return True

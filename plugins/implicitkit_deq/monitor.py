@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -127,11 +126,10 @@ class Monitor(ik.extend.Configured):
         if not figures.get("condition", 0.0) <= self.condition_limit:
             alarms.append(f"the condition number of I - J is at least {figures['condition']:.3g}")
         if alarms:
-            warnings.warn(
+            ik.extend.warn(
                 f"call {self.calls} of the layer: {'; '.join(alarms)}. Add jacobian_penalty to the loss, bound the weights "
                 "(bound_weights), or lower the learning rate",
                 StabilityWarning,
-                stacklevel=4,
             )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -155,13 +154,12 @@ class Forgive(extend.Configured):
                 f" (of {broken} because NaN or Inf came up: where an input holds it all gradients of weights become NaN, "
                 "as behind any layer; leave such samples out)"
             )
-        warnings.warn(
+        extend.warn(
             f"{int(failed.sum())} of {failed.numel()} samples of a training call {found}: they get their best iterate and "
             f"the derivative {self.derivative!r} (see Forgive). Further ones are only counted, in layer.solution.converged "
             f"and by a Monitor; evaluation, and a share above {self.share:g}, raise. {hint if anew else ''}"
             'on_failure="raise" forgives nothing',
             ForgivenWarning,
-            stacklevel=8,
         )
 
 
@@ -297,11 +295,10 @@ class _Linear(Around):
                 f"samples, more than the backward_share of {self.policy.backward_share:g} that Forgive allows. "
                 f"{answer.reason}. {_CURE}"
             )
-        warnings.warn(  # one text, so that it is shown once
+        extend.warn(  # one text, so that it is shown once
             "samples of a training call have an equilibrium and no derivative there: they get the derivative "
             f"{self.policy.derivative!r} (see Forgive), and are counted in layer.solution.backward.converged. {_CURE}",
             ForgivenWarning,
-            stacklevel=2,
         )
         instead = -b if self.policy.derivative == "truncated" else torch.zeros_like(b)
         return answer._replace(x=torch.where(failed.unsqueeze(1), instead, answer.x))
@@ -316,12 +313,11 @@ class _Linear(Around):
         over = answer.converged & (reached > largest)
         if not bool(over.any()):
             return answer
-        warnings.warn(  # one text, so that it is shown once
+        extend.warn(  # one text, so that it is shown once
             "samples of a training call have a derivative that would outweigh all others: it is scaled down to "
             f"{self.policy.amplification:g} times that of one full step of the cell (see Forgive), and counted in "
             f"layer.solution.backward.converged. {_CURE}. Forgive(amplification=math.inf) scales nothing",
             ForgivenWarning,
-            stacklevel=3,
         )
         share = torch.where(over, largest / reached, 1)
         return answer._replace(

@@ -141,6 +141,7 @@ def test_print() -> None:
     assert "backward" not in text
     solution.value.sum().backward()
     assert "backward: converged" in str(solution)
+    assert str(solution.backward).startswith("LinearReport(converged, steps=1, residual=")
     failed = ik.fixed_point(half, torch.zeros(3, dtype=D), (x[0],), solver="picard", max_steps=2, on_failure="ignore")
     assert "max_steps" in str(failed)
     assert "steps=2" in str(failed)

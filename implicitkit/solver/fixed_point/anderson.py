@@ -20,7 +20,10 @@ from implicitkit.solver.steps.restarts import maybe_any, return_to_best, strande
 _PERIOD = 3  # mix in every third step
 _WIDE = 64  # unknowns from which on the samples of a batch decide together whether mixing pays
 _LITTLE = 0.75  # what a mixing leaves of a residual, or more, where plain steps are as good ...
-_FAST = 0.8  # ... as long as three of them leave so much at most ...
+_FAST = 0.8  # ... as long as three of them leave so much at most, ...
+_THIRD = (
+    1 / 3
+)  # ... and gain so much of what the three before gained, whose mixing may cost as much as two of them, ...
 _MOST = 0.75  # ... for so many of the samples at work
 _SWIFT = 0.35  # what plain steps leave of a residual, two in the mean, before there is anything to mix ...
 _SLOWER = 1.2  # ... while the second leaves so much more than the first, at most
@@ -56,9 +59,9 @@ class Anderson(Method):
       second step gains as much as the first: else real eigenvalues are likely, for which combinations do better
       (``|J r|^2 = |r| |J^2 r|`` where the spectrum fills a disk evenly).
     - From 64 unknowns on, where a mixing leaves more than three quarters of the residual of three quarters of the samples,
-      for as long as three plain steps take a fifth of it away: no combination does much better on a spectrum that fills a
-      disk.  This is decided for the whole batch, so a sample may take another way beside others than alone; with
-      ``period=3`` it takes its own.
+      for as long as three plain steps take a fifth of it away, and gain a third of what the three before them gained: no
+      combination does much better on a spectrum that fills a disk.  This is decided for the whole batch, so a sample may
+      take another way beside others than alone; with ``period=3`` it takes its own.
     - Of a cheap map, whose evaluation and plain step cost no more than mixing adds to a step
       (:mod:`~implicitkit.solver.costs`), from 64 unknowns on, for as long as plain steps leave no more than
       0.8 of the residual of three quarters of the samples at work, and gain a quarter at least of what they gained at first:
@@ -179,7 +182,8 @@ class Anderson(Method):
         dW = state["dW"] if k >= m else state["dW"].narrow(1, 0, k)
         may = self.period is None and eager is None and k > _PERIOD and z.shape[1] >= _WIDE
         if may and _gains_little(f, torch.bmm(rhs, gamma).flatten(), before):
-            state |= {"plain": (f.norm, 0), "last": None, **NOTHING}
+            share = (f.norm / state["mark"]).pow_(_THIRD).clamp_max_(_FAST)
+            state |= {"plain": (f.norm, 0, share), "last": None, **NOTHING}
         if gamma.dtype != z.dtype:
             gamma = gamma.to(z.dtype)
         if not due and eager is not None:
@@ -240,7 +244,7 @@ class Anderson(Method):
             here = self._plain(f, z)
             if few or j % _PERIOD == 0:
                 now = _size(here, f)
-                if not _goes_on(f, now, before, few):  # here it is looked at
+                if not _goes_on(f, now, before, few, state["plain"][2] if plain else _FAST):  # here it is looked at
                     steps = j
                     break
                 before = now
@@ -250,7 +254,7 @@ class Anderson(Method):
                 state.update(since=k + 1, last=here, new=state["new"] + 1)
             z = here[1]
         if steps > 0:
-            state["plain"] = (before, _PERIOD - 1) if plain else None
+            state["plain"] = (before, _PERIOD - 1, state["plain"][2]) if plain else None
             guard = state["guard"]
             state["guard"] = guard | {"step": int(guard.get("step") or 0) + steps - 1}
             f.taken = steps
@@ -317,11 +321,12 @@ def _swift(f: Evaluations, path: Path, count: int) -> Tensor | None:
     return torch.zeros_like(fast)
 
 
-def _goes_on(f: Evaluations, now: Tensor, before: Tensor, few: bool) -> bool:
-    """Is the next plain step made without a look, too?  One of ``few`` unknowns goes its way as it would beside others."""
+def _goes_on(f: Evaluations, now: Tensor, before: Tensor, few: bool, share: Tensor | float) -> bool:
+    """Is the next plain step made without a look, too, where three leave a ``share`` at most?  One of ``few`` unknowns goes
+    its way as it would beside others."""
     if few:
         return _NEAR * float(f.tolerance) < float(now) <= float(before)
-    return _most(f, now <= _FAST * before)
+    return _most(f, now <= share * before)
 
 
 def _is_steady(f: Evaluations, path: Path) -> bool:
@@ -385,8 +390,9 @@ def _cheaply_unseen(f: Evaluations, gain: Tensor, room: int) -> int:
     return min(2 if _most(f, needed > 3, _HALF) else int(_most(f, needed > 1, _SOME)), room)
 
 
-def _still_plain(f: Evaluations, before: Tensor, since: int) -> tuple[Tensor, int] | None:
-    """The residual at the last look and the steps since then; ``None`` where plain steps no longer lower it fast."""
+def _still_plain(f: Evaluations, before: Tensor, since: int, share: Tensor) -> tuple[Tensor, int, Tensor] | None:
+    """The residual at the last look, the steps since then, and the ``share`` of it that three may leave; ``None`` where
+    plain steps no longer lower it so fast."""
     if since + 1 < _PERIOD:
-        return before, since + 1
-    return (f.norm, 0) if _most(f, f.norm <= _FAST * before) else None
+        return before, since + 1, share
+    return (f.norm, 0, share) if _most(f, f.norm <= share * before) else None

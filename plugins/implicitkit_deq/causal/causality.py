@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -115,12 +114,11 @@ def per_position(solver: Any, state: Any, batch_dims: int = 1, composed: bool = 
 def _tell(method: Any, length: int) -> None:
     """What it costs that a solver is given one position after the other."""
     name = getattr(method, "name", "") or type(method).__name__
-    warnings.warn(
+    ik.extend.warn(
         f"solver {name!r} chooses its steps over all positions at once, which would let the future leak into the past: it "
         f"solves a causal layer one position after the other, which takes some {length} times the evaluations of one. "
         '"relay", "picard", "anderson", "broyden" and "newton_krylov" solve all at once and leak nothing',
         CausalityWarning,
-        stacklevel=5,
     )
 
 

@@ -615,6 +615,32 @@ def test_inputs_may_be_given_by_the_names_of_the_cell() -> None:
     torch.testing.assert_close(layer(x=x, mask=mask), layer(x, mask))
 
 
+class Injecting(Cell):
+    """A cell of the library's kind, whose inputs have their names in ``inject``."""
+
+    def inject(self, x: Tensor, shift: Tensor | None = None) -> tuple[Tensor]:
+        return (x if shift is None else x + shift,)
+
+    def update(self, z: Tensor, injected: Tensor) -> Tensor:
+        return torch.cos(0.5 * z) + injected
+
+
+class Updating(Cell):
+    """One that injects nothing, and so has them in ``update``."""
+
+    def update(self, z: Tensor, x: Tensor, shift: Tensor) -> Tensor:
+        return torch.cos(0.5 * z) + x + shift
+
+
+@pytest.mark.parametrize("cell", [Injecting, Updating])
+def test_inputs_of_a_cell_have_the_names_of_its_parts(cell: type[Cell]) -> None:
+    layer, x, shift = DEQ(cell(), (4,)), torch.rand(6, 4), torch.rand(6, 4)
+    for named in (layer(x, shift=shift), layer(shift=shift, x=x)):
+        assert torch.equal(named, layer(x, shift))
+    with pytest.raises(TypeError, match=r"of its cell after z, \w+\(.*'shifts'"):
+        layer(x, shift, shifts=shift)
+
+
 @pytest.mark.parametrize(
     ("cell", "named", "words"),
     [

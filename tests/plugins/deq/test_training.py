@@ -21,6 +21,7 @@ import implicitkit as ik
 from implicitkit.linear.catalogue import get_linear_solver
 from implicitkit_deq import (
     DEQ,
+    CausalityWarning,
     Forgive,
     ForgivenWarning,
     IgnoredInputWarning,
@@ -916,6 +917,21 @@ class Deaf(nn.Module):
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
         return torch.tanh(self.W(z))
+
+
+def test_warnings_stand_at_the_line_of_the_caller() -> None:
+    """Not at one of ours, which would also be the same for every layer, and so shown for the first alone."""
+    told = Monitor(DEQ(Deaf(), (6,)), krylov=4, radius_limit=1e-9)
+    singular = DEQ(Switch(), (1,), rule=ik.Implicit(linear_solver="gmres"))
+    with warnings.catch_warnings(record=True) as said, told:
+        warnings.simplefilter("always")
+        _layer()(ONE_BAD)
+        singular(torch.tensor([[0.1], [1.0]], dtype=F64)).sum().backward()
+        told.layer(torch.randn(5, 6))
+        DEQ(Deaf(), (5, 6), solver="lbfgs", causal=True, on_failure="ignore", max_steps=2)(torch.randn(2, 5, 6))
+    kinds = {ForgivenWarning, IgnoredInputWarning, StabilityWarning, CausalityWarning}
+    assert {w.category for w in said} == kinds and sum(w.category is ForgivenWarning for w in said) == 2
+    assert {w.filename for w in said} == {__file__}
 
 
 def test_a_cell_that_ignores_its_input_is_told_so() -> None:
