@@ -68,6 +68,7 @@ class Followed(NamedTuple):
         interpolant: the states in steps ``(P,)`` at their fractions ``(P,)``, ``(P, batch, n)``; ``None``: it says nothing.
         stiff: it took an implicit method for the steps. explicit: the states are those that :func:`stages` leads to from
             each to the next. growth: of small errors, at most, its logarithm: ``\\sum h |df/dy|`` along the way.
+            stages: points of an implicit step that is as long as one of these and as accurate.
     """
 
     edges: Tensor
@@ -76,6 +77,7 @@ class Followed(NamedTuple):
     stiff: bool = False
     explicit: bool = False
     growth: float = 0.0
+    stages: int = 3
 
     def beyond(self, step: int) -> Followed:
         """What was followed from a step on."""
