@@ -19,10 +19,11 @@ from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
 from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, slope_of, times, unasked
 from implicitkit.problem.crossing import Crossing, Lookout, first_crossing
-from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow, with_derivatives
+from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow
 from implicitkit.problem.explicit_equations import ExplicitEquations
 from implicitkit.problem.integration import get_integrator
 from implicitkit.problem.kind import Kind
+from implicitkit.problem.variation import with_variation
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
 _APART = 1e-2  # of its size, by which two trajectories as accurate as this one may differ
@@ -197,12 +198,11 @@ class InitialValue(Problem):
                 t = torch.stack((t[0], end))
             if self.steps and not lost:
                 found, lost = self._path(slope, t, y0)
+        if not (self.steps or self.stages or callable(self.integrator) or found.stiff or lost) and len(y0):
+            mapped = lambda t, y: self._slopes(layout, slope, t, y)  # noqa: E731
+            found = with_variation(get_integrator(self.integrator), mapped, t, y0, found, self._accurate(t))
         edges, states = found.edges, found.states
-        if self._keeps(found) and len(y0):
-            fine = with_derivatives(lambda t, y: self._slopes(layout, slope, t, y), edges, states, self._accurate(t))
-            found, fine = found._replace(explicit=fine is not None), edges if fine is None else fine
-            edges, states = fine, states if len(fine) == len(edges) else follow(slope, fine, y0)
-        mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else _mesh(t, edges, found.stiff)
+        mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else Mesh.of(t, edges, found.stiff)
         stages = self.stages or found.stages
         if len(states) != len(mesh.begin) + 1:  # no event
             values = y0.new_full((len(y0), len(mesh.begin), stages, layout.size), torch.nan)
@@ -372,15 +372,6 @@ def _check_order(t: Tensor) -> None:
     d = t.diff()
     if not bool((d > 0).all() | (d < 0).all()):
         raise ValueError(f"t must be strictly increasing or strictly decreasing, got {t.tolist()}")
-
-
-def _mesh(t: Tensor, edges: Tensor, stiff: bool) -> Mesh:
-    """The steps of an integrator as fractions of the intervals between the times asked for."""
-    sign = 1 if float(t[-1] - t[0]) > 0 else -1
-    number = (sign * t[None, 1:] <= sign * edges[:-1, None]).sum(1)
-    first, length = t[number], t[number + 1] - t[number]
-    last = torch.bincount(number, minlength=len(t) - 1).cumsum(0) - 1
-    return Mesh(number, (edges[:-1] - first) / length, (edges[1:] - first) / length, last, stiff)
 
 
 def _unpacked(layout: Layout, z0: Any, y0: Tensor, later: Tensor) -> Any:

@@ -179,6 +179,40 @@ def test_derivatives_near_a_state_of_rest(off: float, rate: float) -> None:
     torch.testing.assert_close(found, torch.tensor([[wanted]], **DOUBLE), rtol=1e-3, atol=0)
 
 
+#: right-hand side, state, and the integral of its Jacobian: what is at zero grows or turns, beside what hardly moves.
+BESIDE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[float], list[list[float]]]] = {
+    "what grows": (lambda t, y: torch.stack((-0.02 * y[0], 5 * y[1])), [1.0, 0.0], [[-0.02, 0.0], [0.0, 5.0]]),
+    "what grows for a while": (
+        lambda t, y: torch.stack((-0.1 * y[0], 10 * torch.cos(2 * t) * y[1])), [1.0, 0.0],
+        [[-0.1, 0.0], [0.0, 5 * math.sin(2)]],
+    ),
+    "what turns": (
+        lambda t, y: torch.stack((-0.02 * y[0], 5 * y[2], -5 * y[1])), [1.0, 0.0, 0.0],
+        [[-0.02, 0.0, 0.0], [0.0, 0.0, 5.0], [0.0, -5.0, 0.0]],
+    ),
+    "what grows by what hardly moves": (
+        lambda t, y: torch.stack((-0.02 * y[0], 5 * y[0] * y[1].sin())), [1.0, 0.0],
+        [[-0.02, 0.0], [0.0, 250 * (1 - math.exp(-0.02))]],
+    ),
+    "what grows at rest, and is stiff": (
+        lambda t, y: torch.stack((4 * y[0], y[0] - 500 * y[1])), [0.0, 0.0], [[4.0, 0.0], [1.0, -500.0]],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", BESIDE)
+def test_derivatives_beside_what_hardly_moves(name: str, dtype: torch.dtype) -> None:
+    """Those of the variational equation, by the few steps of the trajectory they were off by percents."""
+    rhs, start, whole = BESIDE[name]
+    y0 = torch.tensor(start, dtype=dtype, requires_grad=True)
+    end = ik.solve(ik.InitialValue(rhs, (0.0, 1.0)), y0).value[-1]
+    weights = torch.arange(1.0, len(start) + 1, **DOUBLE)
+    found = torch.autograd.grad(end @ weights.to(dtype), y0)[0].double()
+    wanted = weights @ torch.linalg.matrix_exp(torch.tensor(whole, **DOUBLE))
+    assert float((found - wanted).norm() / wanted.norm()) < (1e-5 if dtype == torch.float64 else 3e-4)
+
+
 def test_a_step_is_known_in_between_to_order_four() -> None:
     def error(steps: int) -> float:
         edges = torch.linspace(0, 3, steps + 1, **DOUBLE)
