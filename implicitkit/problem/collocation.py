@@ -80,6 +80,15 @@ class Mesh:
         begin, end = edges[:-1].repeat(intervals), edges[1:].repeat(intervals)
         return Mesh(number, begin, end, torch.arange(1, intervals + 1, device=device) * steps - 1)
 
+    @staticmethod
+    def of(t: Tensor, edges: Tensor, stiff: bool) -> Mesh:
+        """The steps of an integrator through the times ``t``."""
+        sign = 1 if float(t[-1] - t[0]) > 0 else -1
+        number = (sign * t[None, 1:] <= sign * edges[:-1, None]).sum(1)
+        first, length = t[number], t[number + 1] - t[number]
+        last = torch.bincount(number, minlength=len(t) - 1).cumsum(0) - 1
+        return Mesh(number, (edges[:-1] - first) / length, (edges[1:] - first) / length, last, stiff)
+
 
 def times(mesh: Mesh, t: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """The steps ``h (N,)``, and the times ``t_n + c_i h`` ``(N, s)``."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat, seeded
+from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.foundation.numbers import largest
 
@@ -50,11 +50,6 @@ _LOOKS = 8  # steps after which it is first looked whether to go on; then after 
 _FINEST = 10  # times eps: errors of a step are not told from rounding below
 _ZERO = 1e-3  # of the units, that is as good as zero
 _EDGE = 3.25  # h |lambda| at which the method stops being stable (Hairer & Wanner 1996, section IV.2)
-_FINE = 0.1  # ... and that leaves derivatives six digits or more, where the trajectory itself asks for nothing
-_STILL = 1e4  # times the accuracy: what moves less than that asks for hardly anything
-_COARSE = 0.5  # ... that leaves four: as long as a step may be beside what moves
-_PARTS = 1000  # steps in place of longer ones, at most
-_LONGEST = 32  # steps, of which it is asked whether the method is stable in them
 _JUMPS = 3  # steps as short as the clock tells, in a row, that are taken whatever their error
 _STIFF, _CALM = 15, 6  # steps there until an equation is called stiff, and elsewhere in a row until that is forgotten
 
@@ -67,6 +62,7 @@ class Followed(NamedTuple):
         interpolant: the states in steps ``(P,)`` at their fractions ``(P,)``, ``(P, batch, n)``; ``None``: it says nothing.
         stiff: it took an implicit method for the steps. explicit: the states are those that :func:`stages` leads to from
             each to the next. growth: of small errors, at most, its logarithm: ``\\sum h |df/dy|`` along the way.
+            stages: points of an implicit step that is as long as one of these and as accurate.
     """
 
     edges: Tensor
@@ -75,6 +71,7 @@ class Followed(NamedTuple):
     stiff: bool = False
     explicit: bool = False
     growth: float = 0.0
+    stages: int = 3
 
     def beyond(self, step: int) -> Followed:
         """What was followed from a step on."""
@@ -130,45 +127,6 @@ def follow(f: Slope, edges: Tensor, y0: Tensor) -> Tensor:
         states.append(stages(f, t, states[-1], slope, h.unsqueeze(-1))[0][-1])
         slope = f(after, states[-1])
     return torch.stack(states)
-
-
-def with_derivatives(
-    f: Callable[[Tensor, Tensor], Tensor], edges: Tensor, states: Tensor, accuracy: float
-) -> Tensor | None:
-    """Edges of steps by which derivatives are followed, too: those given, further ones between them, or ``None`` where these
-    would be too many.
-
-    Steps are as long as the trajectory allows.  Derivatives also move along what it does not: with a component at zero, or
-    from a state at rest or near to it, a step may be longer than the method is stable for them, or, where nothing moves by
-    much more than ``accuracy``, than it is accurate.  ``h |df/dy|`` is found by three products, as differences, in the
-    longest steps.
-
-    Args:
-        f: of times ``(P,)`` and states ``(P, batch, n)``. edges: ``(N + 1,)``. states: there, ``(N + 1, batch, n)``.
-        accuracy: of the states, relative.
-    """
-    h, where = edges.diff().abs().topk(min(_LONGEST, len(edges) - 1))
-    t, y = edges[where], states[where]
-    size = lambda v: v.square().mean(2, keepdim=True).sqrt()  # noqa: E731
-    scale = size(states.nan_to_num(0, 0, 0)).amax(0)  # where a state passes zero, rounding of f is no change
-    small = torch.finfo(y.dtype).eps ** 0.5 * torch.where(scale > 0, scale, 1)
-    slope, way, rates = f(t, y), seeded.normal(y.shape[2], seed=0).to(y).expand_as(y), []
-    for _ in range(3):
-        way = way / size(way)
-        way = (f(t, y + small * way) - slope) / small
-        rates.append(size(way))
-    rate = (rates[1] * rates[2]).sqrt()  # of two in a row, whatever the units of the state
-    rests = size(states - states[:1]).amax(0) <= _STILL * accuracy * scale
-    moves = h[:, None, None] * rate
-    largest = lambda v: float(compat.batches_in_front(v)[0].nan_to_num(0, 0, 0).max())  # noqa: E731
-    fine = min(max(largest(torch.where(rests, 0, moves)), _FINE), _COARSE)  # where others move, as they are followed
-    fastest = largest(torch.where(moves > torch.where(rests, fine, _EDGE), rate, 0))
-    parts = (edges.diff().abs() * fastest / fine).ceil().clamp_min(1)
-    if not fastest or float(parts.sum()) > _PARTS:
-        return None if fastest else edges
-    first = edges[:-1].repeat_interleave(parts.long())
-    part = torch.cat([torch.arange(int(k), dtype=edges.dtype, device=edges.device) / k for k in parts])
-    return torch.cat((first + part * edges.diff().repeat_interleave(parts.long()), edges[-1:]))
 
 
 def cubic(edges: Tensor, states: Tensor, slopes: Tensor) -> Between:

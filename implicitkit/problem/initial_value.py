@@ -19,17 +19,17 @@ from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
 from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, slope_of, times, unasked
 from implicitkit.problem.crossing import Crossing, Lookout, first_crossing
-from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow, with_derivatives
+from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow
 from implicitkit.problem.explicit_equations import ExplicitEquations
 from implicitkit.problem.integration import get_integrator
 from implicitkit.problem.kind import Kind
+from implicitkit.problem.variation import with_variation
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
 _APART = 1e-2  # of its size, by which two trajectories as accurate as this one may differ
 _LOOSER = 30.0  # times the accuracy of one that is compared with it, ...
 _COMPARED = 8  # ... at so many times, and the last
 _LOGARITHM = 80.0  # of what errors may grow by: more is as much
-_STAGES = 3  # of implicit steps
 Slope = Callable[..., Tensor]
 _REMEMBERED = 1000  # functions
 _doubted: dict[Hashable, None] = {}
@@ -82,7 +82,7 @@ class InitialValue(Problem):
         event: ``g(t, y, *args)``, one number; for a solve without ``batch_dims``.
         steps: equal steps between any two times; ``None``: those of the integrator.  All samples take the same steps.
         accuracy: relative tolerance of the integrator, for its steps; ``None``: 1e-6, in single precision 1e-5.
-        stages: points of an implicit step, 1 to 7; ``None``: 3, and where explicit steps do these.
+        stages: points of an implicit step, 1 to 7; ``None``: 3 (``scipy.DOP853``: 5), and where explicit steps do these.
         integrator: ``"auto"``, which begins with ``"dormand_prince"`` and takes ``"scipy.Radau"`` where the equation turns
             out to be stiff; one of these or another of SciPy's methods, or a function
             (:mod:`~implicitkit.problem.integration`).
@@ -154,22 +154,24 @@ class InitialValue(Problem):
                 f"InitialValue: {times if compat.transforms_active() else ''}rhs cannot be mapped over points of time: "
                 f"torch.where(t < 1, a, b) for if t < 1, and t itself for float(t). torch says: {error}"
             ) from error
-        batch = tuple(layout.batch_shape)
+        batch, doubted = tuple(layout.batch_shape), not (self.steps or callable(self.integrator))
         equations = ExplicitEquations if self._keeps(begun.found) else Collocation
-        stages = 1 if equations is ExplicitEquations else self.stages or _STAGES
-        known = self.event, begun.lost, self._coupling(layout, t, y0, args)
-        problem = equations(self.rhs, begun.mesh, layout, stages, *known)
+        stages = 1 if equations is ExplicitEquations else self.stages or begun.found.stages
+        coupling = self._coupling(layout, t, y0, args)
+        problem = equations(self.rhs, begun.mesh, layout, stages, self.event, begun.lost, coupling)
 
         def split(state: Any, packed: Tensor) -> tuple[Any, None]:
             if self.event is not None:
                 Y, end = state
+                if doubted and not self._keeps(begun.found):
+                    _compare(begun.values[0][..., -1, :], Y.detach()[..., -1, :], 1.0)
                 found = {"time": end, "state": layout.unpack(Y[..., -1, -1, :].reshape(-1, layout.size))}
-                return (found if digits is None else tree_map(lambda leaf: leaf.to(digits), found)), None
-            later = state[..., begun.mesh.last, -1, :]
-            if not (self.steps or callable(self.integrator)):
-                with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type), unasked():
-                    self._doubt(begun, later.detach(), slope, t.detach(), y0.detach())
-            found = _unpacked(layout, z0, packed, later)
+            else:
+                later = state[..., begun.mesh.last, -1, :]
+                if doubted:
+                    with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type), unasked():
+                        self._doubt(begun, later.detach(), slope, t.detach(), y0.detach())
+                found = _unpacked(layout, z0, packed, later)
             return (found if digits is None else tree_map(lambda leaf: leaf.to(digits), found)), None
 
         packed = y0.reshape(*batch, layout.size)
@@ -196,13 +198,12 @@ class InitialValue(Problem):
                 t = torch.stack((t[0], end))
             if self.steps and not lost:
                 found, lost = self._path(slope, t, y0)
+        if not (self.steps or self.stages or callable(self.integrator) or found.stiff or lost) and len(y0):
+            mapped = lambda t, y: self._slopes(layout, slope, t, y)  # noqa: E731
+            found = with_variation(get_integrator(self.integrator), mapped, t, y0, found, self._accurate(t))
         edges, states = found.edges, found.states
-        if self._keeps(found) and len(y0):
-            fine = with_derivatives(lambda t, y: self._slopes(layout, slope, t, y), edges, states, self._accurate(t))
-            found, fine = found._replace(explicit=fine is not None), edges if fine is None else fine
-            edges, states = fine, states if len(fine) == len(edges) else follow(slope, fine, y0)
-        mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else _mesh(t, edges, found.stiff)
-        stages = self.stages or _STAGES
+        mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else Mesh.of(t, edges, found.stiff)
+        stages = self.stages or found.stages
         if len(states) != len(mesh.begin) + 1:  # no event
             values = y0.new_full((len(y0), len(mesh.begin), stages, layout.size), torch.nan)
         elif self._keeps(found):
@@ -371,15 +372,6 @@ def _check_order(t: Tensor) -> None:
     d = t.diff()
     if not bool((d > 0).all() | (d < 0).all()):
         raise ValueError(f"t must be strictly increasing or strictly decreasing, got {t.tolist()}")
-
-
-def _mesh(t: Tensor, edges: Tensor, stiff: bool) -> Mesh:
-    """The steps of an integrator as fractions of the intervals between the times asked for."""
-    sign = 1 if float(t[-1] - t[0]) > 0 else -1
-    number = (sign * t[None, 1:] <= sign * edges[:-1, None]).sum(1)
-    first, length = t[number], t[number + 1] - t[number]
-    last = torch.bincount(number, minlength=len(t) - 1).cumsum(0) - 1
-    return Mesh(number, (edges[:-1] - first) / length, (edges[1:] - first) / length, last, stiff)
 
 
 def _unpacked(layout: Layout, z0: Any, y0: Tensor, later: Tensor) -> Any:

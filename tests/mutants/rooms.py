@@ -525,7 +525,7 @@ MUTANTS = [
         "implicitkit/problem/initial_value.py",
         "tests/problem/test_explicit_equations.py",
         ("return found.explicit and self.stages is None", "return False"),
-        ("        if self._keeps(found) and len(y0):\n", "        if False:\n"),
+        ("found.stiff or lost) and len(y0):", "found.stiff or lost) and False:"),
         ("torch.float64 else 1e-5", "torch.float64 else 1e-4"),
     ),
     *mutants(
@@ -537,11 +537,20 @@ MUTANTS = [
         "implicitkit/problem/explicit.py",
         "tests/problem/test_explicit_equations.py",
         ("(4 * x * (1 - x)).square()", "(2 * x * (1 - x)).square()"),
-        ("torch.where(rests, fine, _EDGE)", "_EDGE"),
-        ("return None if fastest else edges", "return edges"),
-        ("_STILL = 1e4", "_STILL = 1e-2"),
         ("self._due *= 2", "self._due *= 10**6"),
         ("self.accuracy = max(accuracy, _FINEST * torch.finfo(y0.dtype).eps)", "self.accuracy = accuracy"),
+    ),
+    *mutants(
+        "implicitkit/problem/variation.py",
+        "tests/problem/test_explicit_equations.py",
+        ("_LESS = 300.0", "_LESS = 1e6"),
+        ("if y.dtype != torch.float64:", "if False:"),
+        ("(after - before) / (2 * size)", "(after - now) / (2 * size)"),
+    ),
+    *mutants(
+        "implicitkit/problem/integration.py",
+        "tests/problem/test_explicit_equations.py",
+        ('_STAGES = {"DOP853": 5}', "_STAGES: dict[str, int] = {}"),
     ),
     *mutants(
         "implicitkit/solver/verdict/minima.py",

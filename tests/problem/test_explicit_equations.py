@@ -19,6 +19,7 @@ from implicitkit.problem.collocation import Mesh
 from implicitkit.problem.crossing import first_crossing
 from implicitkit.problem.explicit import March, follow, quartic
 from implicitkit.problem.explicit_equations import ExplicitEquations, Substitution
+from implicitkit.problem.integration import SCIPY
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -178,6 +179,40 @@ def test_derivatives_near_a_state_of_rest(off: float, rate: float) -> None:
     torch.testing.assert_close(found, torch.tensor([[wanted]], **DOUBLE), rtol=1e-3, atol=0)
 
 
+#: right-hand side, state, and the integral of its Jacobian: what is at zero grows or turns, beside what hardly moves.
+BESIDE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[float], list[list[float]]]] = {
+    "what grows": (lambda t, y: torch.stack((-0.02 * y[0], 5 * y[1])), [1.0, 0.0], [[-0.02, 0.0], [0.0, 5.0]]),
+    "what grows for a while": (
+        lambda t, y: torch.stack((-0.1 * y[0], 10 * torch.cos(2 * t) * y[1])), [1.0, 0.0],
+        [[-0.1, 0.0], [0.0, 5 * math.sin(2)]],
+    ),
+    "what turns": (
+        lambda t, y: torch.stack((-0.02 * y[0], 5 * y[2], -5 * y[1])), [1.0, 0.0, 0.0],
+        [[-0.02, 0.0, 0.0], [0.0, 0.0, 5.0], [0.0, -5.0, 0.0]],
+    ),
+    "what grows by what hardly moves": (
+        lambda t, y: torch.stack((-0.02 * y[0], 5 * y[0] * y[1].sin())), [1.0, 0.0],
+        [[-0.02, 0.0], [0.0, 250 * (1 - math.exp(-0.02))]],
+    ),
+    "what grows at rest, and is stiff": (
+        lambda t, y: torch.stack((4 * y[0], y[0] - 500 * y[1])), [0.0, 0.0], [[4.0, 0.0], [1.0, -500.0]],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", BESIDE)
+def test_derivatives_beside_what_hardly_moves(name: str, dtype: torch.dtype) -> None:
+    """Those of the variational equation, by the few steps of the trajectory they were off by percents."""
+    rhs, start, whole = BESIDE[name]
+    y0 = torch.tensor(start, dtype=dtype, requires_grad=True)
+    end = ik.solve(ik.InitialValue(rhs, (0.0, 1.0)), y0).value[-1]
+    weights = torch.arange(1.0, len(start) + 1, **DOUBLE)
+    found = torch.autograd.grad(end @ weights.to(dtype), y0)[0].double()
+    wanted = weights @ torch.linalg.matrix_exp(torch.tensor(whole, **DOUBLE))
+    assert float((found - wanted).norm() / wanted.norm()) < (1e-5 if dtype == torch.float64 else 3e-4)
+
+
 def test_a_step_is_known_in_between_to_order_four() -> None:
     def error(steps: int) -> float:
         edges = torch.linspace(0, 3, steps + 1, **DOUBLE)
@@ -259,6 +294,29 @@ def test_an_event_that_first_goes_away_from_zero() -> None:
     assert float(exact) == pytest.approx(2, abs=1e-3) and 60 < float(time) < 80
     with pytest.raises(ik.ConvergenceError, match="wherever it was looked at: it is nan and nan there"):
         ik.solve(ik.InitialValue(rhs, (0.0, 50.0), lambda t, y: torch.log(-1 - t)), torch.ones(2, **DOUBLE))
+
+
+@pytest.mark.parametrize("integrator", ["auto", "dormand_prince", *(f"scipy.{name}" for name in SCIPY)])
+def test_an_event_by_each_integrator(integrator: str) -> None:
+    """``cos(w t) = c``: on the long steps of a method of order eight, implicit ones of order five were off by 1e-4."""
+
+    def time(p: Tensor) -> Tensor:
+        rhs = lambda t, y: torch.stack((y[1], -p[0] * y[0]))  # noqa: E731
+        problem = ik.InitialValue(rhs, (0.0, 20.0), lambda t, y: y[0] - p[1], integrator=integrator)
+        return ik.solve(problem, torch.tensor([1.0, 0.0], **DOUBLE)).value["time"]
+
+    exact = lambda p: torch.acos(p[1]) / p[0].sqrt()  # noqa: E731
+    p = torch.tensor([1.0, -0.3], requires_grad=True, **DOUBLE)
+    a, b = time(p), exact(p)
+    for ours, theirs in ((a, b), (torch.autograd.grad(a, p)[0], torch.autograd.grad(b, p)[0])):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_an_event_whose_time_the_steps_are_too_long_for_is_doubted() -> None:
+    rhs = lambda t, y: torch.stack((y[1], -y[0]))  # noqa: E731
+    problem = ik.InitialValue(rhs, (0.0, 20.0), lambda t, y: y[0], integrator="scipy.DOP853", stages=1)
+    with pytest.warns(ik.ConvergenceWarning, match="differ by"):
+        ik.solve(problem, torch.tensor([1.0, 0.0], **DOUBLE))
 
 
 @pytest.mark.parametrize("end", [20.0, -20.0])

@@ -1,0 +1,110 @@
+r"""Steps by which derivatives are followed, too: those of a trajectory together with a variation of it.
+
+Steps are as long as the trajectory allows.  Its derivatives move along what it does not: with a component at zero, from a
+state at rest or near to it, a step may be longer than the method is stable for them, or accurate.  All of them are sums of
+solutions of the variational equation (Hairer, Norsett & Wanner 1993, *Solving Ordinary Differential Equations I*, section
+I.14),
+
+    d' = (df/dy)(t, y) d,
+
+of which one that begins in no special direction has a share of each.  Where the steps may be too long for it, the trajectory
+is followed once more as ``(y, d)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import autodiff, compat, seeded
+from implicitkit.foundation.errors import ConvergenceError
+from implicitkit.problem.explicit import Followed
+
+_LONGEST = 32  # steps, of which it is asked whether derivatives are followed in them
+_ORDER, _CONSTANT = 6, 3600.0  # |R(z) - e^z| = |z|^6 / 3600, for Radau's three points half of that
+_LESS = 300.0  # times the accuracy, that derivatives may lose without a step of their own, ...
+_LEAST = 1e-2  # ... and no more than this
+_FINEST = 1e-11  # relative, of both: differences are rounded
+
+Slope = Callable[[Tensor, Tensor], Tensor]
+
+
+class Variation(NamedTuple):
+    """A trajectory and a variation of it as one, ``(2 batch, n)``.
+
+    Attributes:
+        f: of times ``(P,)`` and states ``(P, batch, n)``. units: of the state's numbers, ``(batch, n)``.
+    """
+
+    f: Slope
+    units: Tensor
+
+    def begin(self, y0: Tensor) -> Tensor:
+        """``(y, d)``, the latter in no special direction."""
+        return torch.cat((y0, self.units * seeded.normal(y0.shape[1], seed=0).to(y0)))
+
+    def slope(self, t: Tensor, both: Tensor) -> Tensor:
+        """The slopes of both; of the variation a central difference, which takes a third of a product, where it is exact
+        to ten digits."""
+        y, d = both.chunk(2)
+        if y.dtype != torch.float64:
+            one = lambda y: self.f(t.reshape(1), y.unsqueeze(0)).squeeze(0)  # noqa: E731
+            return torch.cat((one(y), autodiff.jvp(one, (y,), (d,))))
+        size = torch.finfo(y.dtype).eps ** (1 / 3) / _size(d / self.units)
+        step = size * d
+        now, after, before = self.f(t.expand(3), torch.stack((y, y + step, y - step)))
+        return torch.cat((now, (after - before) / (2 * size)))
+
+
+def with_variation(
+    integrate: Callable[..., Followed], f: Slope, t: Tensor, y0: Tensor, found: Followed, accuracy: float
+) -> Followed:
+    """What has been found or, where derivatives need other steps, the trajectory by these.
+
+    Args:
+        integrate: an integrator (:mod:`~implicitkit.problem.integration`). f: of times ``(P,)`` and states ``(P, batch,
+            n)``.
+    """
+    along, count = variation(f, found.edges, found.states, accuracy), len(y0)
+    if along is None:
+        return found
+    try:
+        both = integrate(along.slope, t, along.begin(y0), max(accuracy, _FINEST))
+    except ConvergenceError:  # of too many explicit steps: implicit ones on those that there are
+        return found._replace(explicit=False)
+    between = both.interpolant
+    alone = None if between is None else lambda step, x: between(step, x)[:, :count]
+    return both._replace(states=both.states[:, :count], interpolant=alone, growth=found.growth)
+
+
+def variation(f: Slope, edges: Tensor, states: Tensor, accuracy: float) -> Variation | None:
+    """The variation with which a trajectory has to be followed once more; ``None`` where its steps do for derivatives.
+
+    ``|df/dy|`` is found by three products, as differences, in the longest steps.
+
+    Args:
+        f: of times ``(P,)`` and states ``(P, batch, n)``. edges: ``(N + 1,)``. states: there, ``(N + 1, batch, n)``.
+        accuracy: of the states, relative.
+    """
+    h, where = edges.diff().abs().topk(min(_LONGEST, len(edges) - 1))
+    t, y = edges[where], states[where]
+    peaks = states.nan_to_num(0, 0, 0).abs().amax(0)
+    whole, eps = _size(peaks), torch.finfo(y.dtype).eps
+    units = torch.maximum(peaks, eps ** (1 / 6) * torch.where(whole > 0, whole, 1))  # else rounding is all that differs
+    small = eps**0.5
+    slope, way, rates = f(t, y), seeded.normal(y.shape[2], seed=0).to(y).expand_as(y), []
+    for _ in range(3):
+        way = way / _size(way)
+        way = (f(t, y + small * units * way) - slope) / (small * units)
+        rates.append(_size(way))
+    turns = h[:, None, None] * (rates[1] * rates[2]).sqrt()  # of two in a row, whatever the units of the state
+    lost = (turns**_ORDER).nan_to_num(0, 0, 0).sum(0) / _CONSTANT
+    worst = float(compat.batches_in_front(lost)[0].max())
+    return Variation(f, units) if worst > min(_LESS * accuracy, _LEAST) else None
+
+
+def _size(v: Tensor) -> Tensor:
+    return v.square().mean(-1, keepdim=True).sqrt()
