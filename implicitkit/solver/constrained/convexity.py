@@ -23,6 +23,7 @@ from torch import Tensor
 
 from implicitkit.linear.factors.dense import cholesky_batched, mv, svd_batched
 from implicitkit.solver.constrained.model import Local, Model
+from implicitkit.solver.steps.hessian_factors import HessianFactors
 
 _FLOOR = 1e-8  # of the largest entry: no eigenvalue below
 _MODULUS = 1e-6  # of the largest eigenvalue: no modulus below
@@ -38,6 +39,10 @@ class Curved:
         model: the program's parts. z: ``(batch, n)``. at: first order there. bounds: of ``z``.
         multipliers: ``(batch, m)``, those that the Lagrangian curves by: an inequality is expected to hold with equality
             where its own is positive.
+
+    Attributes:
+        H: the Hessian of the Lagrangian, ``(batch, n, n)``. convex: where it is positive definite, ``(batch,)``.
+        factors: those of ``H``, if it is so everywhere.
     """
 
     def __init__(
@@ -48,7 +53,9 @@ class Curved:
         eye = torch.eye(H.shape[1], dtype=z.dtype, device=z.device)
         self.H = torch.where(H.isfinite().flatten(1).all(1)[:, None, None], H, eye)
         size = self.H.abs().flatten(1).amax(1).clamp_min(1e-8)
-        self.convex = cholesky_batched(self.H - (_FLOOR * size)[:, None, None] * eye)[1]
+        N = self.H - (_FLOOR * size)[:, None, None] * eye
+        L, self.convex = cholesky_batched(N)
+        self.factors = HessianFactors(N, L) if bool(self.convex.all()) else None
         self.expected = ~self.sided | (multipliers > 0)
         self.resting = torch.zeros_like(z, dtype=torch.bool)
         if bounds is not None:
