@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import scipy.optimize as so
 import torch
 from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.linear.conditions import kkt
 from implicitkit.linear.conditions.active_factors import DenseActiveFactors
+from implicitkit.solver.qp.interior_point import _Rows
 
 F64 = torch.float64
 
@@ -124,3 +126,37 @@ def test_another_batch_has_its_own_active_sets() -> None:
     with torch.no_grad():
         difference = ((solved(q + h) - solved(q - h)) * w).sum(1) / 2e-6
     torch.testing.assert_close((together * w).sum(1), difference, rtol=1e-6, atol=1e-7)
+
+
+def test_a_linear_program_is_one_step() -> None:
+    """Its Hessian, zero, is taken as it is: made definite it took 22 steps and more."""
+    A, c = _random(20, 60), _random(60, seed=1).abs()
+    b, c = A @ _random(60, seed=2).abs(), (A.T @ _random(20, seed=3) + c).requires_grad_()
+    s = ik.argmin(
+        lambda z, c: c @ z, torch.zeros(60, dtype=F64), (c,),
+        constraints=[ik.Equality(lambda z, c: A @ z - b)], bounds=(0.0, None),
+    )  # fmt: skip
+    assert bool(s.converged) and s.solver == "auto (sqp)" and int(s.steps) == 1 and int(s.evaluations) <= 4
+    best = so.linprog(c.detach().numpy(), A_eq=A.numpy(), b_eq=b.numpy(), bounds=(0, None))
+    torch.testing.assert_close(s.value.detach(), torch.from_numpy(best.x), rtol=0, atol=1e-9)
+    assert int((s.value == 0).sum()) == 40  # a corner, whose bounds hold to the last bit
+
+
+def test_a_step_without_an_end_is_taken_by_a_definite_model() -> None:
+    """Without multipliers the Hessian is zero, and the linearised program falls for ever."""
+    c = torch.linspace(1, 2, 5, dtype=F64, requires_grad=True)
+    s = ik.argmin(
+        lambda z, c: c @ z, torch.zeros(5, dtype=F64), (c,),
+        constraints=[ik.Inequality(lambda z, c: z @ z - 4)], solver="sqp",
+    )  # fmt: skip
+    torch.testing.assert_close(s.value, -2 * c / c.norm(), rtol=0, atol=1e-9)
+
+
+def test_bounds_are_no_rows_of_the_gram_matrix() -> None:
+    g = torch.zeros(3, 6, 4, dtype=F64)
+    g[:, :2], g[:, 2, 1], g[:, 3, 1], g[:, 4, 3] = _random(3, 2, 4), 2.0, -3.0, 0.5
+    g[0, 5, 2], g[1, 5, 0] = 1.0, 4.0  # of every sample another unknown; of the last none
+    P, weight = _random(3, 4, 4, seed=1), _random(3, 6, seed=2).abs()
+    rows = _Rows.of(g)
+    assert rows.full.tolist() == [0, 1]
+    torch.testing.assert_close(rows.gram(P, g, weight), P + g.mT @ torch.diag_embed(weight) @ g)

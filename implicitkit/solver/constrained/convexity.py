@@ -41,8 +41,9 @@ class Curved:
             where its own is positive.
 
     Attributes:
-        H: the Hessian of the Lagrangian, ``(batch, n, n)``. convex: where it is positive definite, ``(batch,)``.
-        factors: those of ``H``, if it is so everywhere.
+        H: the Hessian of the Lagrangian, ``(batch, n, n)``. convex: where that is taken as it is, ``(batch,)``: it is
+            positive definite or, of programs that are ``open`` (linear ones), semidefinite.
+        factors: those of ``H``, if it is positive definite everywhere.
     """
 
     def __init__(
@@ -56,6 +57,10 @@ class Curved:
         N = self.H - (_FLOOR * size)[:, None, None] * eye
         L, self.convex = cholesky_batched(N)
         self.factors = HessianFactors(N, L) if bool(self.convex.all()) else None
+        self.open = torch.zeros_like(self.convex)
+        if self.factors is None:
+            self.open = ~self.convex & cholesky_batched(self.H + (_FLOOR * size)[:, None, None] * eye)[1]
+            self.convex = self.convex | self.open
         self.expected = ~self.sided | (multipliers > 0)
         self.resting = torch.zeros_like(z, dtype=torch.bool)
         if bounds is not None:
@@ -75,6 +80,12 @@ class Curved:
             torch.where(self.convex[:, None, None], self.H, modified / both),
             torch.where(self.convex.unsqueeze(1), self.at.slope, self.at.slope + pull / units),
         )
+
+    def falls_forever(self, failed: Tensor) -> bool:
+        """Has a program that is open no solution, ``(batch,)``?  Then its ``H`` is made definite."""
+        lost = self.open & failed
+        self.convex, self.open = self.convex & ~lost, self.open & ~lost
+        return bool(lost.any())
 
     def disappointed(self, d: Tensor, failed: Tensor) -> bool:
         """Has a step let down what was expected of it, an inequality or a bound at rest?  Then less is expected."""

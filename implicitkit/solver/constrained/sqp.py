@@ -177,7 +177,7 @@ class _Dense:
         for _ in range(_EXPECTATIONS):
             H, slope = curved.model()
             d, found, failed = program.solve(H, slope, self.near)
-            if not curved.disappointed(d, failed):
+            if not curved.falls_forever(failed) and not curved.disappointed(d, failed):
                 break
         if bool(failed.any()):
             elastic = program.solve_elastic(H, slope, self.weight)
