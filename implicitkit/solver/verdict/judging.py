@@ -37,7 +37,7 @@ from implicitkit.solver.verdict.excess import by_pieces, excess
 from implicitkit.solver.verdict.fits import DENSE
 from implicitkit.solver.verdict.probing import runs_away
 from implicitkit.solver.verdict.scales import NOISE, in_working_precision, rounding, steepness
-from implicitkit.solver.verdict.settled import is_settled, still_holds
+from implicitkit.solver.verdict.settled import is_minimum, is_settled, still_holds
 from implicitkit.solver.verdict.strides import falls_on, gets_on
 from implicitkit.solver.verdict.vanishing import AWAY, STANDS, vanishes
 
@@ -348,8 +348,8 @@ class Judge:
         for known in (self._healthy, self._held):
             if known is not None and known[0] is z:
                 beginning = beginning & ~known[1]
-        if bool(beginning.any()) and z.shape[1] > DENSE:
-            beginning = beginning & ~self._is_settled(z)
+        if bool(beginning.any()):
+            beginning = beginning & ~(self._is_settled(z) | is_minimum(self.f, z))
         return beginning if bool(beginning.any()) else None
 
     def _lower(self, which: Tensor, to: Tensor) -> None:
