@@ -222,3 +222,27 @@ def test_a_dense_step_evaluates_what_it_differentiates_once(monkeypatch: pytest.
     torch.testing.assert_close(x + y, torch.ones(4, dtype=F64))
     torch.testing.assert_close(c[:4].detach() * torch.sinh(x - 0.3), c[4:8].detach() * torch.sinh(y - 0.3))
     torch.testing.assert_close(s.value[8:].detach(), torch.full((12,), 0.3, dtype=F64))
+
+
+def test_a_step_within_bounds_alone_is_not_taken_from_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few unknowns; of several at once, all are."""
+    asked: list[int] = []
+
+    def watched(data: QPData, **options: Any) -> Any:
+        asked.append(len(data.q))
+        return interior_point(data, **options)
+
+    monkeypatch.setattr(step_program, "interior_point", watched)
+
+    def projected(c: Tensor) -> Tensor:
+        s = ik.argmin(
+            lambda z, c: 0.5 * (z - c).square().sum(1), torch.zeros_like(c), (c,), batch_dims=1, bounds=(0.0, None),
+            constraints=[ik.Equality(lambda z, c: z.sum(1) - 1)], solver="sqp",
+        )  # fmt: skip
+        return s.value
+
+    c = torch.randn(3, 20, generator=torch.Generator().manual_seed(0), dtype=F64)
+    torch.testing.assert_close(projected(c[:1]), ik.project.simplex()(c[:1]))
+    assert asked == []
+    torch.testing.assert_close(projected(c), ik.project.simplex()(c))
+    assert asked == [3]

@@ -113,7 +113,7 @@ def _solved(
     def from_inside(rest: QPData) -> QPPoint:
         return interior_point(rest, tol=_TOL, near=begin if len(rest.q) == len(like) else None)
 
-    point = bounds_first(QPData(*double(data)), from_inside)
+    point = bounds_first(QPData(*double(data)), from_inside, from_inside=True)
     failed = (point.status != int(Status.CONVERGED)) & (point.status != int(Status.INACCURATE))
     found = point.z.to(like), point.y.to(like), point.lam.to(like)
     return found, failed | ~found[0].isfinite().all(1)
