@@ -246,3 +246,14 @@ def test_a_step_within_bounds_alone_is_not_taken_from_inside(monkeypatch: pytest
     assert asked == []
     torch.testing.assert_close(projected(c), ik.project.simplex()(c))
     assert asked == [3]
+
+
+def test_a_solution_that_rounding_spoils_is_none() -> None:
+    """Factors of a ``P`` of condition 1e10 leave a slope of 1e-8 where the objective's is one."""
+    g = torch.Generator().manual_seed(0)
+    U = torch.linalg.qr(torch.randn(12, 12, generator=g, dtype=F64))[0]
+    P, A = U @ torch.diag(torch.logspace(0, -10, 12, dtype=F64)) @ U.T, torch.randn(3, 12, generator=g, dtype=F64)
+    eye, wide = torch.eye(12, dtype=F64), torch.full((24,), 1e9, dtype=F64)
+    q, b = torch.randn(12, generator=g, dtype=F64), 1e-3 * torch.ones(3, dtype=F64)
+    point = within_bounds(QPData(*(t.unsqueeze(0) for t in (P, q, A, b, torch.cat([eye, -eye]), wide))))
+    assert int(point.status) == int(ik.Status.STALLED)
