@@ -158,5 +158,5 @@ def test_bounds_are_no_rows_of_the_gram_matrix() -> None:
     g[0, 5, 2], g[1, 5, 0] = 1.0, 4.0  # of every sample another unknown; of the last none
     P, weight = _random(3, 4, 4, seed=1), _random(3, 6, seed=2).abs()
     rows = _Rows.of(g)
-    assert rows.full.tolist() == [0, 1]
+    assert rows.several.tolist() == [0, 1]
     torch.testing.assert_close(rows.gram(P, g, weight), P + g.mT @ torch.diag_embed(weight) @ g)

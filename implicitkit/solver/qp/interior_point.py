@@ -120,22 +120,22 @@ def _longest(x: Tensor, dx: Tensor) -> Tensor:
 
 
 class _Rows(NamedTuple):
-    """Rows of ``G`` that are ``full``; and those that have one entry in every sample, which bounds have: ``single``,
+    """Rows of ``G`` with ``several`` entries; and those that have one in every sample, as bounds do: ``single``,
     ``(k,)``, where that stands and its square, ``(batch, k)``."""
 
-    full: Tensor
+    several: Tensor
     single: Tensor
     at: Tensor
     square: Tensor
 
     @staticmethod
     def of(G: Tensor) -> _Rows:
-        """Those of ``G`` ``(batch, m, n)``."""
+        """The rows of ``G`` ``(batch, m, n)``, looked at once."""
         few = (G.count_nonzero(2) <= 1).all(0)
-        full, single = (~few).nonzero().squeeze(1), few.nonzero().squeeze(1)
+        several, single = (~few).nonzero().squeeze(1), few.nonzero().squeeze(1)
         entries = G.index_select(1, single)
         at = entries.abs().argmax(2)
-        return _Rows(full, single, at, entries.gather(2, at.unsqueeze(2)).squeeze(2).square())
+        return _Rows(several, single, at, entries.gather(2, at.unsqueeze(2)).squeeze(2).square())
 
     def rows(self, keep: Tensor) -> _Rows:
         """Some of the samples."""
@@ -145,8 +145,8 @@ class _Rows(NamedTuple):
         """``P + G'WG``; what bounds add stands on the diagonal."""
         if not len(self.single):
             return torch.baddbmm(P, G.mT * weight.unsqueeze(1), G)
-        G = G.index_select(1, self.full)
-        K = torch.baddbmm(P, G.mT * weight.index_select(1, self.full).unsqueeze(1), G)
+        G = G.index_select(1, self.several)
+        K = torch.baddbmm(P, G.mT * weight.index_select(1, self.several).unsqueeze(1), G)
         K.diagonal(dim1=1, dim2=2).scatter_add_(1, self.at, self.square * weight.index_select(1, self.single))
         return K
 
