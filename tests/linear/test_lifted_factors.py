@@ -106,7 +106,8 @@ MATRICES = {
     "an entry below zero": (40, 3, (-1,), 0.0, True),
     "a corner above zero": (40, 3, (), 1e3, False),
     "all entries below zero": (12, 2, (-1,) * 12, 0.0, False),
-    "an entry of next to nothing": (40, 3, (1e-9,), 0.0, False),
+    "an entry of next to nothing": (40, 3, (1e-9,), 0.0, True),
+    "more of them than rows": (40, 3, (1e-7,) * 4, 0.0, False),
     "as many rows as unknowns": (4, 4, (), 0.0, False),
 }
 

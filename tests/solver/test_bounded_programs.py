@@ -222,3 +222,38 @@ def test_a_dense_step_evaluates_what_it_differentiates_once(monkeypatch: pytest.
     torch.testing.assert_close(x + y, torch.ones(4, dtype=F64))
     torch.testing.assert_close(c[:4].detach() * torch.sinh(x - 0.3), c[4:8].detach() * torch.sinh(y - 0.3))
     torch.testing.assert_close(s.value[8:].detach(), torch.full((12,), 0.3, dtype=F64))
+
+
+def test_a_step_within_bounds_alone_is_not_taken_from_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few unknowns; of several at once, all are."""
+    asked: list[int] = []
+
+    def watched(data: QPData, **options: Any) -> Any:
+        asked.append(len(data.q))
+        return interior_point(data, **options)
+
+    monkeypatch.setattr(step_program, "interior_point", watched)
+
+    def projected(c: Tensor) -> Tensor:
+        s = ik.argmin(
+            lambda z, c: 0.5 * (z - c).square().sum(1), torch.zeros_like(c), (c,), batch_dims=1, bounds=(0.0, None),
+            constraints=[ik.Equality(lambda z, c: z.sum(1) - 1)], solver="sqp",
+        )  # fmt: skip
+        return s.value
+
+    c = torch.randn(3, 20, generator=torch.Generator().manual_seed(0), dtype=F64)
+    torch.testing.assert_close(projected(c[:1]), ik.project.simplex()(c[:1]))
+    assert asked == []
+    torch.testing.assert_close(projected(c), ik.project.simplex()(c))
+    assert asked == [3]
+
+
+def test_a_solution_that_rounding_spoils_is_none() -> None:
+    """Factors of a ``P`` of condition 1e10 leave a slope of 1e-8 where the objective's is one."""
+    g = torch.Generator().manual_seed(0)
+    U = torch.linalg.qr(torch.randn(12, 12, generator=g, dtype=F64))[0]
+    P, A = U @ torch.diag(torch.logspace(0, -10, 12, dtype=F64)) @ U.T, torch.randn(3, 12, generator=g, dtype=F64)
+    eye, wide = torch.eye(12, dtype=F64), torch.full((24,), 1e9, dtype=F64)
+    q, b = torch.randn(12, generator=g, dtype=F64), 1e-3 * torch.ones(3, dtype=F64)
+    point = within_bounds(QPData(*(t.unsqueeze(0) for t in (P, q, A, b, torch.cat([eye, -eye]), wide))))
+    assert int(point.status) == int(ik.Status.STALLED)

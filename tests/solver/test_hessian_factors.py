@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -47,6 +49,22 @@ def test_a_small_minimum_is_not_searched_for_a_way_down() -> None:
     a = torch.linspace(-1, 1, 10, dtype=D)
     found = ik.argmin(lambda z: torch.cosh(z - a).sum() + 0.5 * z.square().sum(), torch.zeros(10, dtype=D))
     assert int(found.steps) == 4 and found.evaluations <= 11, found
+
+
+@pytest.mark.parametrize("n", [5, 50])
+def test_the_end_of_a_quadratic_is_looked_at_once(n: int) -> None:
+    """That its gradient does not vanish for its units, and that it is a minimum, is one evaluation (nine without: some of
+    its entries are zero to the last bit)."""
+    Q, c = _positive(n, 0), torch.linspace(-1, 1, n, dtype=D)
+    found = ik.argmin(lambda z: 0.5 * z @ (Q @ z) - c @ z, torch.zeros(n, dtype=D))
+    assert int(found.steps) == 1 and found.evaluations <= 5, found
+    torch.testing.assert_close(found.value, torch.linalg.solve(Q, c))
+
+
+@pytest.mark.parametrize("fall", [lambda z: torch.exp(-z), lambda z: torch.erfc(z), lambda z: 1 / z])
+def test_a_way_to_infinity_is_no_minimum_by_factors(fall: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(ik.ConvergenceError):
+        ik.argmin(lambda z: fall(z).sum() + 1e-3 * z.new_ones(()), torch.full((3,), 5.0, dtype=D), max_steps=500)
 
 
 @pytest.mark.parametrize("power", [3, 5])

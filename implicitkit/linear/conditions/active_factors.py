@@ -7,6 +7,8 @@ ones there, and ``K = [[H, C'], [C, 0]]``, the conditions in natural-map form ha
 
 since what is not free is known (an unknown at its bound, a multiplier that is zero), and ``min(y, -g)`` of an active row is
 ``-g``.  One solve with ``K`` restricted to what is free gives ``N^{-1} b`` and ``N^{-T} b``.
+
+:class:`ActiveFactors` are those of sparse ``K``, sample by sample, :class:`DenseActiveFactors` of dense ones, all at once.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.in_parts import absolute_product
 from implicitkit.foundation.numbers import array
-from implicitkit.linear.factors.dense import SINGULAR
+from implicitkit.linear.factors.dense import SINGULAR, Factor, factor_batched, mm
 from implicitkit.linear.factors.direct import Verdict
 
 
@@ -110,3 +113,87 @@ class ActiveFactors:
             for k in range(columns.shape[2]):
                 out[i, :, k] = what(system, columns[i, :, k], self.transposed)
         return torch.from_numpy(out.reshape(given.shape)).to(x)
+
+
+class _FreePart:
+    """``K`` in what is free, ``(batch, k, k)``, of samples that have fewer filled up by ones, and its factors, made once."""
+
+    def __init__(self, K: Tensor, free: Tensor) -> None:
+        self.K, self.free = K, free
+
+    @functools.cached_property
+    def where(self) -> tuple[Tensor, Tensor]:
+        """The places of what is free, ``(batch, k)``, and which of them are filled up."""
+        count = self.free.sum(1, keepdim=True)
+        most = int(count.max()) if len(count) else 0
+        places = self.free.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
+        return places, torch.arange(most, device=places.device) >= count
+
+    @functools.cached_property
+    def factor(self) -> Factor:
+        """Factors of every sample."""
+        places, more = self.where
+        k = places.shape[1]
+        rows = self.K.gather(1, places.unsqueeze(2).expand(-1, -1, self.K.shape[2]))
+        part = rows.gather(2, places.unsqueeze(1).expand(-1, k, -1))
+        part = part.masked_fill(more.unsqueeze(1) | more.unsqueeze(2), 0)
+        return factor_batched(part + torch.diag_embed(more.to(part)))
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``K x = b`` in what is free, zero elsewhere, ``(batch, n, k)``."""
+        places = self.where[0].unsqueeze(2).expand(-1, -1, b.shape[2])
+        return torch.zeros_like(b).scatter(1, places, self.factor.solve(b.gather(1, places)))
+
+
+class DenseActiveFactors:
+    """``N`` of every sample, or its transposed, of dense ``K``.
+
+    Args:
+        K: ``(batch, n, n)``. free: which are, ``(batch, n)``. sign: the diagonal of ``S``, ``(batch, n)``.
+    """
+
+    def __init__(self, K: Tensor, free: Tensor, sign: Tensor) -> None:
+        self.K, self.free, self.sign = K, free.unsqueeze(2), sign.unsqueeze(2)
+        self.part, self.transposed = _FreePart(K, free), False
+
+    @property
+    def factor(self) -> Factor:
+        """Which samples have factors of their own matrix."""
+        return self.part.factor
+
+    @property
+    def T(self) -> DenseActiveFactors:
+        """The transposed matrices; they share the factors."""
+        other = DenseActiveFactors.__new__(DenseActiveFactors)
+        vars(other).update(vars(self), transposed=not self.transposed)
+        return other
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A x = b``, ``(batch, n)`` or ``(batch, n, k)``."""
+        return self._of_columns(self._solve, b)
+
+    def product(self, x: Tensor) -> Tensor:
+        """``A x``, shaped as ``x``."""
+        return self._of_columns(lambda x: self._times(mm, x, self.sign), x)
+
+    def size(self, x: Tensor) -> Tensor:
+        """``|A| |x|``, shaped as ``x``."""
+        return self._of_columns(lambda x: self._times(absolute_product, x.abs(), torch.ones_like(self.sign)), x)
+
+    def _solve(self, b: Tensor) -> Tensor:
+        if self.transposed:
+            x = self.part.solve(torch.where(self.free, b, 0))
+            return self.sign * torch.where(self.free, x, b - mm(self.K, x))
+        b = self.sign * b
+        known = torch.where(self.free, 0, b)
+        return torch.where(self.free, self.part.solve(torch.where(self.free, b - mm(self.K, known), 0)), known)
+
+    def _times(self, product: Callable[[Tensor, Tensor], Tensor], x: Tensor, sign: Tensor) -> Tensor:
+        if self.transposed:
+            x = sign * x
+            return product(self.K, torch.where(self.free, x, 0)) + torch.where(self.free, 0, x)
+        return sign * torch.where(self.free, product(self.K, x), x)
+
+    def _of_columns(self, what: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        columns = x.to(self.K).reshape(*x.shape[:2], -1)
+        return what(columns).reshape(x.shape).to(x)

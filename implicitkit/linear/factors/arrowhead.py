@@ -11,6 +11,10 @@ and no order is looked for, which where rows are full takes far longer than the 
 eigenvalues as ``D`` and ``S`` together (Haynsworth 1968, Linear Algebra Appl. 1).  Of ``S`` nothing but Cholesky's factor of
 ``-S`` is asked: that is what there is where ``D`` is positive and ``K`` is the matrix of a convex program.
 
+Small pivots of ``D`` (basic unknowns of a linear program) stay with ``S``, if they are no more than ``m``, and with more
+``K`` is as good as singular: then ``L B L'`` with pivots of one and two rows, whose signs are the inertia
+(Bunch & Kaufman 1977, Math. Comp. 31).
+
 Source: Nocedal & Wright (2006), *Numerical Optimization*, section 16.2 (Schur-complement method).
 """
 
@@ -103,11 +107,24 @@ class ArrowheadMatrix(NamedTuple):
         return sp.csc_matrix(sp.bmat([[d, C.T], [C, E]]))
 
     def factor(self) -> ArrowheadFactors | None:
-        """``None`` where ``D`` has small entries, or ``S`` is not negative definite."""
-        if not np.abs(self.d).min() >= _SMALL:
+        """``None`` where more entries of ``D`` are small than there are rows, or ``S`` is not what it is to be."""
+        small = ~(np.abs(self.d) >= _SMALL)
+        if not small.any():
+            L, info = la.lapack.dpotrf((self.C / self.d) @ self.C.T - self.E, lower=1)
+            return ArrowheadFactors(self.d, self.C, L) if info == 0 else None
+        k, large = int(small.sum()), ~small
+        if k > len(self.E):
             return None
-        L, info = la.lapack.dpotrf((self.C / self.d) @ self.C.T - self.E, lower=1)
-        return ArrowheadFactors(self.d, self.C, L) if info == 0 else None
+        d, C = self.d[large], self.C[:, large]
+        rest = np.diag(np.concatenate([self.d[small], np.zeros(len(C))]))
+        rest[k:, :k] = self.C[:, small]
+        rest[k:, k:] = self.E - (C / d) @ C.T
+        L, pivots, info = la.lapack.dsytrf(rest, lower=1)
+        return (
+            PivotedFactors(d, C, L, pivots, np.concatenate([large.nonzero()[0], small.nonzero()[0]]))
+            if info == 0
+            else None
+        )
 
 
 class ArrowheadFactors:
@@ -127,3 +144,25 @@ class ArrowheadFactors:
         first = b[:n] / self.d
         second = la.lapack.dpotrs(self.L, self.C @ first - b[n:], lower=1)[0]
         return np.concatenate([first - (self.C.T @ second) / self.d, second])
+
+
+class PivotedFactors(ArrowheadFactors):
+    """``L B L'`` of ``S`` and of ``k`` small pivots before it, and what is left of ``D`` and ``C``.
+
+    Args:
+        order: the unknowns of ``D``, those with small pivots at the end.
+    """
+
+    def __init__(self, d: np.ndarray, C: np.ndarray, L: np.ndarray, pivots: np.ndarray, order: np.ndarray) -> None:
+        self.d, self.C, self.L, self.pivots, self.order = d, C, L, pivots, order
+        two = pivots < 0  # one of two such eigenvalues is negative
+        self.negative = int((d < 0).sum()) + int(two.sum()) // 2 + int((L.diagonal()[~two] < 0).sum())
+
+    def solve(self, b: np.ndarray) -> np.ndarray:
+        n, k = len(self.order), len(self.L) - len(self.C)
+        first = b[self.order[: n - k]] / self.d
+        rest = np.concatenate([b[self.order[n - k :]], b[n:] - self.C @ first])
+        rest = la.lapack.dsytrs(self.L, self.pivots, rest, lower=1)[0]
+        x = np.empty_like(b)
+        x[self.order], x[n:] = np.concatenate([first - (self.C.T @ rest[k:]) / self.d, rest[:k]]), rest[k:]
+        return x

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from implicitkit.linear.factors.dense import cholesky_batched, mv, svd_batched
 from implicitkit.solver.constrained.model import Local, Model
+from implicitkit.solver.steps.hessian_factors import HessianFactors
 
 _FLOOR = 1e-8  # of the largest entry: no eigenvalue below
 _MODULUS = 1e-6  # of the largest eigenvalue: no modulus below
@@ -38,6 +39,11 @@ class Curved:
         model: the program's parts. z: ``(batch, n)``. at: first order there. bounds: of ``z``.
         multipliers: ``(batch, m)``, those that the Lagrangian curves by: an inequality is expected to hold with equality
             where its own is positive.
+
+    Attributes:
+        H: the Hessian of the Lagrangian, ``(batch, n, n)``. convex: where that is taken as it is, ``(batch,)``: it is
+            positive definite or, of programs that are ``open`` (linear ones), semidefinite.
+        factors: those of ``H``, if it is positive definite everywhere.
     """
 
     def __init__(
@@ -48,7 +54,13 @@ class Curved:
         eye = torch.eye(H.shape[1], dtype=z.dtype, device=z.device)
         self.H = torch.where(H.isfinite().flatten(1).all(1)[:, None, None], H, eye)
         size = self.H.abs().flatten(1).amax(1).clamp_min(1e-8)
-        self.convex = cholesky_batched(self.H - (_FLOOR * size)[:, None, None] * eye)[1]
+        N = self.H - (_FLOOR * size)[:, None, None] * eye
+        L, self.convex = cholesky_batched(N)
+        self.factors = HessianFactors(N, L) if bool(self.convex.all()) else None
+        self.open = torch.zeros_like(self.convex)
+        if self.factors is None:
+            self.open = ~self.convex & cholesky_batched(self.H + (_FLOOR * size)[:, None, None] * eye)[1]
+            self.convex = self.convex | self.open
         self.expected = ~self.sided | (multipliers > 0)
         self.resting = torch.zeros_like(z, dtype=torch.bool)
         if bounds is not None:
@@ -68,6 +80,12 @@ class Curved:
             torch.where(self.convex[:, None, None], self.H, modified / both),
             torch.where(self.convex.unsqueeze(1), self.at.slope, self.at.slope + pull / units),
         )
+
+    def falls_forever(self, failed: Tensor) -> bool:
+        """Has a program that is open no solution, ``(batch,)``?  Then its ``H`` is made definite."""
+        lost = self.open & failed
+        self.convex, self.open = self.convex & ~lost, self.open & ~lost
+        return bool(lost.any())
 
     def disappointed(self, d: Tensor, failed: Tensor) -> bool:
         """Has a step let down what was expected of it, an inequality or a bound at rest?  Then less is expected."""

@@ -77,16 +77,18 @@ class Model:
             difference = torch.where(lost, -0.5 * ((g + self.slope(trial)[2]) * s).sum(1), difference)
         return torch.where(torch.isfinite(new), difference, -torch.inf)
 
-    def slope(self, z: Tensor, weights: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+    def slope(self, z: Tensor, weights: Any = None, w: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Objective, constraints and the gradient of ``f + weights(c)'c`` with the weights held.
 
         Args:
-            z: ``(batch, n)``. weights: ``(batch, m) -> (batch, m)``, from the constraint values; ``None``: zero.
+            z: ``(batch, n)``. weights: ``(batch, m) -> (batch, m)``, from the constraint values; ``None``: zero. w: as in
+                :meth:`local`.
         """
         if self.f.fits is not None:
             here = self.f.fits.at(z)
             return here.value, z[:, :0], here.slope
-        out, pullback = autodiff.vjp(self.f.kernel, self.join(z))
+        known = None if w is None else self.f.made(w)
+        out, pullback = known or autodiff.vjp(self.f.kernel, self.join(z))
         out = out.detach()
         value, constraints = out[:, 0], out[:, 1:]
         held = torch.zeros_like(constraints) if weights is None else weights(constraints)

@@ -54,6 +54,10 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
         f: the problem's. w: points and multipliers, ``(batch, n + m)``. which: ``(batch,)``, the samples in question.
             descended: those of them to which the objective has fallen step by step; these are looked at less closely.
     """
+    if f.curved is not None and len(f.curved.L) == len(w) and bool((which & descended).any()):
+        which = which & ~(descended & _is_convex(f, w))
+        if not bool(which.any()):
+            return w
     look = _Look(f, w)
     z, eps = look.z, torch.finfo(w.dtype).eps
     if look.unknown or not bool(which.any()):
@@ -92,6 +96,17 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
         lower = walled & holds & (new < least) & (here - new >= promised(t * reach.squeeze(1), lowest))
         best, least = torch.where(lower.unsqueeze(1), trial, best), torch.where(lower, new, least)
     return torch.cat([best, w[:, look.model.size :]], 1)
+
+
+def _is_convex(f: Evaluations, w: Tensor) -> Tensor:
+    """Where the Hessian of the Lagrangian is what it was in the last step, positive definite, ``(batch,)``; one evaluation,
+    or two where the graph at ``w`` is gone."""
+    model = Model(f)
+    z, multipliers = model.split(w)
+    slope = lambda z, *at: model.slope(z, lambda _: multipliers, *at)[2]  # noqa: E731
+    here, h = slope(z, w), difference_step(z, torch.finfo(z.dtype).eps ** 0.5)
+    held: Tensor = f.curved.hold(lambda q: (slope(z + h * q) - here) / h, z)
+    return held
 
 
 def falls_forever_within(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:

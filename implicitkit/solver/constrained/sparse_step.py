@@ -54,7 +54,9 @@ class SparseDirection:
         """
         y = np.concatenate([y, np.zeros(len(program.b) - len(y))])
         guess = qp.guess(program, y)
-        point = qp.active_set(program, guess, sets=1, convex=reach is not None, enough=_ENOUGH)
+        point = None  # as that of a linear program mostly is: nothing to begin with
+        if not qp.lacks_curvature(program, guess):
+            point = qp.active_set(program, guess, sets=1, convex=reach is not None, enough=_ENOUGH)
         if reach is not None and (point is None or not np.abs(point.d).max() <= reach):
             return False
         self.first.slope[i] = torch.from_numpy(program.q[: self.d.shape[1]]).to(self.d)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.foundation.options import at_least, check_options
+from implicitkit.linear.conditions.active_factors import DenseActiveFactors
 from implicitkit.linear.factors.dense import cholesky_batched, mv
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.convexity import Curved
@@ -18,6 +19,7 @@ from implicitkit.solver.constrained.model import First, Local, Model
 from implicitkit.solver.constrained.step_program import Program
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
+from implicitkit.solver.verdict.fits import DENSE
 
 _FALLS = 0.95  # of |F| that a step may leave whose active set is not that of its quadratic program yet
 _EXPECTATIONS = 4  # programs a step, each of what the one before let down; the last expects equalities only
@@ -72,7 +74,7 @@ class SQP(Method):
         model = Model(f)
         direction = self._sparsely(model, w, bounds)
         at: First | Local | None
-        at, d, new, dense = None, None, None, None
+        at, d, new, dense, factors = None, None, None, None, None
         if direction is None:
             dense = _Dense(model, w, bounds, weight)
             at, d, new = dense.at, *dense.step()
@@ -94,8 +96,12 @@ class SQP(Method):
             trial = self._searched(
                 model, w, at, (d, new), bounds, weight, torch.where(good.unsqueeze(1), trial, w), good
             )
-        if direction is not None:  # for the derivative
-            f.system.factored, f.dear = direction.factors, _INSIDE if direction.inside else 0
+        elif dense is not None:
+            factors = dense.factors(trial)
+        if direction is not None:
+            factors, f.dear = direction.factors, _INSIDE if direction.inside else 0
+        # for the derivative, and to judge where this has led
+        f.system.factored, f.curved = factors, None if dense is None else dense.curved.factors
         # the penalty must outweigh the multipliers
         return trial, (_outweighing(weight, new), last if direction is None else direction.entries, bounds)
 
@@ -159,6 +165,7 @@ class _Dense:
         z, multipliers = model.split(w)
         model.affordable(w, "sqp")
         self.model, self.weight, self.at = model, weight, model.local(z, w)
+        self.z, self.bounds = z, bounds
         known = (multipliers != 0).any(1, keepdim=True) if model.count else None
         curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, self.at))
         self.curved, self.near = Curved(model, z, curved_by, self.at, bounds), curved_by
@@ -170,7 +177,7 @@ class _Dense:
         for _ in range(_EXPECTATIONS):
             H, slope = curved.model()
             d, found, failed = program.solve(H, slope, self.near)
-            if not curved.disappointed(d, failed):
+            if not curved.falls_forever(failed) and not curved.disappointed(d, failed):
                 break
         if bool(failed.any()):
             elastic = program.solve_elastic(H, slope, self.weight)
@@ -184,6 +191,28 @@ class _Dense:
             found = torch.where(failed.unsqueeze(1), pull, found)
         return d, found
 
+    def factors(self, w: Tensor) -> DenseActiveFactors | None:
+        """Factors of the optimality conditions, of more than 64 unknowns, by what is active at ``w``, where a whole step has
+        led; ``None`` where that is a near thing in any sample."""
+        (z, multipliers), at, model = self.model.split(w), self.at, self.model
+        if w.shape[1] <= DENSE:
+            return None
+        J, d = at.jacobian, z - self.z
+        values = at.constraints + mv(J, d)
+        slope = at.slope + mv(self.curved.H, d) + mv(J.mT, multipliers)
+        rows, doubtful = _active(multipliers, values, values.abs() + mv(J.abs(), z.abs()))
+        equalities = ~model.one_sided
+        rows, doubtful = rows | equalities, (doubtful & model.one_sided).any(1)
+        free, size = torch.ones_like(z, dtype=torch.bool), z.abs().amax(1, keepdim=True)
+        for side, bound in () if self.bounds is None else zip((1, -1), self.bounds, strict=True):
+            held, near = _active(side * slope, side * (bound - z), size)
+            free, doubtful = free & ~held, doubtful | near.any(1)
+        if bool(doubtful.any()):
+            return None
+        K = torch.cat([torch.cat([self.curved.H, J.mT], 2), F.pad(J, (0, model.count))], 1)
+        sign = torch.cat([torch.ones_like(z), torch.where(rows & ~equalities, -1, 1).to(z)], 1)
+        return DenseActiveFactors(K, torch.cat([free, rows], 1), sign)
+
     def is_uphill(self, d: Tensor, multipliers: Tensor) -> Tensor:
         """Where the penalty rises along a step that inequalities draw which hold already, ``(batch,)``: no part of such a
         step is taken, since the penalty does not see how far from its bound an inequality is."""
@@ -195,6 +224,14 @@ class _Dense:
         self.curved.let_go(which)
         new = self.step()
         return torch.where(which.unsqueeze(1), new[0], d), torch.where(which.unsqueeze(1), new[1], multipliers)
+
+
+def _active(multipliers: Tensor, values: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """Which conditions ``multipliers >= 0 >= values`` are active, and which of them nearly both ways: values are measured in
+    ``size``, multipliers in the largest of a sample."""
+    near = torch.finfo(values.dtype).eps ** 0.5
+    doubtful = (multipliers <= near * largest_moduli(multipliers).unsqueeze(1)) & (-values <= near * size)
+    return multipliers + values > 0, doubtful
 
 
 def _penalised(model: Model, H: Tensor, at: Local) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ class Program:
     """
 
     def __init__(self, model: Model, z: Tensor, at: Local, bounds: tuple[Tensor, Tensor] | None) -> None:
-        self.model, self.at = model, at
+        self.model, self.at, self.z, self.bounds = model, at, z, bounds
         sided = model.one_sided
         self.A, self.b = at.jacobian[:, ~sided], -at.constraints[:, ~sided]
         self.G, self.h = at.jacobian[:, sided], -at.constraints[:, sided]
@@ -53,8 +53,8 @@ class Program:
         unit = _unit(H, slope, self.at, self.model)
         G, h = torch.cat([self.G, self.box[0]], 1), torch.cat([self.h, self.box[1]], 1)
         sided, begin = self.model.one_sided, None
-        if near is not None and G.shape[1]:
-            curvature = H.diagonal(dim1=1, dim2=2)
+        curvature = H.diagonal(dim1=1, dim2=2)
+        if near is not None and G.shape[1] and bool((curvature > 0).all()):
             alone = -(slope + (near.unsqueeze(1) @ self.at.jacobian).squeeze(1)) / curvature
             lam = torch.cat([near[:, sided], torch.zeros_like(self.box[1])], 1)
             begin = torch.nan_to_num(alone / unit), near[:, ~sided] / unit, lam / unit
@@ -62,7 +62,18 @@ class Program:
         multipliers = slope.new_zeros(len(slope), self.model.count)
         multipliers[:, ~sided] = point[1] * unit
         multipliers[:, sided] = point[2][:, : self.G.shape[1]] * unit
-        return point[0] * unit, multipliers, failed
+        return self._at_bounds(point[0] * unit, point[2][:, self.G.shape[1] :] * unit), multipliers, failed
+
+    def _at_bounds(self, d: Tensor, lam: Tensor) -> Tensor:
+        """The step, to a bound itself where that holds with force ``lam`` and is a rounding error away: a solution from
+        inside is at none, and what is next to a corner is not known to be one."""
+        if self.bounds is None:
+            return d
+        near, least = (_TOL * largest_moduli(t).unsqueeze(1) for t in (d, lam))
+        for force, bound in zip(lam.tensor_split(2, 1), self.bounds[::-1], strict=True):
+            room = bound - self.z
+            d = torch.where(((room - d).abs() <= near) & (force > least), room, d)
+        return d
 
     def solve_elastic(self, H: Tensor, slope: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Step, multipliers and failures as of :meth:`solve`, where the constraints may be violated, at the price ``weight``
@@ -102,7 +113,7 @@ def _solved(
     def from_inside(rest: QPData) -> QPPoint:
         return interior_point(rest, tol=_TOL, near=begin if len(rest.q) == len(like) else None)
 
-    point = bounds_first(QPData(*double(data)), from_inside)
+    point = bounds_first(QPData(*double(data)), from_inside, from_inside=True)
     failed = (point.status != int(Status.CONVERGED)) & (point.status != int(Status.INACCURATE))
     found = point.z.to(like), point.y.to(like), point.lam.to(like)
     return found, failed | ~found[0].isfinite().all(1)
@@ -115,5 +126,5 @@ def _unit(H: Tensor, slope: Tensor, at: Local, model: Model) -> Tensor:
     if model.count:
         steep = at.jacobian.abs().flatten(1).amax(1)
         wrong = largest_moduli(model.violation(at.constraints)) / steep
-        length = torch.where(steep > 0, torch.maximum(length, wrong), length)
+        length = torch.where(steep > 0, torch.maximum(torch.where(length.isfinite(), length, 0), wrong), length)
     return torch.where(length.isfinite() & (length > 1e-150), length, 1.0).unsqueeze(1)

@@ -29,6 +29,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.qp.polish import QPPoint
 
 _MANY = 150  # unknowns from which active bounds are changed many at a time
+_MET = 1e-10  # of a condition's parts: what may be left of it
 _SWEEPS = 15  # seven or so are enough; a cycle of sets never ends
 
 
@@ -37,10 +38,12 @@ def are_bounds(data: QPData) -> bool:
     return data.G.shape[1] > 0 and bool((data.G.count_nonzero(2) == 1).all())
 
 
-def bounds_first(data: QPData, solve: Callable[[QPData], QPPoint]) -> QPPoint:
+def bounds_first(data: QPData, solve: Callable[[QPData], QPPoint], from_inside: bool = False) -> QPPoint:
     """The solutions: where all inequalities are bounds, of 150 unknowns and more on the CPU, by :func:`within_bounds`; what
-    that does not find, and all others, by ``solve``."""
-    if data.q.device.type == "cpu" and data.q.shape[1] >= _MANY and are_bounds(data):
+    that does not find, and all others, by ``solve``.  Where that is ``from_inside``, all programs at once, a program alone
+    by :func:`within_bounds` whatever its size, in a half to a third of the operations."""
+    batch, n = data.q.shape
+    if data.q.device.type == "cpu" and (n >= _MANY or (from_inside and batch == 1)) and are_bounds(data):
         return within_bounds(data).with_rest(data, solve)
     return solve(data)
 
@@ -103,6 +106,8 @@ def _one(data: QPData) -> tuple[tuple[Tensor, Tensor, Tensor] | None, int]:
         down = (mu < 0) & (below | held) | (free & ~held & (z < lower.at))
         up = ~down & ((mu > 0) & above | held | (free & (z > upper.at)))
         if bool((down == below).all()) and bool((up == above).all()):
+            if not _holds(data, z, y, mu[free]):
+                return None, sweep + 1
             lam = torch.zeros_like(h)
             for side, here in ((lower, below), (upper, above)):
                 rows, columns = side.given_by[here], here.nonzero().squeeze(1)
@@ -110,6 +115,15 @@ def _one(data: QPData) -> tuple[tuple[Tensor, Tensor, Tensor] | None, int]:
             return (z, y, lam), sweep + 1
         below, above = down, up
     return None, _SWEEPS
+
+
+def _holds(data: QPData, z: Tensor, y: Tensor, left: Tensor) -> bool:
+    """Are the conditions met to ten digits, stationarity of its largest part?  Not by factors of an ill-conditioned ``P``.
+    ``left``: of stationarity, in the free unknowns."""
+    P, q, A, b, _, _ = data
+    force = (P @ z).abs().amax() + q.abs().amax() + (A.T @ y).abs().amax()
+    met = (A @ z - b).abs() <= _MET * (A.abs() @ z.abs() + b.abs())
+    return bool(met.all() and (left.abs() <= _MET * force).all())
 
 
 def _on(data: QPData, z: Tensor, free: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -119,12 +119,44 @@ def _longest(x: Tensor, dx: Tensor) -> Tensor:
     return (torch.where(dx < 0, -x / dx, torch.inf)).amin(1).clamp(max=1.0)
 
 
+class _Rows(NamedTuple):
+    """Rows of ``G`` with ``several`` entries; and those that have one in every sample, as bounds do: ``single``,
+    ``(k,)``, where that stands and its square, ``(batch, k)``."""
+
+    several: Tensor
+    single: Tensor
+    at: Tensor
+    square: Tensor
+
+    @staticmethod
+    def of(G: Tensor) -> _Rows:
+        """The rows of ``G`` ``(batch, m, n)``, looked at once."""
+        few = (G.count_nonzero(2) <= 1).all(0)
+        several, single = (~few).nonzero().squeeze(1), few.nonzero().squeeze(1)
+        entries = G.index_select(1, single)
+        at = entries.abs().argmax(2)
+        return _Rows(several, single, at, entries.gather(2, at.unsqueeze(2)).squeeze(2).square())
+
+    def rows(self, keep: Tensor) -> _Rows:
+        """Some of the samples."""
+        return self._replace(at=self.at.index_select(0, keep), square=self.square.index_select(0, keep))
+
+    def gram(self, P: Tensor, G: Tensor, weight: Tensor) -> Tensor:
+        """``P + G'WG``; what bounds add stands on the diagonal."""
+        if not len(self.single):
+            return torch.baddbmm(P, G.mT * weight.unsqueeze(1), G)
+        G = G.index_select(1, self.several)
+        K = torch.baddbmm(P, G.mT * weight.index_select(1, self.several).unsqueeze(1), G)
+        K.diagonal(dim1=1, dim2=2).scatter_add_(1, self.at, self.square * weight.index_select(1, self.single))
+        return K
+
+
 class _Newton:
     """The regularised Newton system of a step, factored."""
 
-    def __init__(self, data: QPData, weight: Tensor, rho: float = 1e-10) -> None:
+    def __init__(self, data: QPData, rows: _Rows, weight: Tensor, rho: float = 1e-10) -> None:
         self.data = data
-        K = torch.baddbmm(data.P, data.G.mT * weight.unsqueeze(1), data.G)
+        K = rows.gram(data.P, data.G, weight)
         if data.A.shape[1]:
             K = torch.baddbmm(K, data.A.mT, data.A, alpha=1 / _DELTA)
         K.diagonal(dim1=1, dim2=2).add_(rho)
@@ -173,9 +205,9 @@ class _Residual(NamedTuple):
         return _Residual(*(t.index_select(0, keep) for t in self))
 
 
-def _start(data: QPData) -> _Iterate:
+def _start(data: QPData, rows: _Rows) -> _Iterate:
     """The solution of the least-squares problem behind the start of CVXOPT, moved inside."""
-    z, y, Gz = _Newton(data, torch.ones_like(data.h), 1e-8).solve(data.q, -data.b, -data.h)
+    z, y, Gz = _Newton(data, rows, torch.ones_like(data.h), 1e-8).solve(data.q, -data.b, -data.h)
     s = data.h - Gz
     shift = -s.amin(1, keepdim=True)
     lam = -s
@@ -203,11 +235,11 @@ def _measure(data: QPData, at: _Iterate, certify: bool) -> _Residual:
     return _Residual(r_d, r_p, r_g, gap, merit, infeasible, unbounded)
 
 
-def _advance(data: QPData, at: _Iterate, r: _Residual) -> _Iterate:
+def _advance(data: QPData, rows: _Rows, at: _Iterate, r: _Residual) -> _Iterate:
     """Mehrotra's predictor and corrector from one factor, and the step that stays inside."""
     z, y, lam, s = at[:4]
     weight, m = lam / s, data.G.shape[1]
-    newton = _Newton(data, weight)
+    newton = _Newton(data, rows, weight)
     # predictor:  s dlam + lam ds = -s lam
     dz, dy, Gdz = newton.solve(r.d, r.p, weight * r.g - lam)
     ds = -r.g - Gdz
@@ -228,7 +260,8 @@ def _advance(data: QPData, at: _Iterate, r: _Residual) -> _Iterate:
 def _iterate(data: QPData, tol: float, max_steps: int) -> QPPoint:
     """Mehrotra's method until every sample has ended; the last iterate where it failed."""
     everything, batch, device = data, data.q.shape[0], data.q.device
-    at = _start(data)
+    rows = all_rows = _Rows.of(data.G)
+    at = _start(data, rows)
     status = torch.full((batch,), int(Status.MAX_STEPS), device=device)
     out = QPPoint(at.z.clone(), at.y.clone(), at.lam.clone(), status, torch.zeros_like(status))
     index = torch.arange(batch, device=device)
@@ -251,8 +284,8 @@ def _iterate(data: QPData, tol: float, max_steps: int) -> QPPoint:
                 break
             keep = (~ended).nonzero().squeeze(1)
             index = index[keep]
-            data, at, r = everything.rows(index), at.rows(keep), r.rows(keep)
-        at = _advance(data, at, r)
+            data, rows, at, r = everything.rows(index), all_rows.rows(index), at.rows(keep), r.rows(keep)
+        at = _advance(data, rows, at, r)
     return out
 
 

@@ -172,6 +172,13 @@ def guess(program: SparseProgram, y: np.ndarray) -> Active:
     return Active(np.where(program.lower == program.upper, 1, bounds), rows, y)
 
 
+def lacks_curvature(program: SparseProgram, active: Active) -> bool:
+    """Is the system singular where ``H`` is a diagonal, since more free unknowns have none than there are active rows?"""
+    K = program.matrix
+    flat = isinstance(K, ArrowheadMatrix) and np.count_nonzero((active.bounds == 0) & (K.d == 0))
+    return bool(flat > active.rows.sum())
+
+
 def active_set(
     program: SparseProgram,
     start: Active,

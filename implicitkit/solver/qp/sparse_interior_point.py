@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
 from implicitkit.solver.qp.sparse import Active, SparsePoint, SparseProgram, active_set
 
 _SHIFTS = 16  # by factors of eight
@@ -220,8 +221,11 @@ def _mehrotra(
 
 
 def _convex_shift(p: SparseProgram, free: np.ndarray) -> float | None:
-    """What makes ``H`` positive definite on the null space of the equalities."""
+    """What makes ``H`` positive definite on the null space of the equalities; nothing where it is a diagonal without a
+    negative entry."""
     n, m = p.size, len(p.b)
+    if isinstance(p.matrix, ArrowheadMatrix) and bool((p.matrix.d >= 0).all()):
+        return 0.0
     shift, size = 0.0, float(np.abs(p.K.diagonal()[:n]).max(initial=0.0)) or 1.0
     free = free & np.concatenate([np.ones(n, dtype=bool), ~p.one_sided])
     for _ in range(_SHIFTS):

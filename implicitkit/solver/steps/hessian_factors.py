@@ -24,15 +24,23 @@ class HessianFactors:
 
     def __init__(self, N: Tensor, L: Tensor) -> None:
         self.L, self.units = L, N.diagonal(dim1=1, dim2=2).sqrt()
+        self._held: tuple[Tensor, Tensor] | None = None
 
     def hold(self, product: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-        """Where the Hessian at ``z`` is the same, ``(batch,)``; ``product``: that with unit vectors, ``(batch, n)``."""
+        """Where the Hessian at ``z`` is the same, ``(batch,)``; ``product``: that with unit vectors, ``(batch, n)``.  Of the
+        last point it is remembered, by identity."""
+        if self._held is None or self._held[0] is not z:
+            self._held = z, self._hold(product, z)
+        return self._held[1]
+
+    def _hold(self, product: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
         w = seeded.normal(z.shape[1], seed=0).to(z) * self.units.to(z)
-        q = self._solve(w)
+        q = self.solve(w)
         length = torch.linalg.vector_norm(q, dim=1, keepdim=True)
         change = length * product(q / length) - w
-        square = (change * self._solve(change)).sum(1)
+        square = (change * self.solve(change)).sum(1)
         return square <= _SAME**2 * (q * w).sum(1)  # false for NaN
 
-    def _solve(self, b: Tensor) -> Tensor:
+    def solve(self, b: Tensor) -> Tensor:
+        """``N^{-1} b``, ``(batch, n)``."""
         return torch.cholesky_solve(b.to(self.L).unsqueeze(2), self.L).squeeze(2).to(b)

@@ -37,7 +37,7 @@ from implicitkit.solver.verdict.excess import by_pieces, excess
 from implicitkit.solver.verdict.fits import DENSE
 from implicitkit.solver.verdict.probing import runs_away
 from implicitkit.solver.verdict.scales import NOISE, in_working_precision, rounding, steepness
-from implicitkit.solver.verdict.settled import is_settled, still_holds
+from implicitkit.solver.verdict.settled import is_minimum, is_settled, still_holds
 from implicitkit.solver.verdict.strides import falls_on, gets_on
 from implicitkit.solver.verdict.vanishing import AWAY, STANDS, vanishes
 
@@ -257,10 +257,12 @@ class Judge:
 
     def _runs_away(self, z: Tensor, far: Tensor) -> Tensor:
         """Which of the samples ``far`` out are on the way to infinity; who was asked at this point is not asked again."""
-        asked, away = self.asked.at(z)
+        (asked, away), known = self.asked.at(z), self.f.system.factored
         open_ = far & ~asked
         if bool(open_.any()):
             unknown = open_ & ~self._is_settled(z)
+            if bool(unknown.all()) and self._has_factors(z, exact=True):
+                unknown = unknown & (ask(self.f, still_holds, z, unknown, known)[:, 1] == 0)
             if bool(unknown.any()):
                 away = torch.where(unknown, ask(self.f, runs_away, z, unknown, *self.asked.clues(self.came_from)), away)
             self.asked.note(z, asked | open_, away, self.came_from)
@@ -270,10 +272,8 @@ class Judge:
         """Where factors of the last step say that a zero is near, of many unknowns, ``(batch,)``; who was asked at this
         point is not asked again."""
         held = self._held[1] if self._held is not None and self._held[0] is z else None
-        if held is not None and bool(held.all()):
-            return held
         none = torch.zeros(len(z), dtype=torch.bool, device=z.device) if held is None else held
-        if self.came_from is None or not self._has_factors(z):
+        if bool(none.all()) or self.came_from is None or not self._has_factors(z):
             return none
         if self._settled is None or self._settled[0] is not z:
             self._settled = z, is_settled(self.f.system.factored, z, self.f.residual(z), *self.came_from)
@@ -348,8 +348,8 @@ class Judge:
         for known in (self._healthy, self._held):
             if known is not None and known[0] is z:
                 beginning = beginning & ~known[1]
-        if bool(beginning.any()) and z.shape[1] > DENSE:
-            beginning = beginning & ~self._is_settled(z)
+        if bool(beginning.any()):
+            beginning = beginning & ~(self._is_settled(z) | is_minimum(self.f, z))
         return beginning if bool(beginning.any()) else None
 
     def _lower(self, which: Tensor, to: Tensor) -> None:

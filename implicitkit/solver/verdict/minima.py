@@ -81,7 +81,7 @@ def downhill(
     tried: list[tuple[Tensor, Tensor]] = []
 
     def product(q: Tensor) -> Tensor:
-        tried.append((q, _slope(probe, z, g, moved, q)))
+        tried.append((q, beside(probe, z, g, moved, q)))
         return tried[-1][1]
 
     if f.curved is not None and len(f.curved.L) == len(z):
@@ -134,9 +134,9 @@ def _is_odd(probe: Evaluations, z: Tensor, g: Tensor, h: Tensor, q: Tensor, Hq: 
     the other side, ``(batch,)``; one evaluation or two."""
     norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
     size = norm(Hq)
-    odd = norm(_slope(probe, z, g, _LONGER * h, q) - Hq) > _UNLIKE * size
+    odd = norm(beside(probe, z, g, _LONGER * h, q) - Hq) > _UNLIKE * size
     if bool(both.any()):
-        odd = odd | (both & (norm(_slope(probe, z, g, -h, q) - Hq) > _UNLIKE * size))
+        odd = odd | (both & (norm(beside(probe, z, g, -h, q) - Hq) > _UNLIKE * size))
     return odd
 
 
@@ -175,7 +175,7 @@ def promised(t: Tensor, curvature: Any) -> Tensor:
     return SHOWN * 0.5 * t * t * (-curvature).clamp_min(0)
 
 
-def _slope(gradient: Callable[[Tensor], Tensor], z: Tensor, g: Tensor, h: Tensor, q: Tensor) -> Tensor:
+def beside(gradient: Callable[[Tensor], Tensor], z: Tensor, g: Tensor, h: Tensor, q: Tensor) -> Tensor:
     """``H q``, by the difference to one side, or where the function refuses that side to the other."""
     there = _tried(gradient, z + h * q, z, z)
     lost = ~torch.isfinite(there).all(1, keepdim=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict.minima import beside, difference_step
 from implicitkit.solver.verdict.scales import FLOOR, healthy_share, in_working_precision, uneven
 
 _SHORT = 1e-3  # of z: a step of which the factors still hold behind it ...
@@ -67,6 +68,21 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
     near = (c.abs() <= healthy_share(F) * unit).all(1)
     secant = ((along - step) / wide).abs().amax(1) <= torch.where(short, _SECANT, _FAITHFUL) * length
     return asked & near & (secant | ~tenth)
+
+
+def is_minimum(f: Evaluations, z: Tensor) -> Tensor:
+    """Where a step left factors ``N`` of a positive definite Hessian that holds at ``z``, and the correction ``N^{-1} F`` is
+    beside each ``z_j`` what it is near a zero, ``(batch,)``; one evaluation, and none when that is asked again.
+
+    On the way to infinity a Newton step changes the Hessian by a third and more, and one that has underflowed is none."""
+    if f.curved is None or len(f.curved.L) != len(z) or not f.of_gradient:
+        return torch.zeros(len(z), dtype=torch.bool, device=z.device)
+    g, probe, h = f.residual(z), f.beside("minimise"), difference_step(z, f.eps**0.5)
+    held = f.curved.hold(lambda q: beside(probe, z, g, h, q), z)
+    point = in_working_precision(z).abs()
+    unit = point + FLOOR * point.amax(1, keepdim=True)
+    near: Tensor = (in_working_precision(f.curved.solve(g)).abs() <= healthy_share(point) * unit).all(1)
+    return held & near
 
 
 def _is_linear(known: Any, step: Tensor, F: Tensor, before: Tensor, which: Tensor) -> Tensor:
