@@ -740,7 +740,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/fixed_point/frugal.py",
         "tests/solver/test_sparse_methods.py",
-        ("(best < before) & (left > price)", "(best < before) & (left <= price)"),
+        ("left > price[0] * price[1]:", "left <= price[0] * price[1]:"),
     ),
     *mutants(
         "implicitkit/linear/conditions/saddle.py",

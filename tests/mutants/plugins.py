@@ -21,7 +21,7 @@ MUTANTS = [
     *mutants(
         "plugins/implicitkit_deq/inputs.py",
         USES + " -k 'names_of_the_cell or names_that'",
-        ("given: tuple[Any, ...] = bound.args[1:]", "given: tuple[Any, ...] = inputs"),
+        ("given: tuple[Any, ...] = bound.args[len(before) :]", "given: tuple[Any, ...] = inputs"),
         ("bound.apply_defaults()", "pass"),
         ("except TypeError as error:", "except KeyError as error:"),
         ("if name not in by_place]", "if name in by_place]"),

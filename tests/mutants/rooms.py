@@ -577,7 +577,7 @@ MUTANTS = [
         "implicitkit/problem/integration.py",
         "tests/problem/test_trajectories_in_few_operations.py -k 'implicit or at_once'",
         ("anew = not (march.cornered or bool(lost.any()))", "anew = False"),
-        ("if states_at is None else between, stiff)", "if states_at is None else between, False)"),
+        ("if states_at is None else between, stiff, stages", "if states_at is None else between, False, stages"),
     ),
     *mutants(
         "implicitkit/problem/initial_value.py",

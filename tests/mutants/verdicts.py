@@ -720,7 +720,7 @@ MUTANTS = [
         ("for known in (self._healthy, self._held):", "for known in (self._healthy,):"),
         ("unknown = open_ & ~self._is_settled(z)", "unknown = open_"),
         ("unknown = open_ & ~self._is_settled(z)", "unknown = open_ & False"),
-        ("beginning = beginning & ~self._is_settled(z)", "pass"),
+        ("beginning = beginning & ~(self._is_settled(z) | is_minimum(self.f, z))", "pass"),
         (
             "torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)",
             "torch.maximum(rows, least)",
