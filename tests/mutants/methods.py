@@ -1162,6 +1162,7 @@ MUTANTS = [
         "tests/solver/test_sparse_programs.py -k 'active_set_as or last_factors or dependent'",
         ("b - self.K @ known, 0.0", "b, 0.0"),
         ("x, b - self.K @ x)", "x, b + self.K @ x)"),
+        ("b = self.sign * b\n        known = np", "known = np"),
         ("return self.sign * np", "return np"),
     ),
     *mutants(
