@@ -128,8 +128,11 @@ class Forgive(extend.Configured):
     def refuse(self, solution: ik.Solution, first: bool) -> None:
         """Raise for a call of which too many samples failed; ``first``: none before has gone well."""
         cure = (
-            "The cell may have no equilibrium that can be found before it is trained, as blocks with normalisation last: "
-            "pretraining=Pretraining(calls=100, steps=8) unrolls a few steps of it in the first calls"
+            "The cell may have no equilibrium that can be found before it is trained, as blocks with normalisation last. "
+            "Let the input outweigh the state there at first: start with a tenth of the state's weights (of W in "
+            "norm(relu(W z + U x))) or, where they are normalised before the input is added, of that normalisation's gain "
+            "(nn.init.constant_(norm.weight, 0.1)). Or pretraining=Pretraining(calls=100, steps=8, deepest=20) unrolls a "
+            "few steps of it in the first calls, in each another number"
             if first
             else "Training has lost the equilibria: add jacobian_penalty to the loss, bound the weights (bound_weights), or "
             "lower the learning rate"

@@ -621,7 +621,9 @@ def test_any_share_of_singular_backwards_is_forgiven_and_not_of_unsolved_samples
 
 def test_too_many_failures_are_told_with_what_helps_then() -> None:
     layer, bad = _layer(), torch.full((4, 1), -2.0, dtype=F64)
-    with pytest.raises(ik.ConvergenceError, match=r"pretraining=Pretraining\(calls=100, steps=8\).*share=1") as first:
+    with pytest.raises(
+        ik.ConvergenceError, match=r"a tenth of.*Pretraining\(calls=100, steps=8, deepest=20\).*share=1"
+    ) as first:
         layer(bad)
     assert first.value.solution is not None and len(first.value.samples) == 4
     layer(GOOD[:4])
