@@ -74,6 +74,8 @@ def with_variation(
         integrate: an integrator (:mod:`~implicitkit.problem.integration`). slope: of a time and ``(batch, n)``. mapped: of
             times ``(P,)`` and states ``(P, batch, n)``.
     """
+    if not bool(compat.batches_in_front(torch.isfinite(found.states[-1]).all(-1))[0].any()):  # all samples are lost
+        return found
     units, count = units_of_variation(mapped, found.edges, found.states, accuracy), len(y0)
     if units is None:
         return found
