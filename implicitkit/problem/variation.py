@@ -8,7 +8,8 @@ I.14),
     d' = (df/dy)(t, y) d,
 
 of which one that begins in no special direction has a share of each.  Where the steps may be too long for it, the trajectory
-is followed once more as ``(y, d)``.
+is followed once more as ``(y, d)``.  A stiff one is not: what is at zero beside it is followed by its implicit steps,
+however long.
 """
 
 from __future__ import annotations
