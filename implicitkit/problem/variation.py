@@ -103,7 +103,12 @@ def variation(f: Slope, edges: Tensor, states: Tensor, accuracy: float) -> Varia
     turns = h[:, None, None] * (rates[1] * rates[2]).sqrt()  # of two in a row, whatever the units of the state
     lost = (turns**_ORDER).nan_to_num(0, 0, 0).sum(0) / _CONSTANT
     worst = float(compat.batches_in_front(lost)[0].max())
-    return Variation(f, units) if worst > min(_LESS * accuracy, _LEAST) else None
+    return Variation(f, units) if worst > allowed(accuracy) else None
+
+
+def allowed(accuracy: float) -> float:
+    """What derivatives may lose, relative to their size, by the steps of a trajectory that is so accurate."""
+    return min(_LESS * accuracy, _LEAST)
 
 
 def _size(v: Tensor) -> Tensor:
