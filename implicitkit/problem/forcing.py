@@ -23,7 +23,7 @@ from implicitkit.foundation.autocast import HALF, cast_as_now, precision, under
 from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.collocation import radau, slope_of
-from implicitkit.problem.explicit import NODES, STEPS, WEIGHTS, Between, Followed, Slope, follow
+from implicitkit.problem.explicit import NODES, ROWS, STEPS, Between, Followed, Slope, follow
 from implicitkit.problem.variation import allowed
 from implicitkit.system import explicit
 
@@ -89,7 +89,7 @@ def resolved(found: Followed, f: Slope, g: Forcing, between: Between, stages: in
     """
     edges, states, accuracy = found.edges, found.states, max(accuracy, _FINEST)
     if stages is None:
-        rule = edges.new_tensor(WEIGHTS), edges.new_tensor(NODES)
+        rule = edges.new_tensor(ROWS[-1]), edges.new_tensor(NODES)
     else:
         A, c = radau(stages, edges.dtype, edges.device)
         rule = A[-1], c

@@ -21,6 +21,7 @@ from implicitkit.problem.crossing import first_crossing
 from implicitkit.problem.explicit import March, follow, quartic
 from implicitkit.problem.explicit_equations import ExplicitEquations, Substitution
 from implicitkit.problem.integration import SCIPY
+from implicitkit.problem.variation import Variation
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -212,6 +213,28 @@ def test_derivatives_beside_what_hardly_moves(name: str, dtype: torch.dtype) -> 
     found = torch.autograd.grad(end @ weights.to(dtype), y0)[0].double()
     wanted = weights @ torch.linalg.matrix_exp(torch.tensor(whole, **DOUBLE))
     assert float((found - wanted).norm() / wanted.norm()) < (1e-5 if dtype == torch.float64 else 3e-4)
+
+
+#: right-hand side and state: what moves comes to rest, and what decays there is hardly left in any derivative.
+SETTLING: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[float], float]] = {
+    "an epidemic": (
+        lambda t, y: torch.stack((-1.5 * y[0] * y[1], (1.5 * y[0] - 0.5) * y[1], 0.5 * y[1])), [0.99, 0.01, 0.0], 30.0,
+    ),
+    "kinetics": (
+        lambda t, y: torch.stack((-y[0] + 0.5 * y[1], y[0] - 1.2 * y[1], 0.7 * y[1])), [1.0, 0.0, 0.0], 20.0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTLING)
+def test_what_comes_to_rest_is_followed_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its derivatives are right by its own steps; they were followed by others, at four times the cost."""
+    rhs, start, end = SETTLING[name]
+    monkeypatch.setattr(Variation, "begin", lambda *_: pytest.fail("it is followed once more"))
+    y0 = torch.tensor(start, **DOUBLE)
+    by = lambda **given: lambda y0: ik.solve(ik.InitialValue(rhs, (0.0, end), **given), y0).value[-1]  # noqa: E731
+    found, wanted = torch.func.jacrev(by())(y0), torch.func.jacrev(by(steps=100))(y0)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=3e-4 * float(wanted.norm()))
 
 
 def _pieces(t: Tensor, u: Tensor) -> Tensor:
