@@ -119,14 +119,14 @@ def _is_followed(f: Slope, edges: Tensor, states: Tensor, units: Tensor, accurac
 
     def steps(parts: int) -> Tensor:
         """The matrices of all steps by so many in each, ``(N, batch, n, n)``, in units of the state."""
-        at = (torch.arange(parts).to(h)[:, None] + h.new_tensor(NODES)) / parts
+        at = (torch.arange(parts, device=h.device).to(h)[:, None] + h.new_tensor(NODES)) / parts
         x, step = at.flatten().repeat(N), torch.arange(N, device=h.device).repeat_interleave(at.numel())
         t, y, small = edges[step] + x * h[step], between(step, x), torch.finfo(h.dtype).eps ** (1 / 3)
         moves = small * torch.diag_embed(units).movedim(1, 0).unsqueeze(1)  # (n, 1, batch, n)
         apart = [f(t.repeat(n), (y + way * moves).flatten(0, 1)).unflatten(0, (n, -1)) for way in (1, -1)]
         J = ((apart[0] - apart[1]) / (2 * small * units)).permute(1, 2, 3, 0)
         J = J.unflatten(0, (N, parts, -1)) * (h / parts)[:, None, None, None, None, None]
-        whole = one = torch.eye(n).to(J).expand(N, batch, n, n)
+        whole = one = torch.eye(n, dtype=J.dtype, device=J.device).expand(N, batch, n, n)
         for part in range(parts):
             slopes: list[Tensor] = []
             for i, row in enumerate(((), *ROWS)):
