@@ -53,6 +53,11 @@ class Equations(Protocol):
         """What the user says of the sparsity of a Jacobian."""
 
 
+def explicit(function: Callable[..., Any], z: Any, *args: Any) -> Lifted:
+    """``function(z, *args)`` as a function of ``z`` and of all tensors that it uses, ``lifted(z, lifted.theta)``."""
+    return lift(function, z, args, lambda out: None)
+
+
 class System:
     """A block-diagonal system: independent samples, ``samples_per_row`` of them for each row of the leading dimension.
 
@@ -102,8 +107,7 @@ class System:
 
     @property
     def origin(self) -> System:
-        """The system that this one is a batch or a part of, in the end; itself, if of none (and then not an attribute: a
-        reference to itself would keep arguments and factors until the garbage is next collected)."""
+        """The system that this one is a batch or a part of, in the end; itself, if of none (no attribute: a circle)."""
         return self if self._origin is None else self._origin
 
     @staticmethod

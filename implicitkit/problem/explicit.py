@@ -35,6 +35,8 @@ _A = (
 )
 _C = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
 _ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
+#: of the stages that have a slope, the last row the quadrature of the step; and their times, as fractions of it
+ROWS, NODES = _A, (0.0, *_C[:-1])
 #: of the state in the middle of a step, of order four: Shampine 1986, Math. Comp. 46, 135-150
 _MIDDLE = (
     6025192743 / 60171106304,

@@ -21,14 +21,14 @@ from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, ev
 from implicitkit.problem.crossing import Crossing, Lookout, first_crossing
 from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow
 from implicitkit.problem.explicit_equations import ExplicitEquations
+from implicitkit.problem.forcing import Forcing, forcing_of, resolved
 from implicitkit.problem.integration import get_integrator
 from implicitkit.problem.kind import Kind
 from implicitkit.problem.variation import with_variation
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
 _APART = 1e-2  # of its size, by which two trajectories as accurate as this one may differ
-_LOOSER = 30.0  # times the accuracy of one that is compared with it, ...
-_COMPARED = 8  # ... at so many times, and the last
+_LOOSER, _COMPARED = 30.0, 8  # times the accuracy of one that is compared with it, at so many times and the last
 _LOGARITHM = 80.0  # of what errors may grow by: more is as much
 Slope = Callable[..., Tensor]
 _REMEMBERED = 1000  # functions
@@ -78,7 +78,8 @@ class InitialValue(Problem):
         rhs: ``f(t, y, *args)``: ``t`` one number, ``y`` like ``y0``, the batch in front where there is one; mapped over
             points by ``torch.vmap``.
         t: two or more times, increasing or decreasing.  The steps are chosen by what they meet: where ``rhs`` is switched on
-            for a short while, put a time at the switch, or nothing may see it.
+            for a short while, put a time at the switch, or nothing may see it.  What a parameter at zero forces is looked
+            for in 15 points of a step, unless ``rhs`` makes a number of it first, or numbers are in half precision.
         event: ``g(t, y, *args)``, one number; for a solve without ``batch_dims``.
         steps: equal steps between any two times; ``None``: those of the integrator.  All samples take the same steps.
         accuracy: relative tolerance of the integrator, for its steps; ``None``: 1e-6, in single precision 1e-5.
@@ -139,13 +140,16 @@ class InitialValue(Problem):
         check_call(f"rhs(t, y{given})", self.rhs)
         if self.event is not None:
             check_call(f"event(t, y{given})", self.event)
-        t = self.t.to(layout.device, layout.dtype)
+        t, doubted = self.t.to(layout.device, layout.dtype), not (self.steps or callable(self.integrator))
         y0 = layout.pack(z0)
         try:
-            slope = self._slope(layout, args)
+            slope, forcing = self._slope(layout, args), None
+            if doubted and len(y0):
+                with recording.unrecorded(), unasked():
+                    forcing = forcing_of(self.rhs, layout, t.detach(), y0.detach(), args)
             with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type), unasked():
                 evaluate(slope, t[:1], y0.reshape(*layout.batch_shape, 1, layout.size))  # can it be mapped over points?
-                begun = self._begin(layout, slope, t, y0, args)
+                begun = self._begin(layout, slope, t, y0, args, forcing)
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
@@ -154,7 +158,6 @@ class InitialValue(Problem):
                 f"InitialValue: {times if compat.transforms_active() else ''}rhs cannot be mapped over points of time: "
                 f"torch.where(t < 1, a, b) for if t < 1, and t itself for float(t). torch says: {error}"
             ) from error
-        batch, doubted = tuple(layout.batch_shape), not (self.steps or callable(self.integrator))
         equations = ExplicitEquations if self._keeps(begun.found) else Collocation
         stages = 1 if equations is ExplicitEquations else self.stages or begun.found.stages
         coupling = self._coupling(layout, t, y0, args)
@@ -174,7 +177,7 @@ class InitialValue(Problem):
                 found = _unpacked(layout, z0, packed, later)
             return (found if digits is None else tree_map(lambda leaf: leaf.to(digits), found)), None
 
-        packed = y0.reshape(*batch, layout.size)
+        packed = y0.reshape(*layout.batch_shape, layout.size)
         return Restated(problem, begun.values, (packed, t, *args), split, batch_dims, lead=1, shared=1)
 
     def _accurate(self, t: Tensor) -> float:
@@ -185,10 +188,11 @@ class InitialValue(Problem):
         """Are the equations those of the steps that were taken?"""
         return found.explicit and self.stages is None
 
-    def _begin(self, layout: Layout, slope: Slope, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> Start:
+    def _begin(
+        self, layout: Layout, slope: Slope, t: Tensor, y0: Tensor, args: tuple[Any, ...], forcing: Forcing | None
+    ) -> Start:
         """The steps, a start near the solution, NaN where there is none."""
-        t, y0 = t.detach(), y0.detach()
-        event, end, lookout = self.event, None, None
+        t, y0, event, end, lookout = t.detach(), y0.detach(), self.event, None, None
         if event is not None:
             lookout = Lookout(lambda now, y: event(now, layout.unpack(y), *args))
         found, lost = self._path(slope, t, y0, lookout)
@@ -202,6 +206,9 @@ class InitialValue(Problem):
         if not (self.steps or self.stages or callable(self.integrator) or found.stiff or missed) and len(y0):
             mapped = lambda t, y: self._slopes(layout, slope, t, y)  # noqa: E731
             found = with_variation(get_integrator(self.integrator), slope, mapped, t, y0, found, self._accurate(t))
+        if forcing is not None and not missed:
+            stages = None if self._keeps(found) else self.stages or found.stages
+            found = resolved(found, slope, forcing, self._between(layout, slope, found), stages, self._accurate(t))
         edges, states = found.edges, found.states
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else Mesh.of(t, edges, found.stiff)
         stages = self.stages or found.stages

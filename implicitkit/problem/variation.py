@@ -23,12 +23,13 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, seeded
 from implicitkit.foundation.errors import ConvergenceError
-from implicitkit.problem.explicit import Followed
+from implicitkit.problem.explicit import NODES, ROWS, Followed, cubic
 
 _LONGEST = 32  # steps, of which it is asked whether derivatives are followed in them
 _ORDER, _CONSTANT = 6, 3600.0  # |R(z) - e^z| = |z|^6 / 3600, for Radau's three points half of that
 _LESS = 300.0  # times the accuracy, that derivatives may lose without a step of their own, ...
 _LEAST = 1e-2  # ... and no more than this
+_PARTS, _NUMBERS = 4, 1 << 20  # of a step, to compare with; that ``f`` gives at once for that
 _FINEST = 1e-11  # relative, of both: differences are rounded
 
 Slope = Callable[[Tensor, Tensor], Tensor]
@@ -114,7 +115,51 @@ def units_of_variation(f: Slope, edges: Tensor, states: Tensor, accuracy: float)
     turns = h[:, None, None] * (rates[1] * rates[2]).sqrt()  # of two in a row, whatever the units of the state
     lost = (turns**_ORDER).nan_to_num(0, 0, 0).sum(0) / _CONSTANT
     worst = float(compat.batches_in_front(lost)[0].max())
-    return units if worst > min(_LESS * accuracy, _LEAST) else None
+    if not worst > allowed(accuracy) or _is_followed(f, edges, states, units, accuracy):
+        return None
+    return units
+
+
+def _is_followed(f: Slope, edges: Tensor, states: Tensor, units: Tensor, accuracy: float) -> bool:
+    """Of few unknowns: is a random variation by these steps, as matrices, that by quarters of them, relative to its size at
+    every edge?  What decays may be followed badly where little of it is left."""
+    N, (batch, n) = len(edges) - 1, states.shape[1:]
+    if 10 * _PARTS * N * batch * n * n > _NUMBERS or compat.batches_in_front(states)[1]:
+        return False
+    between, h = cubic(edges, states, f(edges, states)), edges.diff()
+
+    def steps(parts: int) -> Tensor:
+        """The matrices of all steps by so many in each, ``(N, batch, n, n)``, in units of the state."""
+        at = (torch.arange(parts, device=h.device).to(h)[:, None] + h.new_tensor(NODES)) / parts
+        x, step = at.flatten().repeat(N), torch.arange(N, device=h.device).repeat_interleave(at.numel())
+        t, y, small = edges[step] + x * h[step], between(step, x), torch.finfo(h.dtype).eps ** (1 / 3)
+        moves = small * torch.diag_embed(units).movedim(1, 0).unsqueeze(1)  # (n, 1, batch, n)
+        apart = [f(t.repeat(n), (y + way * moves).flatten(0, 1)).unflatten(0, (n, -1)) for way in (1, -1)]
+        J = ((apart[0] - apart[1]) / (2 * small * units)).permute(1, 2, 3, 0)
+        J = J.unflatten(0, (N, parts, -1)) * (h / parts)[:, None, None, None, None, None]
+        whole = one = torch.eye(n, dtype=J.dtype, device=J.device).expand(N, batch, n, n)
+        for part in range(parts):
+            slopes: list[Tensor] = []
+            for i, row in enumerate(((), *ROWS)):
+                now = one + sum((a * k for a, k in zip(row, slopes, strict=True)), torch.zeros_like(one))
+                if i < len(ROWS):
+                    slopes.append(J[:, part, i] @ now)
+            whole = now @ whole
+        return whole
+
+    way = seeded.normal(n, seed=1).to(h).expand(batch, n).unsqueeze(-1)
+    d = torch.cat((way, way), -1)
+    for coarse, fine in zip(steps(1), steps(_PARTS), strict=True):
+        d = torch.cat((coarse @ d[..., :1], fine @ d[..., 1:]), -1)
+        size = d[..., 1].norm(dim=-1)
+        if not bool(((d[..., 0] - d[..., 1]).norm(dim=-1) <= allowed(accuracy) * size).all()):
+            return False
+    return True
+
+
+def allowed(accuracy: float) -> float:
+    """What derivatives may lose, relative to their size, by the steps of a trajectory that is so accurate."""
+    return min(_LESS * accuracy, _LEAST)
 
 
 def _size(v: Tensor) -> Tensor:

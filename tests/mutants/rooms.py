@@ -525,7 +525,7 @@ MUTANTS = [
         "implicitkit/problem/initial_value.py",
         "tests/problem/test_explicit_equations.py",
         ("return found.explicit and self.stages is None", "return False"),
-        ("found.stiff or lost) and len(y0):", "found.stiff or lost) and False:"),
+        ("found.stiff or missed) and len(y0):", "found.stiff or missed) and False:"),
         ("torch.float64 else 1e-5", "torch.float64 else 1e-4"),
     ),
     *mutants(
@@ -545,7 +545,7 @@ MUTANTS = [
         "tests/problem/test_explicit_equations.py",
         ("_LESS = 300.0", "_LESS = 1e6"),
         ("if y.dtype != torch.float64:", "if False:"),
-        ("(after - before) / (2 * size)", "(after - now) / (2 * size)"),
+        ("(alone(y + step) - alone(y - step)) / (2 * size)", "(alone(y + step) - alone(y)) / (2 * size)"),
     ),
     *mutants(
         "implicitkit/problem/integration.py",

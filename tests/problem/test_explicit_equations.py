@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from implicitkit.problem.crossing import first_crossing
 from implicitkit.problem.explicit import March, follow, quartic
 from implicitkit.problem.explicit_equations import ExplicitEquations, Substitution
 from implicitkit.problem.integration import SCIPY
+from implicitkit.problem.variation import Variation
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -222,6 +224,90 @@ def test_derivatives_at_rest_beside_a_sample_that_is_lost() -> None:
     slope = torch.autograd.grad(found.value[0, -1].sum(), y0)[0][0]
     turned = torch.linalg.matrix_exp(3 * torch.tensor([[0.0, 1.0], [-4.0, 0.0]], **DOUBLE))
     torch.testing.assert_close(slope, turned.sum(0), rtol=1e-5, atol=0)
+
+
+#: right-hand side and state: what moves comes to rest, and what decays there is hardly left in any derivative.
+SETTLING: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[float], float]] = {
+    "an epidemic": (
+        lambda t, y: torch.stack((-1.5 * y[0] * y[1], (1.5 * y[0] - 0.5) * y[1], 0.5 * y[1])), [0.99, 0.01, 0.0], 30.0,
+    ),
+    "kinetics": (
+        lambda t, y: torch.stack((-y[0] + 0.5 * y[1], y[0] - 1.2 * y[1], 0.7 * y[1])), [1.0, 0.0, 0.0], 20.0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTLING)
+def test_what_comes_to_rest_is_followed_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its derivatives are right by its own steps; they were followed by others, at four times the cost."""
+    rhs, start, end = SETTLING[name]
+    monkeypatch.setattr(Variation, "begin", lambda *_: pytest.fail("it is followed once more"))
+    y0 = torch.tensor(start, **DOUBLE)
+    by = lambda **given: lambda y0: ik.solve(ik.InitialValue(rhs, (0.0, end), **given), y0).value[-1]  # noqa: E731
+    found, wanted = torch.func.jacrev(by())(y0), torch.func.jacrev(by(steps=100))(y0)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=3e-4 * float(wanted.norm()))
+
+
+def _pieces(t: Tensor, u: Tensor) -> Tensor:
+    """``u_i`` between ``i / 4`` and ``(i + 1) / 4``."""
+    return ((t >= torch.arange(4) / 4) & (t < torch.arange(1, 5) / 4)).to(u) @ u
+
+
+_W = torch.linspace(-1.0, 1.0, 12, **DOUBLE).reshape(6, 2)
+#: the forcing ``g(t, p)`` of ``y' = -0.2 y + g``, which is zero, ``p``, and the times asked for.
+UNSEEN: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[float], list[float]]] = {
+    "what turns": (lambda t, p: (p * torch.sin(20 * t)).sum(), [0.0], [0.0, 4.0]),
+    "what turns, beside what is seen": (lambda t, p: p[0] * torch.sin(20 * t) + p[1], [0.0, 0.1], [0.0, 4.0]),
+    "a pulse": (lambda t, p: (p * torch.exp(-(((t - 3.3) / 0.1) ** 2))).sum(), [0.0], [0.0, 6.0]),
+    "pieces": (_pieces, [0.0] * 4, [0.0, 0.25, 0.5, 0.75, 1.0]),
+    "pieces between times": (_pieces, [0.0] * 4, [0.0, 1.0]),
+    "a control": (lambda t, p: torch.sin(12 * torch.arange(1, 5) * t) @ p, [0.0] * 4, [0.0, 2.0]),
+    "a last layer": (
+        lambda t, p: torch.tanh(_W @ torch.stack((torch.sin(15 * t), torch.cos(15 * t)))) @ p, [0.0] * 6, [0.0, 2.0],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [(name, how) for name in UNSEEN for how in ("args", "captured")]
+    + [("a pulse", "jvp"), ("pieces", "captured, jvp")],
+)
+def test_derivatives_in_what_the_trajectory_does_not_see(name: str, how: str) -> None:
+    """``dy(T)/dp = int exp(-0.2 (T - t)) dg/dp dt``, by a fine midpoint rule; they were off by
+    a tenth or more."""
+    forcing, start, times = UNSEEN[name]
+    p, t, y0 = torch.tensor(start, **DOUBLE), torch.tensor(times, **DOUBLE), torch.ones(1, **DOUBLE)
+
+    def end(p: Tensor) -> Tensor:
+        if how.startswith("captured"):
+            return ik.solve(ik.InitialValue(lambda t, y: -0.2 * y + forcing(t, p), t), y0).value[-1, 0]
+        return ik.solve(ik.InitialValue(lambda t, y, p: -0.2 * y + forcing(t, p), t), y0, (p,)).value[-1, 0]
+
+    fine = (torch.arange(5_000, **DOUBLE) + 0.5) * t[-1] / 5_000
+    slopes = torch.vmap(torch.func.jacrev(forcing, argnums=1), in_dims=(0, None))(fine, p)
+    wanted = (torch.exp(-0.2 * (t[-1] - fine)) @ slopes) * t[-1] / 5_000
+    if "jvp" in how:
+        way = torch.arange(1.0, len(p) + 1, **DOUBLE)
+        found, wanted = torch.func.jvp(end, (p,), (way,))[1], wanted @ way
+    else:
+        given = p.clone().requires_grad_()
+        p = given
+        found = torch.autograd.grad(end(given), given)[0]
+    assert float((found - wanted).norm() / wanted.norm()) < 5e-4
+
+
+@pytest.mark.parametrize("given", [{}, {"stages": 2}])
+def test_implicit_steps_follow_what_the_trajectory_does_not_see(given: dict[str, Any]) -> None:
+    """Those of a stiff equation, and of collocation."""
+    rhs = lambda t, y, p: torch.stack((-0.2 * y[0] + p * torch.sin(20 * t), y[0] - 2000 * y[1]))  # noqa: E731
+    if given:
+        rhs = lambda t, y, p: torch.stack((-0.2 * y[0] + p * torch.sin(20 * t), y[0] - y[1]))  # noqa: E731
+    p, y0 = torch.zeros((), **DOUBLE, requires_grad=True), torch.tensor([1.0, 0.0], **DOUBLE)
+    end = ik.solve(ik.InitialValue(rhs, (0.0, 5.0), **given), y0, (p,)).value[-1, 0]
+    a = 0.2 + 20j  # int exp(-0.2 (T - t)) sin(20 t)
+    wanted = ((cmath.exp(20j * 5.0) - cmath.exp(-0.2 * 5.0)) / a).imag
+    assert float(torch.autograd.grad(end, p)[0]) == pytest.approx(wanted, rel=5e-4)
 
 
 def test_a_step_is_known_in_between_to_order_four() -> None:
