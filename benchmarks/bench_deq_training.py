@@ -278,7 +278,7 @@ def begin(
     side = Side(name, seeds, bounded)
     count = len(seeds)
     none = torch.zeros(count, dtype=torch.int64)
-    relay = RelayBySeed(calls=side.cell.calls, pauses=none, asked=none.bool(), every=every)
+    relay = RelayBySeed(calls=side.cell.calls, pauses=none, vain=none.bool(), asked=none.bool(), every=every)
     layer = DEQ(side.cell, (FEATURES,), rtol=rtol, solver=relay, on_failure=BySeed(every=1), in_dims=(0, 0))
     return Training(side, layer, torch.optim.Adam(side.parameters(), rate))
 

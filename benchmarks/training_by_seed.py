@@ -28,12 +28,13 @@ class BySeed(Forgive):
 class RelayBySeed(ik.Relay):
     """What ``Forgive(every=)`` does in a layer's calls, for each seed by itself.
 
-    ``pauses``: calls of each seed still to come without the dear members; ``asked``: the seeds that asked them in this call;
-    ``calls``: of the cells, counted by seed; ``every``: as in ``Forgive``.
+    ``pauses``: calls of each seed still to come without the dear members; ``vain``: the seeds in which these left samples;
+    ``asked``: those that asked them in this call; ``calls``: of the cells, counted by seed; ``every``: as in ``Forgive``.
     """
 
     calls: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     pauses: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    vain: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     asked: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     every: int = Forgive().every
 
@@ -44,6 +45,7 @@ class RelayBySeed(ik.Relay):
         failed = (total.status != int(ik.Status.CONVERGED)).view(-1, SAMPLES)
         dear = failed.any(1) | (self.calls - before > DEAR)
         rested = (self.pauses > 0) & ~self.asked
+        self.vain.copy_(torch.where(rested, self.vain, failed.any(1)))
         self.pauses.copy_(torch.where(rested, self.pauses - 1, torch.where(dear, self.every - 1, 0)))
         return total
 
@@ -52,7 +54,7 @@ class RelayBySeed(ik.Relay):
         total = super()._go_on(stages[:cheap], f, z0, options, total, *more)
         status = total.status
         left = (status != int(ik.Status.CONVERGED)).view(-1, SAMPLES)
-        spared = (self.pauses > 0) & torch.tensor([Forgive().spares(one) for one in left])
+        spared = (self.pauses > 0) & torch.tensor([Forgive().spares(*one) for one in zip(left, self.vain, strict=True)])
         self.asked.copy_(left.any(1) & ~spared)
         held = (left & spared.unsqueeze(1)).flatten()
         total.status = torch.where(held, int(ik.Status.STOPPED), status)  # which the stages do not look at

@@ -198,9 +198,10 @@ class InitialValue(Problem):
                 t = torch.stack((t[0], end))
             if self.steps and not lost:
                 found, lost = self._path(slope, t, y0)
-        if not (self.steps or self.stages or callable(self.integrator) or found.stiff or lost) and len(y0):
+        missed = lost and event is not None
+        if not (self.steps or self.stages or callable(self.integrator) or found.stiff or missed) and len(y0):
             mapped = lambda t, y: self._slopes(layout, slope, t, y)  # noqa: E731
-            found = with_variation(get_integrator(self.integrator), mapped, t, y0, found, self._accurate(t))
+            found = with_variation(get_integrator(self.integrator), slope, mapped, t, y0, found, self._accurate(t))
         edges, states = found.edges, found.states
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else Mesh.of(t, edges, found.stiff)
         stages = self.stages or found.stages

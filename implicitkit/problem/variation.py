@@ -8,11 +8,13 @@ I.14),
     d' = (df/dy)(t, y) d,
 
 of which one that begins in no special direction has a share of each.  Where the steps may be too long for it, the trajectory
-is followed once more as ``(y, d)``.
+is followed once more as ``(y, d)``.  A stiff one is not: what is at zero beside it is followed by its implicit steps,
+however long.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -36,10 +38,10 @@ class Variation(NamedTuple):
     """A trajectory and a variation of it as one, ``(2 batch, n)``.
 
     Attributes:
-        f: of times ``(P,)`` and states ``(P, batch, n)``. units: of the state's numbers, ``(batch, n)``.
+        slope_of: the slope of the state alone, of a time and ``(batch, n)``. units: of its numbers, ``(batch, n)``.
     """
 
-    f: Slope
+    slope_of: Slope
     units: Tensor
 
     def begin(self, y0: Tensor) -> Tensor:
@@ -50,27 +52,35 @@ class Variation(NamedTuple):
         """The slopes of both; of the variation a central difference, which takes a third of a product, where it is exact
         to ten digits."""
         y, d = both.chunk(2)
+        alone = functools.partial(self.slope_of, t)
         if y.dtype != torch.float64:
-            one = lambda y: self.f(t.reshape(1), y.unsqueeze(0)).squeeze(0)  # noqa: E731
-            return torch.cat((one(y), autodiff.jvp(one, (y,), (d,))))
+            return torch.cat((alone(y), autodiff.jvp(alone, (y,), (d,))))
         size = torch.finfo(y.dtype).eps ** (1 / 3) / _size(d / self.units)
         step = size * d
-        now, after, before = self.f(t.expand(3), torch.stack((y, y + step, y - step)))
-        return torch.cat((now, (after - before) / (2 * size)))
+        return torch.cat((alone(y), (alone(y + step) - alone(y - step)) / (2 * size)))
 
 
 def with_variation(
-    integrate: Callable[..., Followed], f: Slope, t: Tensor, y0: Tensor, found: Followed, accuracy: float
+    integrate: Callable[..., Followed],
+    slope: Slope,
+    mapped: Slope,
+    t: Tensor,
+    y0: Tensor,
+    found: Followed,
+    accuracy: float,
 ) -> Followed:
     """What has been found or, where derivatives need other steps, the trajectory by these.
 
     Args:
-        integrate: an integrator (:mod:`~implicitkit.problem.integration`). f: of times ``(P,)`` and states ``(P, batch,
-            n)``.
+        integrate: an integrator (:mod:`~implicitkit.problem.integration`). slope: of a time and ``(batch, n)``. mapped: of
+            times ``(P,)`` and states ``(P, batch, n)``.
     """
-    along, count = variation(f, found.edges, found.states, accuracy), len(y0)
-    if along is None:
+    if not bool(compat.batches_in_front(torch.isfinite(found.states[-1]).all(-1))[0].any()):  # all samples are lost
         return found
+    units, count = units_of_variation(mapped, found.edges, found.states, accuracy), len(y0)
+    if units is None:
+        return found
+    along = Variation(slope, units)
     try:
         both = integrate(along.slope, t, along.begin(y0), max(accuracy, _FINEST))
     except ConvergenceError:  # of too many explicit steps: implicit ones on those that there are
@@ -80,8 +90,9 @@ def with_variation(
     return both._replace(states=both.states[:, :count], interpolant=alone, growth=found.growth)
 
 
-def variation(f: Slope, edges: Tensor, states: Tensor, accuracy: float) -> Variation | None:
-    """The variation with which a trajectory has to be followed once more; ``None`` where its steps do for derivatives.
+def units_of_variation(f: Slope, edges: Tensor, states: Tensor, accuracy: float) -> Tensor | None:
+    """The units of a variation with which a trajectory has to be followed once more, ``(batch, n)``; ``None`` where its
+    steps do for derivatives.
 
     ``|df/dy|`` is found by three products, as differences, in the longest steps.
 
@@ -103,7 +114,7 @@ def variation(f: Slope, edges: Tensor, states: Tensor, accuracy: float) -> Varia
     turns = h[:, None, None] * (rates[1] * rates[2]).sqrt()  # of two in a row, whatever the units of the state
     lost = (turns**_ORDER).nan_to_num(0, 0, 0).sum(0) / _CONSTANT
     worst = float(compat.batches_in_front(lost)[0].max())
-    return Variation(f, units) if worst > min(_LESS * accuracy, _LEAST) else None
+    return units if worst > min(_LESS * accuracy, _LEAST) else None
 
 
 def _size(v: Tensor) -> Tensor:

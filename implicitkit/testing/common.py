@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from implicitkit.foundation.pytrees import tree_flatten
 from implicitkit.testing.check import Suite
 
 _ROUNDING = 1e-11  # of the size of an answer: sums follow the memory's alignment
@@ -37,6 +38,8 @@ _MAKERS = (
     torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.arange, torch.linspace, torch.rand, torch.randn,
     torch.randint, torch.randperm, torch.tensor, torch.as_tensor,
 )  # fmt: skip
+_MOVES = (Tensor.to, Tensor.type_as, torch.tensor, torch.as_tensor)
+_ACROSS = (*_MOVES, Tensor.copy_, Tensor.__getitem__, Tensor.__setitem__)  # which torch does from device to device
 _CONTAINERS = (list, dict, set, collections.deque, Tensor, np.ndarray)
 
 
@@ -141,14 +144,24 @@ def _printed() -> Iterator[list[str]]:
 
 
 class _Elsewhere(TorchFunctionMode):
-    """What is made without a device, but for single numbers, is on another than everything else is: as on a machine with an
-    accelerator."""
+    """What is made without a device is on another than everything else is, as on a machine with an accelerator: it meets
+    nothing but single numbers, until it is moved there (``.to(z)``); it may say which rows are meant."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        given = bool(args) and isinstance(args[0], Tensor)  # what is a tensor is where it is
-        named = given or (kwargs or {}).get("device") is not None
-        return made.to("meta") if func in _MAKERS and not named and made.ndim else made
+        kwargs = kwargs or {}
+        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        apart = [getattr(x, "elsewhere", False) for x in tensors]
+        if len({a for a, x in zip(apart, tensors, strict=True) if x.ndim}) > 1 and func not in _ACROSS:
+            raise RuntimeError(f"{getattr(func, '__name__', func)} of tensors on two devices")
+        made = func(*args, **kwargs)
+        if func in _MOVES and any(isinstance(x, (str, torch.device, Tensor)) for x in (*args[1:], *kwargs.values())):
+            return made.clone() if any(apart) else made
+        alone = func in _MAKERS and kwargs.get("device") is None and not (args and isinstance(args[0], Tensor))
+        if alone or (tensors and all(apart)):
+            for x in tree_flatten(made)[0]:
+                if isinstance(x, Tensor):
+                    x.elsewhere = True  # type: ignore[attr-defined]
+        return made
 
 
 def names_a_device(subject: Any) -> None:

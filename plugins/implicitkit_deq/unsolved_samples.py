@@ -62,8 +62,9 @@ class Forgive(extend.Configured):
     A few hard samples would cost most of a training: the later members of the ``"relay"`` take hundreds of evaluations for
     them in every step.  So where these were in vain, or a call took more than 300 evaluations, the next ``every - 1``
     training calls do without them (:meth:`ik.Relay.brief`) and forgive what Anderson and Broyden leave, unless that is more
-    than a quarter of ``share`` (:meth:`spares`).  Nor does a training call grant each of these members more than 4,000
-    evaluations are worth (``ik.Relay(work=)``), or 16,000 where the call would raise.
+    than a quarter of ``share``, or than ``share`` where the later members left samples too (:meth:`spares`).  Nor does a
+    training call grant each of these members more than 4,000 evaluations are worth (``ik.Relay(work=)``), or 16,000 where
+    the call would raise.
 
     ``every=1`` where the loss counts more than the time.  What each of these costs and saves was measured
     (``docs/trainings.md``).
@@ -116,17 +117,22 @@ class Forgive(extend.Configured):
         """Did too many fail?  At least one has."""
         return int(failed.sum()) > self.share * failed.numel()
 
-    def spares(self, failed: Tensor) -> bool:
+    def spares(self, failed: Tensor, vain: bool) -> bool:
         """May a call do without the dear members of the relay, where the cheap ones fail on these samples?
 
-        Where they are at most a quarter of the ``share`` that may fail, or a single one that may."""
-        return not self.exceeded(failed) and int(failed.sum()) <= max(1.0, _RESTING * self.share * failed.numel())
+        Where they are at most a quarter of the ``share`` that may fail, or a single one that may; all that may, where the
+        dear members have left samples too when they were last asked (``vain``)."""
+        few = vain or int(failed.sum()) <= max(1.0, _RESTING * self.share * failed.numel())
+        return few and not self.exceeded(failed)
 
     def refuse(self, solution: ik.Solution, first: bool) -> None:
         """Raise for a call of which too many samples failed; ``first``: none before has gone well."""
         cure = (
-            "The cell may have no equilibrium that can be found before it is trained, as blocks with normalisation last: "
-            "pretraining=Pretraining(calls=100, steps=8) unrolls a few steps of it in the first calls"
+            "The cell may have no equilibrium that can be found before it is trained, as blocks with normalisation last. "
+            "Let the input outweigh the state there at first: start with a tenth of the state's weights (of W in "
+            "norm(relu(W z + U x))) or, where they are normalised before the input is added, of that normalisation's gain "
+            "(nn.init.constant_(norm.weight, 0.1)). Or pretraining=Pretraining(calls=100, steps=8, deepest=20) unrolls a "
+            "few steps of it in the first calls, in each another number"
             if first
             else "Training has lost the equilibria: add jacobian_penalty to the loss, bound the weights (bound_weights), or "
             "lower the learning rate"
@@ -186,6 +192,7 @@ class Effort:
     def __init__(self) -> None:
         self.pause = 0  # training calls still to come without the dear members
         self.spared = False  # were they left out in the last call?
+        self.vain = False  # did they leave samples when they were last asked?
 
     def spend(self, find: Callable[..., ik.Solution], solver: Any, policy: Any) -> ik.Solution:
         """``find(solver)``, or with fewer members of it: ``policy`` is that of a training call, or ``None``.
@@ -208,7 +215,7 @@ class Effort:
         if self.pause:
             self.pause -= 1
             found = find(relay.brief())
-            if policy.spares(~found.converged):
+            if policy.spares(~found.converged, self.vain):
                 self.spared = True
                 return found
             spent = found.evaluations
@@ -220,8 +227,8 @@ class Effort:
             if solved or not policy.exceeded(~found.converged):
                 break
         assert found is not None
-        dear = not solved or spent > _DEAR
-        self.pause = policy.every - 1 if dear else 0
+        self.vain = not solved
+        self.pause = policy.every - 1 if self.vain or spent > _DEAR else 0
         return found
 
 

@@ -287,8 +287,8 @@ MUTANTS = [
     *mutants(
         "plugins/implicitkit_deq/unsolved_samples.py",
         "tests/plugins/deq/test_training.py -k 'in_vain or are_spared'",
-        ("self.pause = policy.every - 1 if dear else 0", "self.pause = 0"),
-        ("if policy.spares(~found.converged):", "if True:"),
+        ("self.pause = policy.every - 1 if self.vain or spent > _DEAR else 0", "self.pause = 0"),
+        ("if policy.spares(~found.converged, self.vain):", "if True:"),
         ("max(1.0, _RESTING * self.share * failed.numel())", "self.share * failed.numel()"),
         ("max(1.0, _RESTING * self.share * failed.numel())", "_RESTING * self.share * failed.numel()"),
         ("or spent > _DEAR", "or spent >= _DEAR"),

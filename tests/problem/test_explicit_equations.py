@@ -213,6 +213,17 @@ def test_derivatives_beside_what_hardly_moves(name: str, dtype: torch.dtype) -> 
     assert float((found - wanted).norm() / wanted.norm()) < (1e-5 if dtype == torch.float64 else 3e-4)
 
 
+def test_derivatives_at_rest_beside_a_sample_that_is_lost() -> None:
+    """By the few steps of the trajectory they were off by more than themselves."""
+    rhs = lambda t, y: torch.stack((y[:, 1], -4 * y[:, 0]), 1)  # noqa: E731
+    y0 = torch.tensor([[0.0, 0.0], [math.nan, 0.0]], **DOUBLE).requires_grad_()
+    found = ik.solve(ik.InitialValue(rhs, (0.0, 3.0)), y0, batch_dims=1, on_failure="nan")
+    assert found.converged.tolist() == [True, False]
+    slope = torch.autograd.grad(found.value[0, -1].sum(), y0)[0][0]
+    turned = torch.linalg.matrix_exp(3 * torch.tensor([[0.0, 1.0], [-4.0, 0.0]], **DOUBLE))
+    torch.testing.assert_close(slope, turned.sum(0), rtol=1e-5, atol=0)
+
+
 def test_a_step_is_known_in_between_to_order_four() -> None:
     def error(steps: int) -> float:
         edges = torch.linspace(0, 3, steps + 1, **DOUBLE)

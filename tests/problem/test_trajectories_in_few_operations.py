@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import implicitkit as ik
+from implicitkit.foundation import compat
 from implicitkit.foundation.trees import Layout
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
@@ -63,6 +64,21 @@ def test_a_solve_around_it_looks_at_no_step() -> None:
     with torch.no_grad(), Looks() as mode:
         ik.InitialValue(lambda t, y: y.neg(), (0.0, 5.0)).restate(torch.ones(3, 2, **DOUBLE), (), 1)
     assert mode.count <= 100
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_variation_is_followed_without_mapping(dtype: torch.dtype) -> None:
+    """From rest; mapped over points of time, each of its slopes took two to three times as long."""
+    mapped = []
+
+    def rhs(t: Tensor, y: Tensor) -> Tensor:
+        mapped.append(compat.transforms_active())
+        return torch.stack((y[1], -4 * y[0].sin()))
+
+    with torch.no_grad():
+        ik.InitialValue(rhs, (0.0, 3.0)).restate(torch.zeros(2, dtype=dtype), (), 0)
+    assert len(mapped) > 150
+    assert sum(mapped) < 20
 
 
 def advection(n: int) -> tuple[Callable[..., Tensor], Tensor]:

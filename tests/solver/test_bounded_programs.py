@@ -257,3 +257,38 @@ def test_a_solution_that_rounding_spoils_is_none() -> None:
     q, b = torch.randn(12, generator=g, dtype=F64), 1e-3 * torch.ones(3, dtype=F64)
     point = within_bounds(QPData(*(t.unsqueeze(0) for t in (P, q, A, b, torch.cat([eye, -eye]), wide))))
     assert int(point.status) == int(ik.Status.STALLED)
+
+
+def test_a_ray_along_which_a_linear_program_falls_has_no_end() -> None:
+    """The point was far out, and what pulled it on was measured by how far."""
+    draw = torch.Generator().manual_seed(0)
+    A, x = (torch.rand(*shape, generator=draw, dtype=torch.float64) for shape in ((4, 10), (10,)))
+    A, one = A - A.mean(1, keepdim=True), torch.ones(10, dtype=torch.float64)
+    data = QPData(*(t[None] for t in (torch.zeros_like(one.diag()), -one, A, A @ (x - one / 2), -one.diag(), one / 2)))
+    assert int(interior_point(data, tol=1e-10).status) not in (int(ik.Status.CONVERGED), int(ik.Status.INACCURATE))
+
+    rows = ik.Equality(lambda z: A @ (z - x))
+    found = ik.argmin(lambda z: -z.sum(), one / 2, constraints=[rows], bounds=(0.0, torch.inf), on_failure="ignore")
+    assert int(found.status) == int(ik.Status.UNBOUNDED) and found.evaluations < 200
+
+
+def test_a_linear_program_without_numbers_leaves_the_others_alone() -> None:
+    """LAPACK refused its eigenvalues, and with them the batch."""
+    draw = torch.Generator().manual_seed(0)
+    A, x, cost = (torch.rand(*shape, generator=draw, dtype=torch.float64) for shape in ((2, 6), (3, 6), (3, 6)))
+    cost[1] = torch.nan
+
+    def found(cost: Tensor, x: Tensor) -> ik.Solution:
+        return ik.argmin(
+            lambda z, cost, b: (cost * z).sum(-1),
+            torch.full_like(x, 0.5),
+            (cost, x @ A.T),
+            batch_dims=1,
+            bounds=(0.0, torch.inf),
+            constraints=[ik.Equality(lambda z, cost, b: z @ A.T - b)],
+            on_failure="ignore",
+        )
+
+    together = found(cost, x)
+    assert together.status.tolist() == [int(ik.Status.CONVERGED), int(ik.Status.NONFINITE), int(ik.Status.CONVERGED)]
+    assert torch.allclose(together.value[::2], found(cost[::2], x[::2]).value)

@@ -417,6 +417,24 @@ def test_a_good_solver_passes_everything() -> None:
 _OF_SOME = ("refuses_unknown_options",)  # only of those that take any option
 
 
+class MovesWhatItMade(Good):
+    """It draws, counts and looks up on the default device, and moves what meets its point there."""
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        n = z.shape[1]
+        drawn = torch.rand(n, n, generator=torch.Generator().manual_seed(0))
+        mixed = (torch.eye(n) + 1e-3 * drawn).to(z)
+        rows = torch.arange(n).flip(0)
+        weight = torch.as_tensor(torch.tensor([0.5, 0.5]), device=z.device).to(z.device, z.dtype).sum()
+        d = (f(z) - z)[:, rows][:, rows.tolist()] * weight
+        return z + d + 0 * d @ mixed, state
+
+
+def test_what_is_made_elsewhere_and_moved_is_right() -> None:
+    report = check_solver(MovesWhatItMade(), checks=["names_a_device"], raise_on_failure=False)
+    assert report.passed, str(report)
+
+
 @dataclass(frozen=True)
 class RoundsAtRandom(Good):
     """Two runs differ by rounding, as those of some libraries of linear algebra do."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.solver.fixed_point import frugal
 
 D = torch.float64
 
@@ -36,6 +37,16 @@ def test_swift_maps_stay_with_acceleration() -> None:
     W, x = _matrix(100, 0.5), _random(16, 100)
     solution = ik.fixed_point(lambda z, x: z @ W.T + x, torch.zeros_like(x), (x,), batch_dims=1)
     assert solution.solver == "auto (anderson)"
+
+
+def test_jacobians_that_would_fill_the_memory_are_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all samples together: 50,000 of 64 unknowns are 1.6 GB."""
+    monkeypatch.setattr(frugal, "_NUMBERS", 4 * 30 * 30 - 1)
+    W, x = _matrix(30, 0.999), _random(4, 30)
+    solution = ik.fixed_point(
+        lambda z, x: z @ W.T + x, torch.zeros_like(x), (x,), batch_dims=1, max_steps=40, on_failure="ignore"
+    )
+    assert "newton" not in solution.solver
 
 
 def test_samples_that_newton_does_not_help_go_on_with_acceleration() -> None:

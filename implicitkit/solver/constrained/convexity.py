@@ -75,7 +75,8 @@ class Curved:
         rows = torch.cat([self.at.jacobian * self.expected.unsqueeze(2), torch.diag_embed(self.resting.to(self.z))], 1)
         asked = torch.cat([-self.at.constraints * self.expected, torch.zeros_like(self.z)], 1)
         both = units[:, :, None] * units[:, None, :]
-        modified, pull = _reduced(both * self.H, rows * units[:, None, :], asked)
+        given = both * self.H, rows * units[:, None, :], asked
+        modified, pull = _reduced(*(t.nan_to_num(0, 0, 0) for t in given))  # of what is no number nothing is asked
         return (
             torch.where(self.convex[:, None, None], self.H, modified / both),
             torch.where(self.convex.unsqueeze(1), self.at.slope, self.at.slope + pull / units),

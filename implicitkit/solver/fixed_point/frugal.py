@@ -131,12 +131,12 @@ def _look(f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[dict[str, A
         g = _equation(f, z, f.active)
         if price is None and (sparse := f.price_of_sparse(z)) is not None:
             price = sparse, 1.0
-        elif price is None:
+        elif price is None and z.numel() * z.shape[1] <= _NUMBERS:
             A = g.linearize(z)
             price = f.price_of_dense(z, 1, A), FRESH
             if is_large(f, z):
                 price = price[0], max(1.0, math.log2(max(1.0, -float(away.amin()) / math.log(10))))
-        if state["taken"] >= _ENOUGH * price[0] and left > price[0] * price[1]:
+        if price is not None and state["taken"] >= _ENOUGH * price[0] and left > price[0] * price[1]:
             return state | {"price": price}, g.linearize(z) if A is None else A
     return state | {"price": price, "window": state["window"] if price is not None else math.inf}, None
 

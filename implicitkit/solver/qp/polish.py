@@ -81,7 +81,11 @@ def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 6) -> QPPo
     if len(left):
         z, y, lam = _nearest(data, z, y, lam, left)
         norm = _joint(natural_residual(z, y, lam, data))
-    return QPPoint(z, y, lam, _verdict(status, norm, 1 + largest_moduli(data.q) + largest_moduli(z), tol), steps)
+    forces = sum(largest_moduli(mv(M, x)) for M, x in ((data.P, z), (data.A.mT, y), (data.G.mT, lam)))
+    size = 1 + largest_moduli(data.q)
+    # what pulls is no smaller because ``z`` is far out: else a ray along which the objective falls for ever ended there
+    pull = largest_moduli(natural_residual(z, y, lam, data)[0]) / (size + forces)
+    return QPPoint(z, y, lam, _verdict(status, torch.maximum(norm / (size + largest_moduli(z)), pull), tol), steps)
 
 
 def _open(status: Tensor) -> Tensor:
@@ -92,10 +96,11 @@ def _open(status: Tensor) -> Tensor:
     return found
 
 
-def _verdict(status: Tensor, norm: Tensor, scale: Tensor, tol: float) -> Tensor:
-    """What a point is, by the residual; a proof that there is none, or that the data are unfit, stands."""
-    verdict = torch.where(norm <= 1e-4 * scale, int(Status.INACCURATE), int(Status.MAX_STEPS))
-    verdict = torch.where(norm <= 10 * tol * scale, int(Status.CONVERGED), verdict)
+def _verdict(status: Tensor, share: Tensor, tol: float) -> Tensor:
+    """What a point is, by the ``share`` of its parts that the residual is; a proof that there is none, or that the data are
+    unfit, stands."""
+    verdict = torch.where(share <= 1e-4, int(Status.INACCURATE), int(Status.MAX_STEPS))
+    verdict = torch.where(share <= 10 * tol, int(Status.CONVERGED), verdict)
     return torch.where(_open(status), verdict, status)
 
 

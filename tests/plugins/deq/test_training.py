@@ -152,6 +152,31 @@ def test_dear_members_are_spared_where_a_call_took_many_evaluations(evaluations:
     assert not effort.spared and calls[-1] == "w"
 
 
+def test_dear_members_that_leave_samples_are_spared_while_no_more_fail_than_may() -> None:
+    """Of 32 samples eight may fail.  The cheap members leave six, the whole relay one or none."""
+    effort, calls = Effort(), ""
+    left = {"w": 1, "b": 6}
+
+    def find(solver: Any, before: Any = None) -> Any:
+        nonlocal calls
+        calls += "w" if solver == "relay" or len(solver.stages) == len(ik.Relay().stages) else "b"
+        return SimpleNamespace(converged=torch.arange(32) >= left[calls[-1]], evaluations=301)
+
+    def spend(times: int) -> str:
+        nonlocal calls
+        calls = ""
+        for _ in range(times):
+            effort.spend(find, "relay", Forgive(every=3))
+        return calls
+
+    assert spend(4) == "wbbw"
+    left["b"] = 9  # more than may fail
+    assert spend(1) == "bw"
+    left |= {"b": 6, "w": 0}
+    assert spend(3) == "bbw", "what they left decides"
+    assert spend(2) == "bwbw", "dear, and not in vain"
+
+
 class GroupNormOfReLU(nn.Module):
     """GroupNorm(ReLU(W * z + U * x)), W twice as large as PyTorch begins with: an equilibrium exists, nothing contracts."""
 
@@ -596,7 +621,9 @@ def test_any_share_of_singular_backwards_is_forgiven_and_not_of_unsolved_samples
 
 def test_too_many_failures_are_told_with_what_helps_then() -> None:
     layer, bad = _layer(), torch.full((4, 1), -2.0, dtype=F64)
-    with pytest.raises(ik.ConvergenceError, match=r"pretraining=Pretraining\(calls=100, steps=8\).*share=1") as first:
+    with pytest.raises(
+        ik.ConvergenceError, match=r"a tenth of.*Pretraining\(calls=100, steps=8, deepest=20\).*share=1"
+    ) as first:
         layer(bad)
     assert first.value.solution is not None and len(first.value.samples) == 4
     layer(GOOD[:4])
