@@ -71,6 +71,12 @@ def _by_path(z: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return 2 * ik.solve(fall, _target(z, x, w)).value[-1]
 
 
+def _by_steps(z: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    """Along this path, which is straight, by explicit steps, which are exact there."""
+    fall = ik.InitialValue(lambda t, y: -0.5 * y / (1 - 0.5 * t), (0.0, 1.0))
+    return 2 * ik.solve(fall, _target(z, x, w)).value[-1]
+
+
 def _by_graph(z: Tensor, x: Tensor, w: Tensor) -> Tensor:
     joint = ik.compose({"a": (lambda a, t: 0.5 * a + 0.25 * t, "t"), "b": (lambda b, a: 0.5 * b + a, "a")}, output="b")
     start = {"a": torch.zeros_like(z), "b": torch.zeros_like(z)}
@@ -110,6 +116,7 @@ INNER: dict[str, Inner] = {
     "constraint": _by_constraint,
     "program": _by_program,
     "path": _by_path,
+    "steps": _by_steps,
     "graph": _by_graph,
     "layer": _by_layer,
     "deq": _by_deq,
