@@ -68,7 +68,7 @@ def take(sets: IndexSets, rows: np.ndarray) -> IndexSets:
         sets = _made(sets.indices, padded, (count + 1, sets.shape[1]))
         rows = np.where(missing, count, rows)
     if sets.nnz > sets.shape[0] or len(rows) > count:
-        _afford(int(np.diff(sets.indptr)[rows].sum(dtype=np.int64)), len(rows))
+        afford(int(np.diff(sets.indptr)[rows].sum(dtype=np.int64)), len(rows))
     picked = sets[rows]
     picked.has_canonical_format = True
     return picked
@@ -89,7 +89,7 @@ def union(collections: Sequence[IndexSets]) -> IndexSets:
             and np.array_equal(result.indptr, other.indptr)
         ):
             continue
-        _afford(result.nnz + other.nnz, result.shape[0])
+        afford(result.nnz + other.nnz, result.shape[0])
         result = result + other
         result.has_canonical_format = True
     return result
@@ -106,7 +106,7 @@ def merge(sets: IndexSets, groups: np.ndarray, count: int) -> IndexSets:
 
 def through(targets: np.ndarray, sources: np.ndarray, count: int, sets: IndexSets) -> IndexSets:
     """Row ``t`` is the union of the rows ``s`` over all pairs ``(t, s)`` of ``targets`` and ``sources``."""
-    _afford(int(np.diff(sets.indptr)[sources].sum(dtype=np.int64)), max(count, len(sources)))
+    afford(int(np.diff(sets.indptr)[sources].sum(dtype=np.int64)), max(count, len(sources)))
     links = sp.csr_matrix((np.ones(len(targets), dtype=bool), (targets, sources)), shape=(count, sets.shape[0]))
     result = (links @ sets).astype(bool, copy=False)
     result.sort_indices()
@@ -121,7 +121,7 @@ def everything(collections: Sequence[IndexSets], rows: int) -> IndexSets:
     for sets in collections:
         seen[sets.indices] = True
     members = np.flatnonzero(seen).astype(np.int32)
-    _afford(rows * len(members), rows)
+    afford(rows * len(members), rows)
     pointer = np.arange(rows + 1, dtype=np.int64) * len(members)
     return _made(np.tile(members, rows), pointer.astype(np.int32), (rows, unknowns))
 
@@ -139,7 +139,7 @@ def _made(indices: np.ndarray, pointer: np.ndarray, shape: tuple[int, int]) -> I
     return made
 
 
-def _afford(members: int, rows: int) -> None:
+def afford(members: int, rows: int) -> None:
     total, each = _budget.get()
     if members > max(total, min(rows * each, _MOST)):
         raise TooDense(f"{members} dependencies")

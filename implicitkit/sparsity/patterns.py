@@ -24,7 +24,8 @@ _FRACTION = 8  # a matrix with more than one entry in so many is not worth the n
 _FRACTION_SMALL = 4  # ... of few unknowns: a pattern saves products still
 _FEW = 2048
 _LARGE = 768  # unknowns from which a low-rank part is looked for: below, a dense matrix is cheap
-_BUDGET = 1 << 20  # dependencies of one intermediate result
+_EACH, _MEMBERS = 64, 1 << 22  # dependencies, in the mean of a number or of one intermediate result: they take a second
+_BUDGET = 1 << 20  # of one intermediate result, of which numbers have names
 _SCALARS = 12  # numbers that all unknowns share, at most ...
 _MORE_SCALARS = 64  # ... where the equations for them, the square of so many for each unknown, take ...
 _NUMBERS = 1 << 25  # ... no more than so many numbers
@@ -141,7 +142,8 @@ def detected(function: Callable[[Tensor], Tensor], z: Tensor, symmetric: bool = 
     with torch.no_grad():
         longest = max(n, function(z).shape[1])
     fraction = _FRACTION_SMALL if n <= _FEW else _FRACTION
-    each = max(32, n // fraction)
+    most = max(_EACH * batch * longest, _MEMBERS)  # of all samples, which are watched together
+    each = max(32, min(n // fraction, most // (batch * longest)))
     found = detect(function, z, budget=batch * longest * each, each=each)
     if found.pattern is None or found.pattern.nnz * fraction > found.pattern.shape[0] * n:
         return None

@@ -21,6 +21,8 @@ from implicitkit.sparsity import colouring, compression
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.compression import coloured
 from implicitkit.sparsity.detection import detect
+from implicitkit.sparsity.patterns import detected
+from implicitkit.sparsity.rules import windows
 
 
 def dense(function, z: Tensor) -> Tensor:
@@ -124,6 +126,18 @@ def _patterns() -> dict[str, sp.csr_matrix]:
         "empty": sp.csr_matrix((12, 12)),
         "two blocks": sp.block_diag([np.ones((5, 5)), np.ones((7, 7))]),
     }
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_links_of_wide_convolutions_are_counted_before_they_are_made(
+    turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a batch all are watched together: these, of a network of images, took ten seconds."""
+    monkeypatch.setattr(windows, "_links", lambda *_: pytest.fail("they are made"))
+    weight = torch.ones(32, 32, 3, 3)
+    conv = F.conv_transpose2d if turned else F.conv2d
+    z = torch.zeros(32, 32 * 64)
+    assert detected(lambda z: conv(z.unflatten(1, (32, 8, 8)), weight, padding=1).flatten(1), z) is None
 
 
 def test_a_full_constant_is_not_listed_entry_by_entry(monkeypatch: pytest.MonkeyPatch) -> None:

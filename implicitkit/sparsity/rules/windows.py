@@ -92,6 +92,18 @@ def _flat(trace: Trace, weight: Tensor) -> np.ndarray:
     return flat | trace.chosen(weight)
 
 
+def _afford(
+    trace: Trace, x: Tensor, out: Tensor, weight: np.ndarray, geometry: list[tuple[np.ndarray, np.ndarray]]
+) -> None:
+    """Raise :class:`~implicitkit.sparsity.index_sets.TooDense` before links are made that cannot be paid for: each brings a
+    member of what it sees, at least."""
+    seen = trace.read(x)
+    if seen.nnz and int(np.diff(seen.indptr).min()):
+        taps = np.count_nonzero(weight, axis=(0, 1))
+        links = sum(int(tap) * len(places) for tap, (places, _) in zip(taps, geometry, strict=True))
+        index_sets.afford(x.shape[0] * links, out.numel())
+
+
 def convolution(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """``convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)``, weight constant."""
     x, weight, bias = args[:3]
@@ -101,8 +113,9 @@ def convolution(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, 
         return
     count = x.dim() - 2
     options = [_all_of(v, count) for v in (stride, padding, dilation)]
-    geometry = _geometry(x, out, weight, options, transposed)
-    _apply(trace, x, out, _links(_flat(trace, weight), transposed, groups, geometry))
+    geometry, flat = _geometry(x, out, weight, options, transposed), _flat(trace, weight)
+    _afford(trace, x, out, flat, geometry)
+    _apply(trace, x, out, _links(flat, transposed, groups, geometry))
 
 
 def convolution_backward(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
@@ -114,8 +127,9 @@ def convolution_backward(trace: Trace, func: Any, args: Sequence[Any], kwargs: d
         return
     count = x.dim() - 2
     options = [_all_of(v, count) for v in (stride, padding, dilation)]
-    geometry = _geometry(x, grad, weight, options, transposed)
-    outs, ins = _links(_flat(trace, weight), transposed, groups, geometry)
+    geometry, flat = _geometry(x, grad, weight, options, transposed), _flat(trace, weight)
+    _afford(trace, grad, out[0], flat, geometry)
+    outs, ins = _links(flat, transposed, groups, geometry)
     _apply(trace, grad, out[0], (ins, outs))
 
 
