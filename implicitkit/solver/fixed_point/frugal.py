@@ -18,7 +18,7 @@ from implicitkit.solver.root.frugal import FRESH
 from implicitkit.solver.steps.factored import chord_steps, is_large, jacobian_at
 
 _WINDOW = 10  # steps between two looks
-_SOON = 2.0  # windows that it may still need in any case
+_SOON = 3.0  # windows that it may still need in any case
 _ENOUGH = 0.5  # of what factors cost, to be spent before they are bought
 _PAYS = 0.5  # of a residual that one of Newton's steps may leave
 _NUMBERS = 1 << 25  # in dense Jacobians of all samples, at most
@@ -37,7 +37,7 @@ class FrugalAnderson(Anderson):
     every step takes its own.  Of sparse ones, which cost ``P`` products, ``k`` is one: a step is dearer than a product.
 
     With the smallest residual ``b`` of a sample, ``b'`` ``j >= 10`` steps earlier, the tolerance is
-    ``j \log(tolerance / b) / \log(b / b')`` steps away.  If that is more than ``k P``, and more than 20, and ``P / 2`` have
+    ``j \log(tolerance / b) / \log(b / b')`` steps away.  If that is more than ``k P``, and more than 30, and ``P / 2`` have
     been taken, Newton's steps follow, of every sample whose residual they halve, while these are half of those at work; the
     others go on as they were, and are looked at again after twice as many steps.  None follows while a sample's residual has
     not fallen in ten steps: it is on its way between fixed points, perhaps, of which Newton's method would take any, the
