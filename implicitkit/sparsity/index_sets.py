@@ -140,6 +140,7 @@ def _made(indices: np.ndarray, pointer: np.ndarray, shape: tuple[int, int]) -> I
 
 
 def afford(members: int, rows: int) -> None:
+    """Raise :class:`TooDense` where so many members in sets for so many entries are more than are worth it."""
     total, each = _budget.get()
     if members > max(total, min(rows * each, _MOST)):
         raise TooDense(f"{members} dependencies")
