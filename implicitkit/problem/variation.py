@@ -121,8 +121,9 @@ def units_of_variation(f: Slope, edges: Tensor, states: Tensor, accuracy: float)
 
 
 def _is_followed(f: Slope, edges: Tensor, states: Tensor, units: Tensor, accuracy: float) -> bool:
-    """Is a random variation by these steps, as matrices, that by quarters of them, relative to its size at every edge?  Asked
-    of few unknowns."""
+    """Is a random variation by these steps, as matrices, that by quarters of them, relative to its size at every edge?
+
+    Asked of few unknowns: what decays may be followed badly where little of it is left."""
     N, (batch, n) = len(edges) - 1, states.shape[1:]
     if 10 * _PARTS * N * batch * n * n > _NUMBERS or compat.batches_in_front(states)[1]:
         return False
