@@ -37,6 +37,7 @@ MUTANTS = [
         "implicitkit/sparsity/rules/windows.py",
         "tests/linear/test_sparsity.py -k 'misses_nothing and values'",
         ("return flat | trace.chosen(weight)", "return flat"),
+        ("index_sets.afford(x.shape[0] * links, out.numel())", "pass", "tests/linear/test_sparsity.py -k wide"),
     ),
     *mutants(
         "implicitkit/foundation/linear_map.py",

@@ -522,10 +522,21 @@ MUTANTS = [
         ("return three @ three", "return three"),
     ),
     *mutants(
+        "implicitkit/foundation/compat.py",
+        "tests/contract/test_compat.py -k unwatched",
+        ("strict=True) if not is_aside]", "strict=True) if not stack]"),
+        (
+            "if any(watching) else contextlib.nullcontext()",
+            "if False else unseen()",
+            "tests/problem/test_explicit_equations.py -k shooting",
+        ),
+    ),
+    *mutants(
         "implicitkit/problem/initial_value.py",
         "tests/problem/test_explicit_equations.py",
         ("return found.explicit and self.stages is None", "return False"),
         ("found.stiff or missed) and len(y0):", "found.stiff or missed) and False:"),
+        ("forcing is not None and not missed:", "forcing is not None and not lost:"),
         ("torch.float64 else 1e-5", "torch.float64 else 1e-4"),
     ),
     *mutants(

@@ -215,6 +215,19 @@ def test_derivatives_beside_what_hardly_moves(name: str, dtype: torch.dtype) -> 
     assert float((found - wanted).norm() / wanted.norm()) < (1e-5 if dtype == torch.float64 else 3e-4)
 
 
+@pytest.mark.parametrize("other", [math.nan, -3.0])
+def test_forcing_is_followed_beside_a_sample_that_is_lost(other: float) -> None:
+    """``y' = -0.2 y + p sin(20 t)`` at ``p = 0``; the other one is no number, or runs away before the end."""
+    rhs = lambda t, y: torch.where(y < 0, -y * y, -0.2 * y) + p * torch.sin(20 * t)  # noqa: E731
+    p = torch.zeros((), requires_grad=True, **DOUBLE)
+    y0 = torch.tensor([[1.0], [other]], **DOUBLE)
+    found = ik.solve(ik.InitialValue(rhs, (0.0, 3.0)), y0, batch_dims=1, on_failure="nan")
+    assert found.converged.tolist() == [True, False]
+    (slope,) = torch.autograd.grad(found.value[0, -1].sum(), p)
+    wanted = (20 * math.exp(-0.6) + 0.2 * math.sin(60) - 20 * math.cos(60)) / (0.2**2 + 20**2)
+    assert float(slope) == pytest.approx(wanted, rel=1e-3)
+
+
 def test_derivatives_at_rest_beside_a_sample_that_is_lost() -> None:
     """By the few steps of the trajectory they were off by more than themselves."""
     rhs = lambda t, y: torch.stack((y[:, 1], -4 * y[:, 0]), 1)  # noqa: E731
@@ -480,7 +493,8 @@ def test_defaults_in_single_precision_leave_three_digits_and_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transform", "captured"), [("backward", True), ("grad", False), ("jvp", True), ("vmap(grad)", True)]
+    ("transform", "captured"),
+    [("backward", True), ("grad", False), ("grad", True), ("jvp", True), ("vmap(grad)", True)],
 )
 def test_shooting_from_inside_a_transform(transform: str, captured: bool) -> None:
     """Two numbers, so that the stages are sums that autograd records: ``y' = -r y^2`` from ``s`` to ``y(1) = end``."""
