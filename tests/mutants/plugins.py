@@ -415,7 +415,7 @@ MUTANTS = [
         ("return not bool((status == int(Status.NONFINITE)).any())", "return True"),
     ),
     *mutants(
-        "implicitkit/solving/verbs.py",
+        "implicitkit/solving/one_solve.py",
         "tests/plugins/deq/test_deq.py -k exact_derivative_has",
         ("not (record.truncated and isinstance(rule, Unroll))", "not record.truncated"),
     ),
