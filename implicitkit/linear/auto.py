@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator, preconditioned, repeated
 from implicitkit.foundation.options import at_least, check_options
-from implicitkit.linear.base import LinearSolution
+from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.direct import MANY, DirectSolver
@@ -74,102 +75,7 @@ class Auto(DirectSolver):
         check_options(self, dense_size=at_least(0))
 
     def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
-        limits: dict[str, Any] = {"rtol": rtol, "atol": atol}
-        state = _Progress(b)
-        if getattr(A.near, "exact", False) and state.add(_inverted(A, b, **limits)).done:
-            return state.answer()
-        if A.exact is not None and state.add(LU(A.size).solve_many(A, b, max_steps=None, **limits)).done:
-            return state.answer()
-        cheap = self._is_cheap(A, len(b))
-        asked = A.preconditioner is not None
-        few = cheap and A.size <= _FEWEST and A.batch <= _SAMPLES  # then no graph need be looked at
-        untried = few or A.fixed_point or asked or A.known is not None or A.wants_factors
-        worth = 0.0 if untried else self._worth(A) / len(b)
-        cheap = cheap or (0 < worth < _WORTH and A.price() is None)
-        if A.known is None and not asked and cheap and A.size <= _FEW and worth < _WORTH:
-            return state.add(_FEW_LU.solve_many(A, state.open_part(), max_steps=None, **limits)).answer()
-        alone = len(b) >= _ALONE and len(b) * _ALONE >= A.size
-        spared = getattr(A.known, "rough", False) and self._has_few_colours(A)
-        if spared:  # before there are others
-            A.known.let_go()
-        anew = len(b) > MANY and not asked and (cheap or A.sparse() is not None) and not is_near(A, A.known)
-        if A.known is not None and not anew and not spared:
-            state.add(_nearby(A, b, **limits))
-        if not state.done and asked:
-            state.add(GMRES().solve_many(A, state.open_part(), max_steps=max_steps or _FIRST, **limits))
-        if worth >= _WORTH and not alone:
-            trial = Frugal(worth, times=1.0 if A.price() is not None else _DENSE_TRIAL)
-            state.add(trial.solve_many(A, state.open_part(), max_steps=max_steps, **limits))
-        if not state.done and (not A.fixed_point or alone) and A.sparse() is not None:
-            state.add(solve_with(A.sparse(), A, state.open_part(), **limits))
-            if A.told_singular and state.singular:
-                return state.answer()
-        dear = worth >= _WORTH and self._is_affordable(A)  # and no Krylov method costs less
-        if not state.done and (cheap or dear):
-            state.add(LU(self.dense_size).solve_many(A, state.open_part(), max_steps=None, **limits))
-            if state.done or (cheap and not A.fixed_point):
-                return state.answer()
-        affordable = not (cheap or dear) and self._is_affordable(A)
-        fewer = _FIRST if affordable or A.fixed_point else None
-        if A.fixed_point and not (state.done or affordable or alone):  # as long as they cost less than factors
-            price = A.price()
-            fewer = _FIRST if price is None else max(_FIRST, min(int(price.factors), _LONG))
-        if not state.done:
-            state.add(self._krylov(A, state.open_part(), max_steps=max_steps or fewer, **limits))
-        if not state.done and A.fixed_point and not alone and A.sparse() is not None:
-            state.add(solve_with(A.sparse(), A, state.open_part(), **limits))
-            if A.told_singular and state.singular:
-                return state.answer()
-        if not state.done and affordable:
-            state.add(LU(self.dense_size).solve_many(A, state.open_part(), max_steps=None, **limits))
-        elif not state.done and fewer is not None and max_steps is None:
-            state.add(self._krylov(A, state.open_part(), max_steps=None, **limits))
-        return state.answer()
-
-    def _worth(self, A: Operator) -> float:
-        """How many products factors cost; 0 where there are none to be had."""
-        price = A.price()
-        if price is None and not self._is_affordable(A):
-            return 0.0
-        found = self._dense_price(A) if price is None else price.factors
-        if found < _WORTH or not A.alike():
-            return found
-        return self._dense_price(A, A.batch) if price is None else A.price(A.batch).factors
-
-    @staticmethod
-    def _dense_price(A: Operator, alike: int = 1) -> float:
-        """How many steps of the Krylov method for it dense factors cost, where so many samples have one matrix."""
-        return price_of_dense_like(A, alike, conjugate=A.symmetric).factors
-
-    @staticmethod
-    def _has_few_colours(A: Operator) -> bool:
-        """Does the sparse matrix take fewer products, side by side, than refinement with factors of another?"""
-        price = A.price()
-        return price is not None and price.products <= _COLOURS
-
-    def _is_affordable(self, A: Operator) -> bool:
-        """May dense blocks be formed?"""
-        return A.size <= self.dense_size and A.batch * A.size**2 <= _NUMBERS
-
-    def _is_cheap(self, A: Operator, count: int) -> bool:
-        """Do dense blocks cost little, or less than a Krylov method for ``count`` right-hand sides?"""
-        work = A.batch * A.size * (A.size + A.weight)
-        few = A.size <= (_SMALL if A.fixed_point else _FEW)
-        if few and work <= 8 * _WORK:
-            return True
-        if work <= _WORK and (not A.fixed_point or _SERIES * self._dense_price(A) < _WORTH):
-            return True
-        return self._is_affordable(A) and count * _EACH >= A.size and count * _FLOPS >= A.size**2
-
-    def _krylov(self, A: Operator, b: Tensor, **limits: Any) -> LinearSolution:
-        if not A.symmetric:
-            plain = A.fixed_point and A.preconditioner is None
-            said = Unsaid() if A.preconditioner is None and A.near is None else GMRES()
-            return (Contraction() if plain else said).solve_many(A, b, **limits)
-        progress = _Progress(b).add(CG().solve_many(A, b, **limits))
-        return (
-            progress if progress.done else progress.add(GMRES().solve_many(A, progress.open_part(), **limits))
-        ).answer()
+        return _InTurn(A, b, self.dense_size, max_steps, {"rtol": rtol, "atol": atol}).answer()
 
 
 _FEW_LU = LU()  # made once: its options are checked, which takes as long as factors of a few unknowns
@@ -206,6 +112,165 @@ def _nearby(A: Operator, b: Tensor, *, rtol: float, atol: float) -> LinearSoluti
     answer = answer._replace(x=x + inverse(answer.x), converged=answer.converged & near)  # the others asked for nothing
     answer = answer._replace(residual_norm=torch.where(near, answer.residual_norm, torch.inf))
     return _Progress(b).add(found).add(answer).answer()
+
+
+class _InTurn:
+    """One system, and the methods whose turn it is, one after another, at what those before have left.
+
+    A turn is true where none need follow: all is solved, or no other could do more.
+
+    Attributes:
+        asked: has the user given a preconditioner? alone: are right-hand sides so many that the matrix is factored whatever
+            a Krylov method might do for each? progress: what is solved so far.
+    """
+
+    def __init__(self, A: Operator, b: Tensor, dense_size: int, max_steps: int | None, limits: dict[str, Any]) -> None:
+        self.A, self.b, self.dense_size, self.max_steps, self.limits = A, b, dense_size, max_steps, limits
+        self.progress = _Progress(b)
+        self.asked = A.preconditioner is not None
+        self.alone = len(b) >= _ALONE and len(b) * _ALONE >= A.size
+
+    def answer(self) -> LinearSolution:
+        """What they have found."""
+        turns = (self._inverse, self._dense_of_few, self._known, self._preconditioned, self._trial, self._sparse)
+        any(turn() for turn in (*turns, self._dense, self._krylov, self._last))
+        return self.progress.answer()
+
+    def _by(self, method: LinearSolver, max_steps: int | None = None) -> bool:
+        """Is all solved, after a method has had its turn?"""
+        found = method.solve_many(self.A, self.progress.open_part(), max_steps=max_steps, **self.limits)
+        return self.progress.add(found).done
+
+    # ------------------------------------------------------------------------------------------------ what is known of it
+    @cached_property
+    def affordable(self) -> bool:
+        """May dense blocks be formed?"""
+        return self.A.size <= self.dense_size and self.A.batch * self.A.size**2 <= _NUMBERS
+
+    @cached_property
+    def little(self) -> bool:
+        """Do dense blocks cost little, or less than a Krylov method for so many right-hand sides?"""
+        A, count = self.A, len(self.b)
+        work = A.batch * A.size * (A.size + A.weight)
+        if A.size <= (_SMALL if A.fixed_point else _FEW) and work <= 8 * _WORK:
+            return True
+        if work <= _WORK and (not A.fixed_point or _SERIES * _dense_price(A) < _WORTH):
+            return True
+        return self.affordable and count * _EACH >= A.size and count * _FLOPS >= A.size**2
+
+    @cached_property
+    def worth(self) -> float:
+        """How many products factors cost, for each right-hand side; 0 where no Krylov method need be tried before them."""
+        A = self.A
+        few = A.size <= _FEWEST and A.batch <= _SAMPLES and self.little  # then no graph need be looked at
+        if few or A.fixed_point or self.asked or A.known is not None or A.wants_factors:
+            return 0.0
+        price = A.price()
+        if price is None and not self.affordable:
+            return 0.0
+        found = _dense_price(A) if price is None else price.factors
+        if found >= _WORTH and A.alike():
+            found = _dense_price(A, A.batch) if price is None else A.price(A.batch).factors
+        return found / len(self.b)
+
+    @cached_property
+    def cheap(self) -> bool:
+        """Are dense factors the first choice?"""
+        return self.little or (0 < self.worth < _WORTH and self.A.price() is None)
+
+    @cached_property
+    def dear(self) -> bool:
+        """Are dense factors the choice although they cost many products, since no Krylov method costs less?"""
+        return self.worth >= _WORTH and self.affordable
+
+    @cached_property
+    def patience(self) -> int | None:
+        """Products of a Krylov method before another is tried; ``None``: there is no other.  Of a fixed-point map's, as long
+        as they cost less than factors."""
+        if not (self.cheap or self.dear) and self.affordable:
+            return _FIRST
+        if not self.A.fixed_point:
+            return None
+        price = None if self.alone else self.A.price()
+        return _FIRST if price is None else max(_FIRST, min(int(price.factors), _LONG))
+
+    # ---------------------------------------------------------------------------------------------------------- the turns
+    def _inverse(self) -> bool:
+        """The inverse, or the matrix, where the problem knows it."""
+        A = self.A
+        if getattr(A.near, "exact", False) and self.progress.add(_inverted(A, self.b, **self.limits)).done:
+            return True
+        return A.exact is not None and self._by(LU(A.size))
+
+    def _dense_of_few(self) -> bool:
+        few = self.A.known is None and not self.asked and self.A.size <= _FEW
+        if few and self.cheap and self.worth < _WORTH:
+            self._by(_FEW_LU)
+            return True
+        return False
+
+    def _known(self) -> bool:
+        """Factors of the matrix or of one nearby, unless others take no longer."""
+        A = self.A
+        if A.known is None:
+            return False
+        price = A.price() if getattr(A.known, "rough", False) else None
+        if price is not None and price.products <= _COLOURS:
+            A.known.let_go()  # before there are others
+            return False
+        many = len(self.b) > MANY and not self.asked
+        if many and (self.cheap or A.sparse() is not None) and not is_near(A, A.known):
+            return False
+        return self.progress.add(_nearby(A, self.b, **self.limits)).done
+
+    def _preconditioned(self) -> bool:
+        return self.asked and self._by(GMRES(), self.max_steps or _FIRST)
+
+    def _trial(self) -> bool:
+        """A Krylov method, as long as it costs less than factors."""
+        if self.worth < _WORTH or self.alone:
+            return False
+        return self._by(Frugal(self.worth, times=1.0 if self.A.price() is not None else _DENSE_TRIAL), self.max_steps)
+
+    def _sparse(self) -> bool:
+        return (not self.A.fixed_point or self.alone) and self._by_sparse_factors()
+
+    def _by_sparse_factors(self) -> bool:
+        blocks = self.A.sparse()
+        if blocks is None:
+            return False
+        found = solve_with(blocks, self.A, self.progress.open_part(), **self.limits)
+        return self.progress.add(found).done or (self.A.told_singular and self.progress.singular)
+
+    def _dense(self) -> bool:
+        if not (self.cheap or self.dear):
+            return False
+        return self._by(LU(self.dense_size)) or (self.cheap and not self.A.fixed_point)
+
+    def _krylov(self) -> bool:
+        """The Krylov method for it."""
+        return self._by_krylov(self.max_steps or self.patience)
+
+    def _by_krylov(self, max_steps: int | None) -> bool:
+        A = self.A
+        if A.symmetric:
+            return self._by(CG(), max_steps) or self._by(GMRES(), max_steps)
+        if A.fixed_point and not self.asked:
+            return self._by(Contraction(), max_steps)
+        return self._by(GMRES() if self.asked or A.near is not None else Unsaid(), max_steps)
+
+    def _last(self) -> bool:
+        """What is left for factors, or for more products, where these were rationed."""
+        if self.A.fixed_point and not self.alone and self._by_sparse_factors():
+            return True
+        if not (self.cheap or self.dear) and self.affordable:
+            return self._by(LU(self.dense_size))
+        return self.patience is not None and self.max_steps is None and self._by_krylov(None)
+
+
+def _dense_price(A: Operator, alike: int = 1) -> float:
+    """How many steps of the Krylov method for it dense factors cost, where so many samples have one matrix."""
+    return price_of_dense_like(A, alike, conjugate=A.symmetric).factors
 
 
 class _Progress:

@@ -157,9 +157,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/auto.py",
         "tests/linear/test_one_matrix.py -k auto_asks",
-        ("if found < _WORTH or not A.alike():", "if True:"),
-        ("if found < _WORTH or not A.alike():", "if found < _WORTH:"),
-        ("cheap = cheap or (0 < worth < _WORTH and A.price() is None)", "pass"),
+        ("if found >= _WORTH and A.alike():", "if False:"),
+        ("if found >= _WORTH and A.alike():", "if found >= _WORTH:"),
+        ("return self.little or (0 < self.worth < _WORTH and self.A.price() is None)", "return self.little"),
         ("else _DENSE_TRIAL)", "else 1.0)", "tests/linear/test_frugal.py -k needs_no_dense"),
     ),
     *mutants(
@@ -295,7 +295,11 @@ MUTANTS = [
             "tests/linear/test_linear.py -k dear_matrix",
         ),
         ("answer._replace(x=x + inverse(answer.x), ", "answer._replace(", "tests/derivatives/test_sparse_path.py"),
-        ("said = Unsaid() if", "said = GMRES() if", "tests/linear/test_symmetry_noticed.py -k default"),
+        (
+            "is not None else Unsaid(), max_steps",
+            "is not None else GMRES(), max_steps",
+            "tests/linear/test_symmetry_noticed.py -k default",
+        ),
     ),
     *mutants(
         "implicitkit/linear/factors/ordering.py",

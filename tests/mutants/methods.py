@@ -868,7 +868,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/auto.py",
         "tests/linear/test_many_right_hand_sides.py -k factored_once",
-        ("is not None and state.add(LU(A.size)", "is None and state.add(LU(A.size)"),
+        ("A.exact is not None and self._by(LU(A.size))", "A.exact is None and self._by(LU(A.size))"),
     ),
     *mutants(
         "implicitkit/rule/request.py",

@@ -434,9 +434,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/auto.py",
         "tests/linear/test_linear.py -k 'dear_matrix'",
-        ("if worth >= _WORTH and not alone:", "if False:"),
+        ("if self.worth < _WORTH or self.alone:", "if True:"),
         (
-            "(not A.fixed_point or _SERIES * self._dense_price(A) < _WORTH)",
+            "(not A.fixed_point or _SERIES * _dense_price(A) < _WORTH)",
             "(not A.fixed_point or True)",
             "tests/linear/test_contraction.py -k factor",
         ),
