@@ -121,7 +121,8 @@ class _InTurn:
 
     Attributes:
         asked: has the user given a preconditioner? alone: are right-hand sides so many that the matrix is factored whatever
-            a Krylov method might do for each? progress: what is solved so far.
+            a Krylov method might do for each? affordable: may dense blocks be formed? little: do they cost little, or less
+            than a Krylov method for so many right-hand sides? progress: what is solved so far.
     """
 
     def __init__(self, A: Operator, b: Tensor, dense_size: int, max_steps: int | None, limits: dict[str, Any]) -> None:
@@ -129,11 +130,15 @@ class _InTurn:
         self.progress = _Progress(b)
         self.asked = A.preconditioner is not None
         self.alone = len(b) >= _ALONE and len(b) * _ALONE >= A.size
+        self.affordable = A.size <= dense_size and A.batch * A.size**2 <= _NUMBERS
+        self.little = self._costs_little()
 
     def answer(self) -> LinearSolution:
         """What they have found."""
         turns = (self._inverse, self._dense_of_few, self._known, self._preconditioned, self._trial, self._sparse)
-        any(turn() for turn in (*turns, self._dense, self._krylov, self._last))
+        for turn in (*turns, self._dense, self._krylov, self._last):
+            if turn():
+                break
         return self.progress.answer()
 
     def _by(self, method: LinearSolver, max_steps: int | None = None) -> bool:
@@ -142,14 +147,7 @@ class _InTurn:
         return self.progress.add(found).done
 
     # ------------------------------------------------------------------------------------------------ what is known of it
-    @cached_property
-    def affordable(self) -> bool:
-        """May dense blocks be formed?"""
-        return self.A.size <= self.dense_size and self.A.batch * self.A.size**2 <= _NUMBERS
-
-    @cached_property
-    def little(self) -> bool:
-        """Do dense blocks cost little, or less than a Krylov method for so many right-hand sides?"""
+    def _costs_little(self) -> bool:
         A, count = self.A, len(self.b)
         work = A.batch * A.size * (A.size + A.weight)
         if A.size <= (_SMALL if A.fixed_point else _FEW) and work <= 8 * _WORK:
