@@ -20,6 +20,7 @@ from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.sparse_factors import SparseFactor
 from implicitkit.linear.factors.sparse_form import sparse_blocks
 from implicitkit.linear.iterative import frugal
+from implicitkit.linear.iterative.cycles import Task
 from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.linear.iterative.inner_cg import conjugate, left_by_minimal_residuals, seems_definite
 from implicitkit.linear.price import price_of, price_of_dense, price_of_dense_like
@@ -112,7 +113,8 @@ def test_a_sample_that_needs_nothing_gives_products_no_nan() -> None:
     A = Operator(mv, mv, lambda: values.diag().expand(2, 30, 30), batch=2, size=30, like=values.expand(2, 30))
     r = torch.stack([torch.ones(30, dtype=D), torch.zeros(30, dtype=D)])
     target, live, budget = torch.full((2,), 1e-9, dtype=D), torch.tensor([True, False]), torch.full((2,), 50)
-    x, _, _, sound = conjugate(A, r, target, live, budget, (), lambda left, done: False)
+    task = Task(r, torch.linalg.vector_norm(r, dim=1), target, live, budget)
+    x, _, _, sound = conjugate(A, task, (), lambda left, done: False)
     assert all(finite) and sound
     torch.testing.assert_close(x, r / values, rtol=0, atol=1e-9)
 

@@ -10,6 +10,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.auto import Auto
 from implicitkit.linear.iterative import symmetry
 from implicitkit.linear.iterative.cg import CG
+from implicitkit.linear.iterative.cycles import Task
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.linear.iterative.inner_cg import conjugate
 from implicitkit.linear.iterative.symmetry import Unsaid
@@ -143,12 +144,10 @@ def test_nor_do_rounding_errors_end_them(dtype: torch.dtype, condition: float, r
         [torch.ones(N - 20, dtype=D), torch.logspace(0, -torch.log10(torch.tensor(condition)), 20, dtype=D)]
     ).to(dtype)
     b, d = torch.sqrt(d)[None] * _rhs(1).to(dtype), d[None]
+    size = torch.linalg.vector_norm(b, dim=1)
     _, _, steps, definite = conjugate(
         Operator(lambda v: d * v, lambda v: d * v, lambda: torch.diag_embed(d), batch=1, size=N, like=b),
-        b,
-        rtol * torch.linalg.vector_norm(b, dim=1),
-        torch.ones(1, dtype=torch.bool),
-        torch.tensor([2 * N]),
+        Task(b, size, rtol * size, torch.ones(1, dtype=torch.bool), torch.tensor([2 * N])),
         (),
         lambda left, done: False,
     )

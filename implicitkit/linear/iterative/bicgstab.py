@@ -21,6 +21,7 @@ from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.iterative.cycles import (
     Correction,
+    Task,
     column,
     in_working_precision,
     norms,
@@ -54,7 +55,8 @@ class BiCGStab(PreconditionedSolver):
         tiny = torch.finfo(b.dtype).tiny
         eps = torch.finfo(b.dtype).eps
 
-        def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
+        def cycle(task: Task) -> Correction:
+            r, norm, target, live, budget = task
             x, shadow, p = torch.zeros_like(r), r, r
             best, best_norm = x, norm
             rho = (shadow * r).sum(dim=1)

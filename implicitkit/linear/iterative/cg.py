@@ -17,7 +17,7 @@ from torch import Tensor
 from implicitkit.foundation.operators import MatVec, Operator
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
-from implicitkit.linear.iterative.cycles import Correction, column, in_working_precision, restarted
+from implicitkit.linear.iterative.cycles import Correction, Task, column, in_working_precision, restarted
 from implicitkit.linear.iterative.dropping import Fewer, narrowed
 from implicitkit.linear.iterative.preconditioners import PreconditionedSolver
 
@@ -48,7 +48,8 @@ class CG(PreconditionedSolver):
         M = self.preconditioner_of(A)
         inverse: MatVec = (lambda v: v) if M is None else M.solve
 
-        def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
+        def cycle(task: Task) -> Correction:
+            r, _, target, live, budget = task
             fewer = Fewer(A, may=M is None)
             x, p, goal = torch.zeros_like(r), inverse(r), target * target
             rs = (r * p).sum(dim=1)

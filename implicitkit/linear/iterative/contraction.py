@@ -26,7 +26,7 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
-from implicitkit.linear.iterative.cycles import Correction, column, in_working_precision, norms, restarted
+from implicitkit.linear.iterative.cycles import Correction, Task, column, in_working_precision, norms, restarted
 from implicitkit.linear.iterative.dropping import Fewer, narrowed
 from implicitkit.linear.iterative.gmres import PATIENCE, STALLED, arnoldi, vectors
 from implicitkit.linear.price import CALL, cost_of_product
@@ -85,31 +85,31 @@ class Contraction(LinearSolver):
     ) -> LinearSolution:
         restart, begun, asked, plain = vectors(b), False, False, False
 
-        def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
+        def cycle(task: Task) -> Correction:
             nonlocal begun, asked, plain
-            most = int(budget.max())
+            most = int(task.budget.max())
             columns = min(restart, A.size, most)
             known: tuple[Tensor, ...] = ()
             if not begun:
                 begun = True
-                found, known = _by_powers(A, r, norm, target, live, budget, most, restart)
+                found, known = _by_powers(A, task, most, restart)
                 if found is not None:
                     return found
             if plain:
                 plain = False
-                return _series(A, r, norm, target, live, budget, most, columns)
+                return _series(A, task, most, columns)
             if asked:
-                return arnoldi(A, r, norm, target, live, budget, columns)
+                return arnoldi(A, task, columns)
 
             def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
                 nonlocal plain
-                open_ = live & ~done
-                dearer = functools.partial(_dearer, A, r, restart)
-                plain = not _some(~_pays(Ht, u, norm, target, budget, r.shape[1], dearer), open_)
+                open_ = task.live & ~done
+                dearer = functools.partial(_dearer, A, task.r, restart)
+                plain = not _some(~_pays(Ht, u, task, dearer), open_)
                 return plain
 
             asked = True
-            return arnoldi(A, r, norm, target, live, budget, columns, ((_LOOK,), look), known)
+            return arnoldi(A, task, columns, ((_LOOK,), look), known)
 
         patience = max(2, PATIENCE // restart)
         return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=max_steps, stalled=STALLED, patience=patience)
@@ -141,14 +141,14 @@ def _dearer(A: Operator, r: Tensor, restart: int, products: Tensor | float) -> A
 Dearer = Callable[[Tensor], Tensor]
 
 
-def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor, size: int, dearer: Dearer) -> Tensor:
+def _pays(Ht: Tensor, u: Tensor, task: Task, dearer: Dearer) -> Tensor:
     """For which samples would the series cost less than GMRES, ``(batch,)``?
 
     ``Ht``: ``(batch, k, k + 1)``, the transpose of ``H``; ``u``: ``(batch, k + 1)``, of which ``1 / |u_{0..j}|`` is the
-    residual of GMRES.  That falls faster and faster: of ``size`` dimensions ``j`` vectors leave a share of ``1 - j / size``,
-    in squares, so that beside its rate it gains about ``j^2 / (4 size)``.
+    residual of GMRES.  That falls faster and faster: of ``n`` dimensions ``j`` vectors leave a share of ``1 - j / n``,
+    in squares, so that beside its rate it gains about ``j^2 / (4 n)``.
     """
-    k = Ht.shape[1]
+    k, size = Ht.shape[1], task.r.shape[1]
     y = torch.zeros_like(u).unsqueeze(1)
     y[:, 0, 0] = 1
     lengths = []
@@ -156,20 +156,19 @@ def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor, s
         y = torch.baddbmm(y, y[:, :, :k], Ht)
         lengths.append(torch.linalg.vector_norm(y, dim=2).squeeze(1))
     least = u.square().cumsum(1).rsqrt()
-    here = (least[:, k] * norm / target).log()  # still to go, in logarithms
+    here = (least[:, k] * task.norm / task.target).log()  # still to go, in logarithms
     series = (lengths[_LATER - 1] / lengths[k - 1]).log() / (k - _LATER)  # what a step gains
     krylov = (least[:, _LATER] / least[:, k]).log() / (k - _LATER)
-    enough = here <= series * (budget - k)
+    enough = here <= series * (task.budget - k)
     few = 2 * size * ((krylov.square() + here / size).sqrt() - krylov)  # of GMRES: krylov j + j^2 / (4 size) = here
     cheaper = here <= dearer(few + k) * few * series
     return cheaper & (here > k * krylov) & enough  # false for NaN
 
 
-def _by_powers(
-    A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, limit: int, restart: int
-) -> tuple[Correction | None, tuple[Tensor, ...]]:
+def _by_powers(A: Operator, task: Task, limit: int, restart: int) -> tuple[Correction | None, tuple[Tensor, ...]]:
     """What the series finds, if its first two products say that it costs less than GMRES: while it is fast, or as long as
     it gains; ``None`` where they say that polynomials do better, and those products.  ``limit``: the largest ``budget``."""
+    r, norm, target, live, _ = task
     known: tuple[Tensor, ...] = (A.mv(r),)
     v = known[0] + r
     length = norms(v)
@@ -187,16 +186,14 @@ def _by_powers(
     dearer = functools.partial(_dearer, A, r, restart)
     if swift and _is_swift(length, before, open_):
         slower = (second > _SLOWER * first).logical_and_(open_)
-        if _some(slower, open_, left=left) and _some(
-            ~_shorter(A, r, known, norm, target, first, second, dearer), open_
-        ):
+        if _some(slower, open_, left=left) and _some(~_shorter(A, task, known, first, second, dearer), open_):
             return None, known
-        return _swiftly(A, r, v, after, before, target, live, open_, limit), known
+        return _swiftly(A, task, v, after, before, open_, limit), known
     ratio = dearer(_LOOK)
     if ratio < _CHEAP or _some(~(second < 1), open_, _HALF, left):
         return None, known
     columns, most = min(restart, A.size, limit), _TRIED * _LOOK * (ratio - 1)
-    return _series(A, r, norm, target, live, budget, limit, columns, known, (first * second).log() / 2, most), known
+    return _series(A, task, limit, columns, known, (first * second).log() / 2, most), known
 
 
 def _is_swift(length: Tensor, before: Tensor, open_: Tensor) -> bool:
@@ -206,18 +203,11 @@ def _is_swift(length: Tensor, before: Tensor, open_: Tensor) -> bool:
 
 
 def _swiftly(
-    A: Operator,
-    r: Tensor,
-    v: Tensor,
-    after: Tensor,
-    before: Tensor,
-    target: Tensor,
-    live: Tensor,
-    open_: Tensor,
-    limit: int,
+    A: Operator, task: Task, v: Tensor, after: Tensor, before: Tensor, open_: Tensor, limit: int
 ) -> Correction:
     """The series from its second product on, while it is fast: ``v = J r``, ``after = J v``, ``before = |v|``."""
-    fewer, total, steps, v = Fewer(A), r, live.long(), torch.where(column(open_), v, 0)
+    target, fewer, total, steps = task.target, Fewer(A), task.r, task.live.long()
+    v = torch.where(column(open_), v, 0)
     for k in range(2, limit + 1):
         length = norms(after)
         steps.add_(open_)
@@ -238,14 +228,7 @@ def _swiftly(
 
 
 def _shorter(
-    A: Operator,
-    r: Tensor,
-    known: tuple[Tensor, ...],
-    norm: Tensor,
-    target: Tensor,
-    first: Tensor,
-    second: Tensor,
-    dearer: Dearer,
+    A: Operator, task: Task, known: tuple[Tensor, ...], first: Tensor, second: Tensor, dearer: Dearer
 ) -> Tensor:
     """For which samples does the series cost less than GMRES from ``r`` on, by two products, ``(batch,)``?
 
@@ -255,26 +238,22 @@ def _shorter(
     is ``|J^2 r|``, of an interval two thirds.
     """
     v = known[0] / column(norms(known[0]))
-    left = r - v * (v * r).sum(1, keepdim=True)
+    left = task.r - v * (v * task.r).sum(1, keepdim=True)
     w = known[1] - v * (v * known[1]).sum(1, keepdim=True)
     w = w / column(norms(w))
     left = left - w * (w * left).sum(1, keepdim=True)
-    here = (norm / target).log()  # to go, in logarithms
+    here = (task.norm / task.target).log()  # to go, in logarithms
     rate = second * (second / first).sqrt()
     powers = (here + (first * second).log()) / -rate.log()
-    krylov = 2 * here / (norm / norms(left)).log()
-    more = _START * CALL / _product(A, r) - len(known)
+    krylov = 2 * here / (task.norm / norms(left)).log()
+    more = _START * CALL / _product(A, task.r) - len(known)
     # false for NaN: the space is exhausted
     return (rate < 1) & (powers <= dearer(krylov) * krylov + more)
 
 
 def _series(
     A: Operator,
-    r: Tensor,
-    norm: Tensor,
-    target: Tensor,
-    live: Tensor,
-    budget: Tensor,
+    task: Task,
     limit: int,
     columns: int,
     known: tuple[Tensor, ...] = (),
@@ -288,6 +267,7 @@ def _series(
     ``(batch,)``; ``most``: so many may be needed after a window, at the rate of its second half, of three quarters of the
     samples; else the series ends.
     """
+    r, norm, target, live, budget = task
     aim, before, latest, left = _MARGIN * target, norm, norm, int(torch.count_nonzero(live))
     few, fewer = (1 - _MOST) * left, Fewer(A)
     dx, rest, v, open_ = -r, torch.zeros_like(r), r, live
@@ -327,13 +307,13 @@ def _series(
     if not handed:
         return Correction(dx, steps)
     size = norms(rest)
-    after = arnoldi(A, rest, size, target, slow, budget - steps, columns)
+    after = arnoldi(A, Task(rest, size, target, slow, budget - steps), columns)
     dx, steps = dx + torch.where(column(slow), after.dx, 0), steps + torch.where(slow, after.steps, 0)
     grown = slow & (size > norm)
     lost = grown & ~(norms(r - A.mv(dx)) <= _LOST * norm) if bool(grown.any()) else grown
     if not bool(lost.any()):
         return Correction(dx, steps)
-    alone = arnoldi(A, torch.where(column(lost), r, 0), norm, target, lost, budget - steps, columns)
+    alone = arnoldi(A, Task(torch.where(column(lost), r, 0), norm, target, lost, budget - steps), columns)
     return Correction(torch.where(column(lost), alone.dx, dx), steps + torch.where(lost, alone.steps, 0))
 
 

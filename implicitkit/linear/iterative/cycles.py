@@ -90,6 +90,23 @@ def right_preconditioned(solve: SolveMethod) -> SolveMethod:
     return wrapper  # type: ignore[return-value]
 
 
+class Task(NamedTuple):
+    """What a cycle is to solve: the residual ``r`` ``(batch, n)``, zero where a sample is not ``live``; its norms, the norms
+    to reach, and the products left, each ``(batch,)``."""
+
+    r: Tensor
+    norm: Tensor
+    target: Tensor
+    live: Tensor
+    budget: Tensor
+
+    def left(self, r: Tensor, used: Tensor) -> Task:
+        """What is left to do of it where ``r`` is left, after so many products."""
+        norm, budget = norms(r), self.budget - used
+        live = self.live & (norm > self.target) & (budget > 0)
+        return Task(torch.where(column(live), r, 0), norm, self.target, live, budget)
+
+
 class Correction(NamedTuple):
     """What one cycle returns: ``dx`` ``(batch, n)``, products used ``(batch,)``, and which samples cannot go on."""
 
@@ -105,9 +122,7 @@ def _too_slow(norm: Tensor, target: Tensor, steps: Tensor, limit: int, before: T
     return (norm > 0.5 * before) & ~(needed <= limit - steps)
 
 
-#: ``(r, norm, target, live, budget) -> Correction``: ``r`` ``(batch, n)`` is zero where not ``live``; ``norm`` its
-#: norms, ``target`` the norms to reach, ``budget`` the products left, each ``(batch,)``.
-Cycle = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Correction]
+Cycle = Callable[[Task], Correction]
 
 
 def restarted(
@@ -144,7 +159,7 @@ def restarted(
     past, left = [(norm, steps)], int(torch.count_nonzero(live))
     while limit > 0 and left:
         safe = residual if left == len(live) else residual.where(column(live), residual.new_zeros(()))
-        correction = cycle(safe, norm, target, live, limit - steps)
+        correction = cycle(Task(safe, norm, target, live, limit - steps))
         trial = x + correction.dx
         trial_residual = b - A.mv(trial)
         trial_norm = norms(trial_residual)

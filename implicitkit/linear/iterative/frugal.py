@@ -27,7 +27,7 @@ from implicitkit.foundation.operators import Operator, preconditioned
 from implicitkit.foundation.options import at_least, check_options, flag, positive
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.iterative.by_entries import ByEntries
-from implicitkit.linear.iterative.cycles import Correction, column, in_working_precision, norms, restarted
+from implicitkit.linear.iterative.cycles import Correction, Task, column, in_working_precision, norms, restarted
 from implicitkit.linear.iterative.gmres import arnoldi, vectors
 from implicitkit.linear.iterative.inner_cg import conjugate, seems_definite
 
@@ -95,68 +95,64 @@ class _Trial:
         self.definite, self.refuted = self.M is None and (A.symmetric or A.definite), self.M is not None
         self.turned, self.part = False, 1.0
 
-    def cycle(self, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
+    def cycle(self, task: Task) -> Correction:
         """Methods one after another, for as long as they turn: a few vectors of one are not judged alone."""
-        whole, dx, used = r, torch.zeros_like(r), torch.zeros_like(budget)
-        while bool(live.any()):
+        whole, dx, used = task.r, torch.zeros_like(task.r), torch.zeros_like(task.budget)
+        while bool(task.live.any()):
             S = self.by.scale
             if self.M is not None:  # A M y = r, x = M y
-                found = self._krylov(r, norm, target, live, budget)
+                found = self._krylov(task)
                 found = found._replace(dx=self.M.solve(found.dx))
             elif S is None:
-                found = self._krylov(r, norm, target, live, budget)
+                found = self._krylov(task)
             else:  # S A S y = S r, x = S y: less is left of S r, in the same proportion
-                size = norms(S * r)
-                part, self.part = self.part, _TIGHTER * self.part
-                found = self._krylov(S * r, size, torch.where(live, part * target * size / norm, target), live, budget)
+                size, part, self.part = norms(S * task.r), self.part, _TIGHTER * self.part
+                target = torch.where(task.live, part * task.target * size / task.norm, task.target)
+                found = self._krylov(task._replace(r=S * task.r, norm=size, target=target))
                 found = found._replace(dx=S * found.dx)
-            dx, used, budget = dx + found.dx, used + found.steps, budget - found.steps
+            dx, used = dx + found.dx, used + found.steps
             if not self._turns():
                 break
-            left = whole - self.by.plain.mv(dx)
-            norm = norms(left)
-            live = live & (norm > target) & (budget > 0)
-            r = torch.where(column(live), left, 0)
+            task = task.left(whole - self.by.plain.mv(dx), found.steps)
         return Correction(dx, used, self.slow)
 
     def _turns(self) -> bool:
         turned, self.turned = self.turned, False
         return turned
 
-    def _krylov(self, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
+    def _krylov(self, task: Task) -> Correction:
         asks = () if self.asked else (*self.at, *self.by.looks)
-        x, used = torch.zeros_like(r), torch.zeros_like(budget)
+        x, used = torch.zeros_like(task.r), torch.zeros_like(task.budget)
 
         def ask(least: Tensor, done: Tensor) -> bool:
-            return self._ask(least, least * column(norm), target, live & ~done)
+            return self._ask(least, least * column(task.norm), task.target, task.live & ~done)
 
         if self.definite:
-            x, r, used, self.definite = conjugate(self.by.operator, r, target, live, budget, asks, ask)
+            x, r, used, self.definite = conjugate(self.by.operator, task, asks, ask)
             if self.turned:
                 return Correction(x, used)
-            budget, norm = budget - used, norms(r)
-            live = live & (norm > target) & (budget > 0)
+            task = task.left(r, used)
             self.asked, self.refuted = self.asked or self.definite, not self.definite
-        if self.definite or not bool(live.any()):
+        if self.definite or not bool(task.live.any()):
             return Correction(x, used)
-        columns = min(vectors(r), self.by.A.size, int(budget.max()))
+        columns = min(vectors(task.r), self.by.A.size, int(task.budget.max()))
 
         def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
             least = u.square().cumsum(1).rsqrt()
             if not self.asked and least.shape[1] - 1 in asks and ask(least, done):
                 return True
-            open_ = live & ~done
-            slow = self.by.written or bool((open_ & is_slow(least * column(norm), target, columns)).any())
+            open_ = task.live & ~done
+            slow = self.by.written or bool((open_ & is_slow(least * column(task.norm), task.target, columns)).any())
             if slow and not self.refuted:
                 self.turned = self.definite = bool((seems_definite(Ht) | ~open_).all())
             return self.definite
 
         places = (*(() if self.asked else asks), *(() if self.refuted else (columns,)))
         A = self.by.operator if self.M is None else preconditioned(self.by.plain, self.M.solve)
-        found = arnoldi(A, r, norm, target, live, budget, columns, (places, look), (), self.of.beyond)
+        found = arnoldi(A, task, columns, (places, look), (), self.of.beyond)
         self.asked = not self.turned
-        rest = torch.where(column(live), found.dx, 0)
-        return Correction(x + rest, used + torch.where(live, found.steps, 0))
+        rest = torch.where(column(task.live), found.dx, 0)
+        return Correction(x + rest, used + torch.where(task.live, found.steps, 0))
 
     def _ask(self, least: Tensor, left: Tensor, target: Tensor, open_: Tensor) -> bool:
         """Is this to end?  ``least``: what minimal residuals leave of each residual after 0 to ``j`` products, ``(batch, j +

@@ -37,6 +37,7 @@ from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.iterative.cycles import (
     Correction,
+    Task,
     column,
     in_working_precision,
     norms,
@@ -92,9 +93,8 @@ class GMRES(PreconditionedSolver):
     ) -> LinearSolution:
         restart = self.restart or vectors(b)
 
-        def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
-            columns = min(restart, A.size, int(budget.max()))
-            return arnoldi(A, r, norm, target, live, budget, columns)
+        def cycle(task: Task) -> Correction:
+            return arnoldi(A, task, min(restart, A.size, int(task.budget.max())))
 
         return restarted(
             cycle,
@@ -115,17 +115,13 @@ def vectors(b: Tensor) -> int:
 
 def arnoldi(
     A: Operator,
-    r: Tensor,
-    norm: Tensor,
-    target: Tensor,
-    live: Tensor,
-    budget: Tensor,
+    task: Task,
     columns: int,
     look: Look | None = None,
     known: tuple[Tensor, ...] = (),
     beyond: bool = False,
 ) -> Correction:
-    """One cycle of at most ``columns`` steps from the residual ``r`` ``(batch, n)``; ``known``: ``A r``, ``A (r + A r)``, as
+    """One cycle of at most ``columns`` steps from the residual ``r`` of the task; ``known``: ``A r``, ``A (r + A r)``, as
     far as they are.
 
     ``look``: numbers of steps after which it is asked whether to end here, with the columns of ``H`` so far ``(batch, k,
@@ -134,7 +130,7 @@ def arnoldi(
 
     ``beyond``: samples that have come to their target take what the products made for others show, down to the root of eps.
     """
-    space, fewer = _Space(r, norm, target, live, budget, columns, beyond), Fewer(A)
+    space, fewer = _Space(task, columns, beyond), Fewer(A)
     for j in range(columns):
         going = space.step(fewer.A, known)
         left = int(torch.count_nonzero(going))
@@ -161,9 +157,8 @@ class _Space:
     shape is an operation, too.
     """
 
-    def __init__(
-        self, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, columns: int, beyond: bool
-    ) -> None:
+    def __init__(self, task: Task, columns: int, beyond: bool) -> None:
+        r, norm, target, live, budget = task
         batch, n = r.shape
         info = torch.finfo(r.dtype)
         self.basis = r.new_empty(columns + 1, batch, n)

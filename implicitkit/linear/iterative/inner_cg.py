@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.iterative.cycles import column
+from implicitkit.linear.iterative.cycles import Task, column
 from implicitkit.linear.iterative.dropping import Fewer, narrowed
 
 _OFTEN = 8  # every so many steps it is asked whether the directions are conjugate still
@@ -38,20 +38,12 @@ def seems_definite(Ht: Tensor) -> Tensor:
 
 
 def conjugate(
-    A: Operator,
-    r: Tensor,
-    target: Tensor,
-    live: Tensor,
-    budget: Tensor,
-    at: tuple[int, ...],
-    ask: Callable[[Tensor, Tensor], bool],
+    A: Operator, task: Task, at: tuple[int, ...], ask: Callable[[Tensor, Tensor], bool]
 ) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """Conjugate gradients from the residual ``r`` ``(batch, n)``; of negative definite blocks the same formulas solve
+    """Conjugate gradients from the residual ``r`` of the task; of negative definite blocks the same formulas solve
     ``-A x = -r``.
 
     Args:
-        target: norms that the residuals shall come to; live: which samples are at work; budget: products of each, at most;
-            all ``(batch,)``.
         at: numbers of products after which ``ask(left, done)`` says whether to end: ``left`` ``(batch, j + 1)`` is what
             minimal residuals would leave of ``r`` after 0 to ``j`` products.
 
@@ -59,6 +51,7 @@ def conjugate(
         a correction, what it leaves of ``r``, products used, and whether no curvature ``p'Ap`` was met that is zero or of
         the other sign, or far from ``r'Ap``, which it equals where ``A`` is symmetric; where one is they end.
     """
+    r, _, target, live, budget = task
     x, p, rs = torch.zeros_like(r), r, torch.linalg.vecdot(r, r)
     squares, goal, steps, open_ = [rs], target.square(), torch.zeros_like(budget), live
     fewer = Fewer(A)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
-from implicitkit.linear.iterative.cycles import Correction, column, norms, restarted
+from implicitkit.linear.iterative.cycles import Correction, Task, column, restarted
 from implicitkit.linear.iterative.frugal import is_slow
 from implicitkit.linear.iterative.gmres import PATIENCE, STALLED, Look, arnoldi, vectors
 from implicitkit.linear.iterative.inner_cg import conjugate, seems_definite
@@ -42,41 +42,38 @@ class Unsaid(LinearSolver):
         restart = vectors(b)
         definite, asked = False, False
 
-        def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
+        def cycle(task: Task) -> Correction:
             nonlocal asked, definite
-            x, used, whole = torch.zeros_like(r), torch.zeros_like(budget), r
-
-            def open_part() -> bool:
-                """What is left of ``r``, and is there any?"""
-                nonlocal r, norm, live
-                r = whole - A.mv(x)
-                norm = norms(r)
-                live = live & (norm > target) & (used < budget)
-                r = torch.where(column(live), r, 0)
-                return bool(live.any())
+            x, used, part = torch.zeros_like(task.r), torch.zeros_like(task.budget), task
 
             def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
                 nonlocal definite
-                open_, least = live & ~done, u.square().cumsum(1).rsqrt()
-                if bool((open_ & is_slow(least * column(norm), target, columns)).any()):
+                open_, least = task.live & ~done, u.square().cumsum(1).rsqrt()
+                if bool((open_ & is_slow(least * column(task.norm), task.target, columns)).any()):
                     definite = bool((seems_definite(Ht) | ~open_).all())
                 return definite
 
             def told() -> bool:
-                return definite and open_part()
+                return definite
 
-            columns = min(restart, A.size, int(budget.max()))
+            columns = min(restart, A.size, int(task.budget.max()))
             if not definite:
-                x, used = _arnoldi(A, (r, norm, target, live, budget), columns, None if asked else (_LOOKS, look))
+                x, used = _arnoldi(A, task, columns, None if asked else (_LOOKS, look))
                 asked = True
                 if not told():
                     return Correction(x, used)
-            dx, _, steps, definite = conjugate(A, r, target, live, budget - used, (), _never)
+                part = task.left(task.r - A.mv(x), used)
+                if not bool(part.live.any()):
+                    return Correction(x, used)
+            dx, _, steps, definite = conjugate(A, part, (), _never)
             x, used = x + dx, used + steps
-            if definite or not open_part():
+            if definite:
                 return Correction(x, used)
-            dx, steps = _arnoldi(A, (r, norm, target, live, budget - used), columns, None)
-            return Correction(x + dx, used + steps)
+            part = part.left(task.r - A.mv(x), steps)
+            if bool(part.live.any()):
+                dx, steps = _arnoldi(A, part, columns, None)
+                x, used = x + dx, used + steps
+            return Correction(x, used)
 
         patience = max(2, PATIENCE // restart)
         return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=max_steps, stalled=STALLED, patience=patience)
@@ -86,8 +83,7 @@ def _never(left: Tensor, done: Tensor) -> bool:
     return False
 
 
-def _arnoldi(A: Operator, task: tuple[Tensor, ...], columns: int, look: Look | None) -> tuple[Tensor, Tensor]:
+def _arnoldi(A: Operator, task: Task, columns: int, look: Look | None) -> tuple[Tensor, Tensor]:
     """A cycle of GMRES for the samples that are live: what it adds, and the products used."""
-    r, norm, target, live, budget = task
-    found = arnoldi(A, r, norm, target, live, budget, columns, look)
-    return torch.where(column(live), found.dx, 0), torch.where(live, found.steps, 0)
+    found = arnoldi(A, task, columns, look)
+    return torch.where(column(task.live), found.dx, 0), torch.where(task.live, found.steps, 0)

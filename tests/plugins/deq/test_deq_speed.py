@@ -177,7 +177,7 @@ def _system(state: Tensor, asked: int) -> Callable[[], Any]:
         size=b.shape[1],
         like=b,
     )
-    cycle = lambda r, *_: cycles.Correction(-r, torch.ones(len(r), dtype=torch.int64))  # noqa: E731
+    cycle = lambda task: cycles.Correction(-task.r, torch.ones(len(task.r), dtype=torch.int64))  # noqa: E731
     return lambda: cycles.restarted(cycle, A, b, rtol=1e-3, atol=0.0, max_steps=None, stalled="")
 
 
