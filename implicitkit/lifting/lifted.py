@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapturedTensorError
-from implicitkit.foundation.refill import refilled
 from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.unversioned_writes import FirstCalls
 from implicitkit.foundation.wording import DRAWN, ELSEWHERE, KEPT, UNSEEN
@@ -42,6 +41,7 @@ from implicitkit.lifting.overlay import Constants, Slot
 from implicitkit.lifting.purity import moved, watched
 from implicitkit.lifting.reach import below, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.recomputing import Recomputing, surroundings
+from implicitkit.lifting.refill import refilled
 from implicitkit.lifting.stand_ins import is_marked, plainly, stand_ins
 from implicitkit.lifting.substitution import Substitute, SubstituteWithin, resolve, substitutions, swapped, used
 from implicitkit.lifting.watch import Called, Discover, Looks, graph_leaves, leaks, memory

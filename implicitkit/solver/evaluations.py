@@ -17,7 +17,6 @@ from implicitkit.solver import programs
 from implicitkit.solver.bounded_fits import Fits
 from implicitkit.solver.counted import Counted
 from implicitkit.solver.failing_trials import Outside
-from implicitkit.solver.low_rank import has_low_rank
 from implicitkit.solver.visible import curvature, none_of, plain, refuse, slope, with_graph
 from implicitkit.sparsity.patterns import SMALLEST
 from implicitkit.system import System
@@ -152,7 +151,7 @@ class Evaluations(Counted):
         if self.kind.returns_program:
             saddle = lambda y: self.problem.flat_saddle(self.uncounted, y)  # noqa: E731
             if self.system.sparsity("saddle").find(saddle, z) is None:
-                return has_low_rank(self, z)
+                return programs.has_low_rank(self, z)
         return self.system.sparsity().find_either(self._of_problem, z) is not None
 
     def price(self, z: Tensor, A: Operator, alike: int | None = None) -> float:

@@ -39,9 +39,9 @@ from implicitkit.solution import Record, Solution
 from implicitkit.solver import auto
 from implicitkit.solver.base import Outcome, Solver
 from implicitkit.solver.catalogue import check_serves, get_solver
-from implicitkit.solver.charts import through_charts
-from implicitkit.solver.settings import asked_for, options_of
 from implicitkit.solver.user_solver import Start
+from implicitkit.solving.charts import through_charts
+from implicitkit.solving.settings import asked_for, options_of
 from implicitkit.solving.wrong_options import refuse_empty_vmap, refuse_problem
 from implicitkit.system import System, check_output
 

@@ -18,7 +18,7 @@ from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root, RootBetween
 from implicitkit.problem.steady_state import SteadyState
 from implicitkit.solution import Solution
-from implicitkit.solver.root.bracketed import bracketed, is_known, middle
+from implicitkit.solving.bracket import bracketed, is_known, middle
 from implicitkit.solving.one_solve import run
 from implicitkit.solving.wrong_options import refuse_option
 

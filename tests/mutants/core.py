@@ -24,7 +24,7 @@ MUTANTS = [
         ("            _each(Tensor.detach, lifted(z, plain))", "            lifted(z, plain)"),
     ),
     *mutants(
-        "implicitkit/solver/settings.py",
+        "implicitkit/solving/settings.py",
         ANSWERS,
         ("if math.prod(answer.shape) != 1:", "if False:"),
         ("        return answer is True\n", "        return bool(answer)\n"),

@@ -76,7 +76,7 @@ MUTANTS = [
         ("if waiting > f.at_work - given_up:", "if False:", "tests/solver/test_few_unknowns.py -k minority"),
         ("    hands_over: ClassVar[bool] = True\n", "", "tests/solver/test_few_unknowns.py -k not_formed"),
     ),
-    *mutants("implicitkit/solver/charts.py", ROTATIONS, ("return self._as_before(f, z0, norm)", "pass")),
+    *mutants("implicitkit/solving/charts.py", ROTATIONS, ("return self._as_before(f, z0, norm)", "pass")),
     *mutants(
         "implicitkit/solver/visible.py",
         PARTS,
@@ -512,7 +512,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/steps/geodesic.py",
+        "implicitkit/solver/least_squares/geodesic.py",
         "tests/solver/test_certified_fits.py",
         ("(2 / h) * ((ahead", "(1 / h) * ((ahead"),
         ("p + 0.5 * a, p)", "p - 0.5 * a, p)"),

@@ -410,7 +410,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/settings.py",
+        "implicitkit/solving/settings.py",
         "tests/plugins/deq/test_deq.py -k steps_that_are",
         ("return not bool((status == int(Status.NONFINITE)).any())", "return True"),
     ),

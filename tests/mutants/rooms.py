@@ -611,7 +611,7 @@ MUTANTS = [
         ("reached = edges[finite[:, lost].sum(0).clamp_min(1) - 1]", "reached = edges[finite[:, lost].sum(0)]"),
     ),
     *mutants(
-        "implicitkit/solver/charts.py",
+        "implicitkit/solving/charts.py",
         "tests/problem/test_manifold.py",
         ("again = far & ended", "again = far & ~ended"),
         ("claimed & (norm <= _SAME", "claimed & (norm >= _SAME"),

@@ -12,9 +12,9 @@ from implicitkit.foundation.options import check_options, positive
 from implicitkit.linear.factors.dense import mv, svd_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.least_squares.geodesic import Bend, Bends
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.factored import at_rounding, leave
-from implicitkit.solver.steps.geodesic import Bend, Bends
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, weighted, with_old_factors
 from implicitkit.solver.steps.region import taken_where
@@ -50,8 +50,8 @@ class LevenbergMarquardt(Method):
     their promise: so the last steps are Gauss-Newton's, too.  A step is followed by others with the same factors,
     ``z <- z - (R'R + \mu D^2)^{-1} g(z)``, while the gradient ``g`` falls to a fifth.
 
-    From the ninth step on steps follow the bend of their valley (:mod:`implicitkit.solver.steps.geodesic`), where they are
-    not dear and the loss is that of least squares.  Where the gradient meets the tolerance though Gauss and Newton's
+    From the ninth step on steps follow the bend of their valley (:mod:`~implicitkit.solver.least_squares.geodesic`), where
+    they are not dear and the loss is that of least squares. Where the gradient meets the tolerance though Gauss and Newton's
     correction ``(R'R)^{-1} g`` is more than rounding beside ``z``, as where columns of ``R`` nearly depend on each other, up
     to three more steps go there.
 
