@@ -15,11 +15,11 @@ from implicitkit.foundation.options import at_least, check_options, function, in
 from implicitkit.linear.factors.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
+from implicitkit.solver.evaluating.visible import plain
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.return_checks import point, steps_of
 from implicitkit.solver.subset import subset
 from implicitkit.solver.verdict.judging import Judge
-from implicitkit.solver.visible import plain
 
 #: Exceptions that tell of a mistake in the program of a user's solver, not of a point that it could not find.
 #: (An IndexError may be of either kind: the first sign change of a sample that has none.)

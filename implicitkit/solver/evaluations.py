@@ -13,11 +13,11 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.linear.price import price_of_dense, price_of_dense_like
 from implicitkit.problem.selection import selection
-from implicitkit.solver import programs
-from implicitkit.solver.bounded_fits import Fits
-from implicitkit.solver.counted import Counted
-from implicitkit.solver.failing_trials import Outside
-from implicitkit.solver.visible import curvature, none_of, plain, refuse, slope, with_graph
+from implicitkit.solver.evaluating import programs
+from implicitkit.solver.evaluating.bounded_fits import Fits
+from implicitkit.solver.evaluating.counted import Counted
+from implicitkit.solver.evaluating.failing_trials import Outside
+from implicitkit.solver.evaluating.visible import curvature, none_of, plain, refuse, slope, with_graph
 from implicitkit.sparsity.patterns import SMALLEST
 from implicitkit.system import System
 

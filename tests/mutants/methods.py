@@ -78,7 +78,7 @@ MUTANTS = [
     ),
     *mutants("implicitkit/solving/charts.py", ROTATIONS, ("return self._as_before(f, z0, norm)", "pass")),
     *mutants(
-        "implicitkit/solver/visible.py",
+        "implicitkit/solver/evaluating/visible.py",
         PARTS,
         ("if f.of_map:", "if False:"),
         ("if f.kind.returns_state else gradient", "if False else gradient", PARTS + " -k residual_beside"),
@@ -845,7 +845,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/bounded_fits.py",
+        "implicitkit/solver/evaluating/bounded_fits.py",
         "tests/solver/test_bounded_least_squares.py",
         ("known.z is z or (known.z.shape == z.shape and torch.equal(known.z, z))", "known.z is z"),
         ("            known.let_go()\n", "            pass\n"),
@@ -1326,7 +1326,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/failing_trials.py",
+        "implicitkit/solver/evaluating/failing_trials.py",
         "tests/solver/test_failing_trials.py -k mean_no_value",
         ("ConvergenceError, ArithmeticError, ValueError)", "ConvergenceError, ValueError)"),
         ("return said in _OF_MATH or (isinstance(error, ArithmeticError) and", "return True or (True and"),

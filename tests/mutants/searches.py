@@ -43,7 +43,7 @@ MUTANTS = [
         ("torch.where((fraction >= 0) & (fraction <= 1), fraction, 0.5)", "fraction"),
     ),
     *mutants(
-        "implicitkit/solver/failing_trials.py",
+        "implicitkit/solver/evaluating/failing_trials.py",
         "tests/solver/test_failing_trials.py -k 'which_samples or fails_by_itself or (cholesky and auto)'",
         ("if known is None or len(known) != len(z):", "if True:"),
         ("if len(rows) == 1:", "if True:"),

@@ -881,7 +881,7 @@ MUTANTS = [
         "implicitkit/solver/minimise/quasi_newton.py", STRANGERS + " -k noise", ("_PATIENCE = 3", "_PATIENCE = 3000")
     ),
     *mutants(
-        "implicitkit/solver/failing_trials.py",
+        "implicitkit/solver/evaluating/failing_trials.py",
         "tests/solver/test_failing_trials.py",
         (
             "isinstance(error, (torch.linalg.LinAlgError, ConvergenceError)) or",
@@ -902,7 +902,7 @@ MUTANTS = [
         ("(self.model.violation(before) <= _FEASIBLE", "(self.model.violation(before) <= 100 + _FEASIBLE"),
     ),
     *mutants(
-        "implicitkit/solver/programs.py",
+        "implicitkit/solver/evaluating/programs.py",
         "tests/solver/test_sparse_programs.py -k known_at_a_point",
         ('    point["first"] = leaf, known\n', ""),
         ('if "saddle" not in point:', "if True:", "tests/solver/test_sparse_programs.py -k made_of"),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.operators import Operator
-from implicitkit.solver.bounded_fits import Fits
+from implicitkit.solver.evaluating.bounded_fits import Fits
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps import normal_equations
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation.failing_matrices import failing_as_nan
 from implicitkit.lifting.fewer_rows import _near
-from implicitkit.solver.failing_trials import Outside
+from implicitkit.solver.evaluating.failing_trials import Outside
 
 D = torch.float64
 DATA = torch.tensor([[2.0, 0.8, 0.3], [0.8, 1.5, -0.4], [0.3, -0.4, 1.0]], dtype=D)

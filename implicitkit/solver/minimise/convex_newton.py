@@ -14,12 +14,12 @@ from implicitkit.foundation.faithful import unfused
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, flag
 from implicitkit.solver.base import Options, Outcome
+from implicitkit.solver.evaluating.visible import may_keep_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import WORTH, steihaug
 from implicitkit.solver.steps.convex_model import by_factors
 from implicitkit.solver.steps.line_search import backtrack
-from implicitkit.solver.visible import may_keep_graphs
 
 _PAYS = 0.5  # of |g| that a step may leave, if it is not to be forgiven
 _FORGIVEN = 40.0  # products that such steps in a row may cost
