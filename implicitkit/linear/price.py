@@ -207,9 +207,7 @@ def price_of_dense_fit(batch: int, rows: int, size: int, work: Work, singular: b
     return (found + factored) / product_of_fit(batch, size, work)
 
 
-def price_of_sparse_fit(
-    batch: int, size: int, products: int, entries: int, work: Work, fill: int = 0, reach: int = 0
-) -> float:
+def price_of_sparse_fit(batch: int, size: int, products: int, entries: int, work: Work, fill: int, reach: int) -> float:
     """The price of sparse Jacobians of residuals and of their normal equations' factors, in steps of conjugate gradients.
     ``products``: that show the entries; ``entries``, ``fill`` and ``reach`` of ``R'R`` as in :func:`price_of`."""
     found = _FORMED + products * max(batch * size, work.touched)

@@ -19,7 +19,7 @@ class ValueOnly(Around):
         return _pair(self.function(z, *args))[0]
 
 
-def auxiliary(function: Callable[..., Any], z: Any, args: tuple[Any, ...], failing: bool = False) -> Any:
+def auxiliary(function: Callable[..., Any], z: Any, args: tuple[Any, ...], failing: bool) -> Any:
     """``aux`` of one ordinary, differentiable evaluation ``function(z, *args) -> (value, aux)``; ``failing``: matrices of
     some samples have no factors."""
     while isinstance(function, Robust):

@@ -54,7 +54,7 @@ def plus_slope(v: Tensor, kappa: float = 0.0) -> Tensor:
     return torch.where(v > 0, 0.5 * (1 + v / root), 2 * kappa / (root * (root + v.abs())))
 
 
-def lesser(a: Tensor, b: Tensor, kappa: float = 0.0) -> Tensor:
+def lesser(a: Tensor, b: Tensor, kappa: float) -> Tensor:
     """``a - plus(a - b, kappa)``, hence ``min(a, b)`` for ``kappa = 0``; where one is huge the other keeps its digits."""
     gap = a - b
     least = torch.where(gap.isnan(), gap, torch.where(gap >= 0, b, a))  # NaN of either is NaN

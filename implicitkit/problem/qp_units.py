@@ -67,7 +67,7 @@ class Units(NamedTuple):
 
 
 @recording.unrecorded()
-def units_of(parts: dict[str, Tensor], places: dict[str, Any], uneven: float = UNEVEN) -> Units | None:
+def units_of(parts: dict[str, Tensor], places: dict[str, Any], uneven: float) -> Units | None:
     """The units in which rows and columns have the size one; ``None`` where they need no others.
 
     Args:

@@ -64,7 +64,7 @@ def warn_if_hidden(
     theta: Sequence[Tensor],
     out: Tensor,
     A: Operator,
-    identity: tuple[Hashable, ...] | None = None,
+    identity: tuple[Hashable, ...] | None,
 ) -> None:
     """Warn, at the first derivative of this function, where ``A v`` is not how ``F`` changes along ``v``.
 

@@ -46,7 +46,7 @@ def is_known(bracket: Any) -> bool:
     return not compat.transforms_active() or not any(isinstance(end, Tensor) for end in bracket)
 
 
-def middle(bracket: Ends, args: Any = (), batch_dims: int = 0, in_dims: Any = None) -> Any:
+def middle(bracket: Ends, args: Any, batch_dims: int, in_dims: Any) -> Any:
     """``(low + high) / 2``, one number for each sample: a batch that the ends do not show is that of ``args``.
 
     Raises:

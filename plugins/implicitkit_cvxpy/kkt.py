@@ -93,7 +93,7 @@ def _degenerate(samples: tuple[int, ...]) -> DegenerateError:
 
 
 def sparse_operator(
-    P: Tensor, A: Tensor, at: tuple[Entries, Entries], diagonal: Tensor, blocks: list[Any], near: float = 0.0
+    P: Tensor, A: Tensor, at: tuple[Entries, Entries], diagonal: Tensor, blocks: list[Any], near: float
 ) -> extend.Operator:
     """``J + near I`` of a batch of programs.
 

@@ -27,7 +27,7 @@ _ROUNDING = 1e-14
 _BLUR = 1e3  # units of rounding
 
 
-def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None = None) -> Tensor:
+def roughness(problem: ConeProgram, data: Data, w: Tensor, units: Units | None) -> Tensor:
     """How rough the points ``w`` ``(batch, n + m)`` are, ``(batch,)``; of programs in some ``units``, the user's where that
     is ``None``.
 

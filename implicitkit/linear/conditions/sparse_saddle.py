@@ -113,7 +113,7 @@ class SparseSaddle:
         signs = np.full(K.shape[0], -1.0)
         signs[:n] = np.maximum(_rows_of_hessian(self.K, n), _LEAST)
         self.signs, self.rows = signs, len(signs) - n
-        self.lu = _factor(self.K, regularised * signs, n, self.layout)
+        self.lu = _factor(self.K, regularised * signs, self.layout)
 
     @functools.cached_property
     def negative(self) -> int:
@@ -124,7 +124,7 @@ class SparseSaddle:
         count, lu, regularised = _negative(self.lu), self.lu, self.regularised
         while count not in (-1, self.rows) and regularised < min(_rounding(lu), _STRONGEST):
             regularised *= _STRONGER
-            lu = _factor(self.K, regularised * self.signs, len(self.signs) - self.rows, self.layout)
+            lu = _factor(self.K, regularised * self.signs, self.layout)
             count = -1 if lu is None else _negative(lu)
         return count
 
@@ -247,7 +247,7 @@ def _rows_of_hessian(K: sp.csc_matrix | ArrowheadMatrix, n: int) -> np.ndarray:
     return rows[:n]
 
 
-def _factor(K: sp.csc_matrix | ArrowheadMatrix, shift: np.ndarray, n: int, layout: Layout) -> Any:
+def _factor(K: sp.csc_matrix | ArrowheadMatrix, shift: np.ndarray, layout: Layout) -> Any:
     """Factors of ``K + diag(shift)``; ``None`` where there are none."""
     if isinstance(K, ArrowheadMatrix):
         K = K.shifted(shift)

@@ -39,7 +39,7 @@ _CURVED = 1e-9  # of the largest entry of P, by which an eigenvalue may be negat
 
 
 def find_sparse(
-    f: Evaluations, part: dict[str, Tensor], tol: float, max_steps: int, own: bool = True
+    f: Evaluations, part: dict[str, Tensor], tol: float, max_steps: int, own: bool
 ) -> tuple[Tensor, Tensor, Tensor, str]:
     """Packed points ``(batch, n + p + m)``, statuses and steps ``(batch,)``, of programs with the data ``part``; and what
     there is to say of those without a solution.  ``own``: it is that of ``f``, whose factors these are then."""
