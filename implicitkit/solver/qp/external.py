@@ -22,6 +22,17 @@ from implicitkit.solver.qp.statuses import CLARABEL_ENDS, DAQP_ENDS
 Array = np.ndarray
 
 
+class Program(NamedTuple):
+    """The data of one program: minimise ``z'Pz/2 + q'z`` where ``Az = b`` and ``Gz <= h``."""
+
+    P: Array
+    q: Array
+    A: Array
+    b: Array
+    G: Array
+    h: Array
+
+
 class Answer(NamedTuple):
     """One program's point, multipliers, status and steps."""
 
@@ -50,9 +61,7 @@ class External(QPSolver):
     module: ClassVar[str] = ""
     package: ClassVar[str] = ""
 
-    def one(
-        self, solver: Any, P: Array, q: Array, A: Array, b: Array, G: Array, h: Array, tol: float, max_steps: int
-    ) -> Answer:
+    def one(self, solver: Any, program: Program, tol: float, max_steps: int) -> Answer:
         """Solve one program."""
         raise NotImplementedError(f"{type(self).__name__} has no method one")
 
@@ -72,7 +81,7 @@ class External(QPSolver):
                 continue
             P, q, A, b, G, h = (array[i] for array in arrays)
             rows: Any = np.isfinite(h) if with_absent else slice(None)
-            answer = self.one(solver, P, q, A, b, G[rows], h[rows], tol, max_steps)
+            answer = self.one(solver, Program(P, q, A, b, G[rows], h[rows]), tol, max_steps)
             z[i], y[i], status[i], steps[i] = answer.z, answer.y, int(answer.status), answer.steps
             lam[i, rows] = answer.lam
         return _point(data, z, y, lam, status, steps)
@@ -159,9 +168,8 @@ class PIQP(External):
     module: ClassVar[str] = "piqp"
     package: ClassVar[str] = "piqp"
 
-    def one(
-        self, solver: Any, P: Array, q: Array, A: Array, b: Array, G: Array, h: Array, tol: float, max_steps: int
-    ) -> Answer:
+    def one(self, solver: Any, program: Program, tol: float, max_steps: int) -> Answer:
+        P, q, A, b, G, h = program
         qp = solver.DenseSolver()
         qp.settings.eps_abs = qp.settings.eps_rel = tol
         qp.settings.max_iter = max(250, max_steps)
@@ -184,9 +192,8 @@ class ProxQP(External):
     module: ClassVar[str] = "proxsuite"
     package: ClassVar[str] = "proxsuite"
 
-    def one(
-        self, solver: Any, P: Array, q: Array, A: Array, b: Array, G: Array, h: Array, tol: float, max_steps: int
-    ) -> Answer:
+    def one(self, solver: Any, program: Program, tol: float, max_steps: int) -> Answer:
+        P, q, A, b, G, h = program
         proxqp = solver.proxqp
         qp = proxqp.dense.QP(len(q), len(b), len(h))  # its function dense.solve is wrong for one unknown
         qp.settings.eps_abs, qp.settings.eps_rel = tol, 0.0
@@ -213,11 +220,10 @@ class OSQP(External):
     module: ClassVar[str] = "osqp"
     package: ClassVar[str] = "osqp"
 
-    def one(
-        self, solver: Any, P: Array, q: Array, A: Array, b: Array, G: Array, h: Array, tol: float, max_steps: int
-    ) -> Answer:
+    def one(self, solver: Any, program: Program, tol: float, max_steps: int) -> Answer:
         from scipy import sparse
 
+        P, q, A, b, G, h = program
         p = len(b)
         qp = solver.OSQP()
         qp.setup(
@@ -252,11 +258,10 @@ class Clarabel(External):
     module: ClassVar[str] = "clarabel"
     package: ClassVar[str] = "clarabel"
 
-    def one(
-        self, solver: Any, P: Array, q: Array, A: Array, b: Array, G: Array, h: Array, tol: float, max_steps: int
-    ) -> Answer:
+    def one(self, solver: Any, program: Program, tol: float, max_steps: int) -> Answer:
         from scipy import sparse
 
+        P, q, A, b, G, h = program
         p = len(b)
         settings = solver.DefaultSettings()
         settings.verbose = False
