@@ -64,6 +64,43 @@ def _instead(leaf: Any, name: str) -> str:
     return f": write {name}=tuple(...)" if isinstance(leaf, Iterator) else ""
 
 
+def _check_unknown(leaf: Any, batch_dims: int, where: Callable[[], str], name: str) -> None:
+    """Raise for what cannot be an unknown; ``where()``: which leaf of the state it is."""
+    if not isinstance(leaf, Tensor):
+        raise TypeError(f"{where()} is {kind_of(leaf)}, not a tensor{_instead(leaf, name)}")
+    if not (leaf.is_floating_point() or leaf.is_complex()):
+        raise TypeError(
+            f"{where()} has dtype {leaf.dtype}; an unknown must be real or complex floating point: pass "
+            f"{name}.to(torch.get_default_dtype())"
+        )
+    narrow = leaf.dtype.itemsize == 1 or type(leaf).__name__ in _INSTEAD
+    if narrow or leaf.is_nested or leaf.layout != torch.strided or tracers.is_fake(leaf):
+        refuse_unusual(leaf, where())
+    if leaf.ndim < batch_dims:
+        raise ValueError(
+            f"batch_dims={batch_dims} is larger than the rank of {where()}, which has shape {tuple(leaf.shape)}"
+        )
+
+
+def _check_alike(leaf: Tensor, first: Tensor, batch_dims: int, where: Callable[[], str], name: str) -> None:
+    """Raise where a leaf of a state has another precision, device or batch than the first."""
+    if _real(leaf) != _real(first):
+        raise TypeError(
+            f"the leaves of {name} have different precisions: {where()} has {leaf.dtype}, the first leaf has "
+            f"{first.dtype}; convert them to one"
+        )
+    if leaf.device != first.device:
+        raise ValueError(
+            f"the leaves of {name} are on different devices: {where()} on {leaf.device}, the first leaf on {first.device}"
+        )
+    batch, expected = leaf.shape[:batch_dims], first.shape[:batch_dims]
+    if batch != expected:
+        raise ValueError(
+            f"the leaves of {name} disagree on the batch: {where()} has batch shape {tuple(batch)}, the first leaf "
+            f"{tuple(expected)}"
+        )
+
+
 class Layout:
     """How a state of some structure is packed into a matrix.
 
@@ -80,43 +117,14 @@ class Layout:
         leaves, self.spec = tree_flatten(tree)
         if not leaves:
             raise ValueError(f"{name} is empty: the state has no tensor in it")
+        where = lambda i: f"{name}{pytrees.key_path(tree, i)}"  # noqa: E731
         for i, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
-                raise TypeError(
-                    f"{name}{pytrees.key_path(tree, i)} is {kind_of(leaf)}, not a tensor{_instead(leaf, name)}"
-                )
-            if not (leaf.is_floating_point() or leaf.is_complex()):
-                raise TypeError(
-                    f"{name}{pytrees.key_path(tree, i)} has dtype {leaf.dtype}; an unknown must be real or complex "
-                    f"floating point: pass {name}.to(torch.get_default_dtype())"
-                )
-            narrow = leaf.dtype.itemsize == 1 or type(leaf).__name__ in _INSTEAD
-            if narrow or leaf.is_nested or leaf.layout != torch.strided or tracers.is_fake(leaf):
-                refuse_unusual(leaf, f"{name}{pytrees.key_path(tree, i)}")
-            if leaf.ndim < batch_dims:
-                raise ValueError(
-                    f"batch_dims={batch_dims} is larger than the rank of {name}{pytrees.key_path(tree, i)}, which has "
-                    f"shape {tuple(leaf.shape)}"
-                )
+            _check_unknown(leaf, batch_dims, functools.partial(where, i), name)
         first = leaves[0]
+        for i, leaf in enumerate(leaves[1:], 1):
+            _check_alike(leaf, first, batch_dims, functools.partial(where, i), name)
         self.batch_shape = first.shape[:batch_dims]
         self.dtype, self.device = _real(first), first.device
-        for i, leaf in enumerate(leaves[1:], 1):
-            if _real(leaf) != self.dtype:
-                raise TypeError(
-                    f"the leaves of {name} have different precisions: {name}{pytrees.key_path(tree, i)} has {leaf.dtype}, "
-                    f"the first leaf has {first.dtype}; convert them to one"
-                )
-            if leaf.device != self.device:
-                raise ValueError(
-                    f"the leaves of {name} are on different devices: {name}{pytrees.key_path(tree, i)} on {leaf.device}, "
-                    f"the first leaf on {self.device}"
-                )
-            if leaf.shape[:batch_dims] != self.batch_shape:
-                raise ValueError(
-                    f"the leaves of {name} disagree on the batch: {name}{pytrees.key_path(tree, i)} has batch shape "
-                    f"{tuple(leaf.shape[:batch_dims])}, the first leaf {tuple(self.batch_shape)}"
-                )
         if self.device.type == "meta":
             refuse_unusual(first, name)
         self.batch_dims = batch_dims

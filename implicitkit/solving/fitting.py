@@ -26,8 +26,8 @@ from implicitkit.foundation.trees import tree_map
 from implicitkit.foundation.wording import kind_of
 from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.problem.robust import Robust
-from implicitkit.reporting import raise_in_words
 from implicitkit.solution import Solution
+from implicitkit.solving.users_errors import raise_in_words
 from implicitkit.solving.verbs import least_squares
 
 

@@ -26,7 +26,6 @@ from implicitkit.reporting import (
     check_policy,
     failure_hint,
     plain_solution,
-    raise_in_words,
     report_failure,
     warn_if_unsteady,
 )
@@ -42,6 +41,7 @@ from implicitkit.solver.catalogue import check_serves, get_solver
 from implicitkit.solver.user_solver import Start
 from implicitkit.solving.charts import through_charts
 from implicitkit.solving.settings import asked_for, options_of
+from implicitkit.solving.users_errors import raise_in_words
 from implicitkit.solving.wrong_options import refuse_empty_vmap, refuse_problem
 from implicitkit.system import System, check_output
 

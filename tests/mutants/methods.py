@@ -1123,7 +1123,7 @@ MUTANTS = [
         "implicitkit/linear/conditions/sparse_saddle.py",
         "tests/solver/test_sparse_programs.py -k 'factors or made_of'",
         ("Layout(K) if layout is None else layout", "Layout(K)"),
-        ("regularised * signs, n, self.layout", "(regularised * signs - 1e-2) * (signs > 0), n, self.layout"),
+        ("regularised * signs, self.layout", "(regularised * signs - 1e-2) * (signs > 0), self.layout"),
         ("x, left, norm = trial, rest, new", "left, norm = rest, new"),
     ),
     *mutants(

@@ -356,13 +356,17 @@ MUTANTS = [
         ("enough = enough | ((value <= reference + noise) & (promised <= EXPECTED * noise) & flatter)", "pass"),
     ),
     *mutants(
-        "implicitkit/reporting.py",
+        "implicitkit/solving/users_errors.py",
         "tests/core/test_bad_input.py -k 'another and dtype'",
         (
             "_others(z, args, attribute, word) + _others_held(z, function, attribute, word)",
             "_others(z, args, attribute, word)",
         ),
         (""" "sequence", f"concatenate {kind}")""", ")", "tests/core/test_bad_input.py -k 'list or tuple'"),
+    ),
+    *mutants(
+        "implicitkit/reporting.py",
+        "tests/core/test_bad_input.py",
         ("sizes[1] >= 0.1 * norms", "sizes[1] >= 0", "tests/core/test_bad_input.py -k fewer_digits"),
         ("sizes[1] >= 0.1 * norms", "sizes[1] >= 1e6 * norms", "tests/core/test_bad_input.py -k fewer_digits"),
         ("second.kthvalue(10, 0)", "second.max(0)", "tests/core/test_bad_input.py -k fewer_digits"),
