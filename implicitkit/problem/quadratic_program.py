@@ -99,15 +99,14 @@ class QuadraticProgram(Problem):
             raise ValueError("A and b come in pairs: give both, or neither")
         if (self.G is None) != (self.h is None and self.lower is None):
             raise ValueError("G comes with h (G z <= h) or lower (G z >= lower), and they with it")
+        self._check_shapes(parts)
+
+    def _check_shapes(self, parts: dict[str, Tensor]) -> None:
         if self.q.ndim == 0:
             raise ValueError("QuadraticProgram's q has shape (); its last dimension must be the number of unknowns")
         n = self.q.shape[-1]
-        rows: dict[str, int | None] = {"A": None, "G": None}
-        for name in rows:
-            if name in parts:
-                rows[name] = parts[name].shape[-2] if parts[name].ndim >= 2 else None
-        expected = {"P": (n, n), "q": (n,), "A": (rows["A"], n), "b": (rows["A"],), "G": (rows["G"], n),
-                    "h": (rows["G"],), "lower": (rows["G"],)}  # fmt: skip
+        p, m = (t.shape[-2] if t is not None and t.ndim >= 2 else None for t in (self.A, self.G))
+        expected = {"P": (n, n), "q": (n,), "A": (p, n), "b": (p,), "G": (m, n), "h": (m,), "lower": (m,)}
         batches = []
         for name, t in parts.items():
             event = _EVENT[name]
