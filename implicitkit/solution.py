@@ -12,7 +12,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError
-from implicitkit.foundation.estimate import InverseEstimate
+from implicitkit.foundation.inverse_estimate import InverseEstimate
 from implicitkit.foundation.pytrees import tree_flatten, tree_map
 from implicitkit.foundation.wording import UNSTEADY
 

@@ -3,7 +3,8 @@
 Each kind says what its names (or places) are bound to, and makes a copy in which they are bound to something else, past
 whatever a class of the user's does where it is made, or where an attribute is set.  A class is copied as one derived from
 it, of which the copies of its objects are.  A module is not copied: its attributes are held for the time of an evaluation.
-Tuples, partials, methods and the like are never bound anew: they are looked through (:mod:`~implicitkit.lifting.parts`).
+Tuples, partials, methods and the like are never bound anew: they are looked through
+(:mod:`~implicitkit.lifting.rebuilding`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from implicitkit.lifting.names import (
     slots,
     used,
 )
-from implicitkit.lifting.parts import LONGEST, parts_of, rebuilt
+from implicitkit.lifting.rebuilding import LONGEST, parts_of, rebuilt
 
 _DEFAULTS = ("__defaults__", "__kwdefaults__", "__dict__")
 _ABSENT, _OWN = object(), object()

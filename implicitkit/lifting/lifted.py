@@ -35,8 +35,8 @@ from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.unversioned_writes import FirstCalls
 from implicitkit.foundation.wording import DRAWN, ELSEWHERE, KEPT, UNSEEN
-from implicitkit.lifting.entries import Entries, Rest, differentiated, explicit, has_lazy, to_lift
 from implicitkit.lifting.late_binding import Bindings
+from implicitkit.lifting.module_entries import Entries, Rest, differentiated, explicit, has_lazy, to_lift
 from implicitkit.lifting.overlay import Constants, Slot
 from implicitkit.lifting.purity import moved, watched
 from implicitkit.lifting.reach import below, can_keep, holds_compiled, modules_in_use, reachable_modules

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from implicitkit.foundation import compat, pytrees, tracers
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.unversioned_writes import IN_PLACE, FirstCalls, version
-from implicitkit.lifting.entries import present
+from implicitkit.lifting.module_entries import present
 from implicitkit.lifting.overlay import Constants
 from implicitkit.lifting.reach import named_tensors
 from implicitkit.lifting.substitution import swapped

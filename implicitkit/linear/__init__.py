@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from implicitkit.foundation.estimate import InverseEstimate
+from implicitkit.foundation.inverse_estimate import InverseEstimate
 from implicitkit.foundation.operators import BlockStructure, Operator
 from implicitkit.linear.auto import Auto
 from implicitkit.linear.base import LinearSolution, LinearSolver

@@ -15,7 +15,7 @@ from implicitkit.foundation.options import at_least, check_options, function, in
 from implicitkit.linear.factors.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
-from implicitkit.solver.evaluating.visible import plain
+from implicitkit.solver.evaluating.differentiated import plain
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.return_checks import point, steps_of
 from implicitkit.solver.subset import subset

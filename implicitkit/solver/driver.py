@@ -3,7 +3,7 @@
 Per sample: convergence is judged by the norm of the problem's residual at the very point that is returned; a sample
 that has converged, or whose residual is no longer finite, is frozen, and once a fifth of the rows in work have nothing
 left to do they are dropped from all later evaluations (where the system allows it).  The best iterate is kept.
-Claims of samples whose steps enclose a zero may wait for each other (:mod:`~implicitkit.solver.waiting`).
+Claims of samples whose steps enclose a zero may wait for each other (:mod:`~implicitkit.solver.claims_that_wait`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor
 from implicitkit.foundation.unversioned_writes import Values, version
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
+from implicitkit.solver.claims_that_wait import Point, Waiting
 from implicitkit.solver.constrained.restoring import put_inside
 from implicitkit.solver.costs import dropping_pays
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.protocol import Steps
 from implicitkit.solver.return_checks import kept, stepped
-from implicitkit.solver.starts import has_a_value
+from implicitkit.solver.starts_without_slope import has_a_value
 from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.subset import WholeBatch
 from implicitkit.solver.verdict.judging import Judge
 from implicitkit.solver.verdict.minima import Progress
 from implicitkit.solver.verdict.strides import by_the_last_step
-from implicitkit.solver.waiting import Point, Waiting
 
 _DROP = 0.8  # rows are dropped when no more than this share of them is still at work
 _RESCUES = 30  # steps out of the domain that plain ones take the place of

@@ -16,8 +16,8 @@ from implicitkit.problem.selection import selection
 from implicitkit.solver.evaluating import programs
 from implicitkit.solver.evaluating.bounded_fits import Fits
 from implicitkit.solver.evaluating.counted import Counted
+from implicitkit.solver.evaluating.differentiated import curvature, none_of, plain, refuse, slope, with_graph
 from implicitkit.solver.evaluating.failing_trials import Outside
-from implicitkit.solver.evaluating.visible import curvature, none_of, plain, refuse, slope, with_graph
 from implicitkit.sparsity.patterns import SMALLEST
 from implicitkit.system import System
 

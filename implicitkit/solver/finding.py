@@ -24,7 +24,7 @@ from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_oth
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import warn_of_seminorm
 from implicitkit.solver.polyalgorithm import Polyalgorithm
-from implicitkit.solver.starts import beside, is_lowest
+from implicitkit.solver.starts_without_slope import beside, is_lowest
 from implicitkit.solver.subset import subset
 from implicitkit.solver.verdict.fits import DENSE
 from implicitkit.solver.verdict.kinks import KINK

@@ -19,7 +19,7 @@ from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.costs import have_one_matrix
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
-from implicitkit.solver.starts import has_no_slope
+from implicitkit.solver.starts_without_slope import has_no_slope
 from implicitkit.solver.subset import subset
 from implicitkit.solver.verdict.fits import DENSE
 from implicitkit.solver.verdict.kinks import Kinks

@@ -36,7 +36,7 @@ MUTANTS = [
         ("if not bool(woken.all()):", "if False:"),
     ),
     *mutants(
-        "implicitkit/solver/starts.py",
+        "implicitkit/solver/starts_without_slope.py",
         "tests/solver/test_bounded_minima.py -k outside",
         ("_in_its_set(f, z0, which) if f.kind.returns_program else z0", "z0"),
         ("torch.where(which.unsqueeze(1), inside, z0)", "inside"),
@@ -78,7 +78,7 @@ MUTANTS = [
     ),
     *mutants("implicitkit/solving/charts.py", ROTATIONS, ("return self._as_before(f, z0, norm)", "pass")),
     *mutants(
-        "implicitkit/solver/evaluating/visible.py",
+        "implicitkit/solver/evaluating/differentiated.py",
         PARTS,
         ("if f.of_map:", "if False:"),
         ("if f.kind.returns_state else gradient", "if False else gradient", PARTS + " -k residual_beside"),

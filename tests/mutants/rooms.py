@@ -42,7 +42,7 @@ MUTANTS = [
         ("len(self.slots), self.compiled) if", "len(self.slots), False) if"),
     ),
     *mutants(
-        "implicitkit/lifting/entries.py",
+        "implicitkit/lifting/module_entries.py",
         "tests/derivatives/test_modules_later.py",
         ("if present(slot) is not t:", "if False:"),
         ("elif constant and t.requires_grad:", "elif False:"),

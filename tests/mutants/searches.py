@@ -160,7 +160,7 @@ MUTANTS = [
         ("t if whole else t.index_select(0, samples) for t in (dR, dW)", "t[: len(samples)] for t in (dR, dW)"),
     ),
     *mutants(
-        "implicitkit/solver/starts.py",
+        "implicitkit/solver/starts_without_slope.py",
         STARTS,
         ("& _has_value(probe, z).unsqueeze(1)", ""),
         ("missing = torch.zeros_like(z, dtype=torch.bool)", "raise"),

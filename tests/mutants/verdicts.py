@@ -155,7 +155,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/starts.py",
+        "implicitkit/solver/starts_without_slope.py",
         KINKS,
         ("found & ((there > level) | ~moved.any(1))", "found & ((there < level) | ~moved.any(1))"),
         ("(missing | (slope.abs() <= atol)).all(1)", "(missing | (slope.abs() >= 0)).all(1)"),
@@ -463,7 +463,7 @@ MUTANTS = [
         ("left = torch.where(still, _least_change", "left = torch.where(still & False, _least_change"),
     ),
     *mutants(
-        "implicitkit/solver/waiting.py",
+        "implicitkit/solver/claims_that_wait.py",
         "tests/solver/test_claims_that_wait.py",
         ("here, last = self._points(columns, at), ", "here, last = self.points[-1], "),
         ("again = (norms <= tolerance) & (late > at)", "again = (norms <= tolerance) & (late > at + 1)"),

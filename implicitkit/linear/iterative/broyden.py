@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.estimate import through
+from implicitkit.foundation.inverse_estimate import through
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import above, at_least, check_options, one_of
 from implicitkit.linear.base import LinearSolution, LinearSolver

@@ -14,7 +14,7 @@ from implicitkit.foundation.faithful import unfused
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, flag
 from implicitkit.solver.base import Options, Outcome
-from implicitkit.solver.evaluating.visible import may_keep_graphs
+from implicitkit.solver.evaluating.differentiated import may_keep_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import WORTH, steihaug

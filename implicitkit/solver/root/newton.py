@@ -13,7 +13,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, between, check_options, flag
 from implicitkit.linear.factors.dense import lstsq_batched, solve_batched
 from implicitkit.solver.catalogue import register_solver
-from implicitkit.solver.evaluating.visible import may_keep_graphs
+from implicitkit.solver.evaluating.differentiated import may_keep_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.factored import at_rounding, chord_steps, is_large, jacobian_at, leave
