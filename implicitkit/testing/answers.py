@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.problem.base import Problem
 from implicitkit.problem.kind import as_kind
-from implicitkit.solution import Status
+from implicitkit.solution import Solution, Status
 from implicitkit.solver.catalogue import serves
 from implicitkit.solver.method import Method
 from implicitkit.solving.verbs import solve
@@ -66,9 +66,7 @@ def honours_tolerance(subject: Subject) -> None:
             atol = subject.accuracy * 0.1
             solution = subject.solve(known, rtol=rtol, atol=atol, on_failure="ignore")
             all_converged(solution, known)
-            norm = known.residual(solution.value, known.theta).norm(dim=1)
-            start = known.residual(known.z0, known.theta).norm(dim=1)
-            scale = solution.value.norm(dim=1) if known.problem.kind.iteration else start
+            norm, scale = _sizes(known, solution)
             bound = atol + rtol * scale
             assert bool((norm <= bound * (1 + 1e-6) + 1e-14).all()), (
                 f"{known.name}: claimed |F| <= {bound.tolist()}, but |F| = {norm.tolist()} at the point returned"
@@ -91,9 +89,7 @@ def honours_max_steps(subject: Subject) -> None:
             solution = subject.solve(known, max_steps=limit, on_failure="ignore")
             steps = solution.steps.tolist()
             assert max(steps) <= limit, f"{known.name}: with max_steps={limit} it tells of {steps} steps"
-            norm = known.residual(solution.value, known.theta).norm(dim=1)
-            start = known.residual(known.z0, known.theta).norm(dim=1)
-            scale = solution.value.norm(dim=1) if known.problem.kind.iteration else start
+            norm, scale = _sizes(known, solution)
             tolerance = subject.rtol()
             wrong = solution.converged & (norm > 1.01 * tolerance * (1 + scale))
             assert not bool(wrong.any()), f"{known.name}: converged is claimed at |F| = {norm.tolist()}"
@@ -102,6 +98,14 @@ def honours_max_steps(subject: Subject) -> None:
                 f"{known.name}: with max_steps=1 it goes on until it is solved ({solution.evaluations} evaluations): "
                 "max_steps is not looked at"
             )
+
+
+def _sizes(known: Known, solution: Solution) -> tuple[Tensor, Tensor]:
+    """``|F|`` at the point returned, evaluated afresh, and what it is relative to."""
+    norm = known.residual(solution.value, known.theta).norm(dim=1)
+    if known.problem.kind.iteration:
+        return norm, solution.value.norm(dim=1)
+    return norm, known.residual(known.z0, known.theta).norm(dim=1)
 
 
 def _is_linear(known: Known) -> bool:

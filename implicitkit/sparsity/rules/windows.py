@@ -43,10 +43,11 @@ def _taps(
 
 
 def _geometry(
-    x: Tensor, result: Tensor, weight: Tensor, options: list[list[int]], transposed: bool
+    x: Tensor, result: Tensor, weight: Tensor, options: Sequence[Any], transposed: bool
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """:func:`_taps` of a convolution; of a transposed one, those of the convolution it transposes, turned round."""
-    stride, padding, dilation = options
+    """:func:`_taps` of a convolution; of a transposed one, those of the convolution it transposes, turned round.
+    ``options``: stride, padding, dilation."""
+    stride, padding, dilation = (_all_of(option, x.dim() - 2) for option in options)
     small, large = (result.shape[2:], x.shape[2:]) if transposed else (x.shape[2:], result.shape[2:])
     pairs = _taps(small, large, weight.shape[2:], stride, padding, dilation)
     return [(seen, place) for place, seen in pairs] if transposed else pairs
@@ -107,12 +108,10 @@ def _afford(
 def convolution(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """``convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)``, weight constant."""
     x, weight, bias = args[:3]
-    stride, padding, dilation, transposed, _, groups = args[3:9]
+    *options, transposed, _, groups = args[3:9]
     if trace.tracked(weight) or trace.tracked(bias):
         trace.guess("convolution", [t for t in (x, weight, bias) if isinstance(t, Tensor)], [out])
         return
-    count = x.dim() - 2
-    options = [_all_of(v, count) for v in (stride, padding, dilation)]
     geometry, flat = _geometry(x, out, weight, options, transposed), _flat(trace, weight)
     _afford(trace, x, out, flat, geometry)
     _apply(trace, x, out, _links(flat, transposed, groups, geometry))
@@ -120,13 +119,11 @@ def convolution(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, 
 
 def convolution_backward(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """The gradient with respect to the input is the transposed convolution; that of a constant weight concerns nobody."""
-    grad, x, weight, _, stride, padding, dilation, transposed, _, groups = args[:10]
+    grad, x, weight, _, *options, transposed, _, groups = args[:10]
     written = [t for t in out if isinstance(t, Tensor)]
     if trace.tracked(weight) or any(t is not out[0] for t in written):
         trace.guess("convolution_backward", [t for t in (grad, x, weight) if isinstance(t, Tensor)], written)
         return
-    count = x.dim() - 2
-    options = [_all_of(v, count) for v in (stride, padding, dilation)]
     geometry, flat = _geometry(x, grad, weight, options, transposed), _flat(trace, weight)
     _afford(trace, grad, out[0], flat, geometry)
     outs, ins = _links(flat, transposed, groups, geometry)
