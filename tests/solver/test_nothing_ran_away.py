@@ -73,6 +73,18 @@ def test_what_rounding_leaves_at_infinity_is_no_zero(n: int, dtype: torch.dtype)
     assert ik.Status(int(found.status)).name == "DIVERGED"
 
 
+@pytest.mark.parametrize("name", ["log(1 + e^z) - z", "atan(z) - pi / 2"])
+def test_a_fit_most_of_whose_residuals_vanish_at_infinity(name: str) -> None:
+    """Beside what is left of another, which is met, their slopes are nothing."""
+    fades = {
+        "log(1 + e^z) - z": lambda z: torch.log1p(z.exp()) - z,
+        "atan(z) - pi / 2": lambda z: z.atan() - torch.pi / 2,
+    }
+    residuals = lambda z: torch.cat([z[:1] - 1, fades[name](z[1:])])  # noqa: E731
+    found = ik.least_squares(residuals, torch.full((100,), 2.0, dtype=F64), on_failure="ignore")
+    assert ik.Status(int(found.status)).name == "DIVERGED"
+
+
 def test_few_unknowns_far_out_are_judged_by_the_last_step() -> None:
     """One evaluation more than near the origin, at most."""
     theta = torch.linspace(1, 2, 4, dtype=F64)
