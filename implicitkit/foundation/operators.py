@@ -96,6 +96,7 @@ class Operator:
         wants_factors: the problem knows that Krylov methods would take more products than factors cost.
         definite: Krylov vectors have said that ``A`` (or one like it) is symmetric and definite; not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
+        matrix: the blocks, once :meth:`dense` has formed them.
         exact: the dense matrices of ``A`` itself with their factors, once a direct method has made them.
         selects: makes the operator of some of the samples (:meth:`select`); ``None`` where they cannot be told apart.
         step: products with ``J`` and its transposed, of ``A = J - I``, where those with ``A`` are made of them.
@@ -106,8 +107,8 @@ class Operator:
 
     # fmt: off
     __slots__ = (
-        "_alike", "_dense", "_matrix", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "exact", "fixed_point",
-        "graph", "known", "like", "near", "own", "preconditioner", "price", "read", "selects", "size", "step",
+        "_alike", "_dense", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "exact", "fixed_point",
+        "graph", "known", "like", "matrix", "near", "own", "preconditioner", "price", "read", "selects", "size", "step",
         "structure", "symmetric", "told_singular", "wants_factors", "weight",
     )
     # fmt: on
@@ -129,7 +130,6 @@ class Operator:
         self._mv, self._rmv, self._dense, self._sparse = mv, rmv, dense, sparse
         self.known: Any = None
         self.exact: Any = None
-        self.definite = False
         self.preconditioner: Any = None
         self.near: Any = None
         self.wants_factors = False
@@ -142,10 +142,10 @@ class Operator:
         self.price: Callable[..., Any] = getattr(sparse, "price", _unknown)
         self.batch, self.size, self.like = batch, size, like
         self.symmetric, self.fixed_point, self.structure = symmetric, fixed_point, structure
-        self._matrix: Tensor | None = None
+        self.matrix: Tensor | None = None
         self._alike: bool | None = None
         self.asked = structure is not None
-        self.told_singular = False
+        self.told_singular = self.definite = False
 
     def mv(self, v: Tensor) -> Tensor:
         """``A v``, block by block, ``(batch, n)``, differentiable with respect to ``v``."""
@@ -167,9 +167,9 @@ class Operator:
     def dense(self) -> Tensor:
         """All blocks as one tensor of shape ``(batch, n, n)``, formed once."""
         self.asked = True
-        if self._matrix is None:
-            self._matrix = self._dense()
-        return self._matrix
+        if self.matrix is None:
+            self.matrix = self._dense()
+        return self.matrix
 
     def alike(self) -> bool:
         """Do all samples seem to have one matrix (:func:`seem_alike`)?  One product, asked once, and none where each is

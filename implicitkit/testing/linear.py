@@ -140,7 +140,7 @@ def counts_products(subject: LinearSubject) -> None:
         A = subject.products(M)
         found = subject.answer(A.operator, b, max_steps=limit)
         told = int(found.steps.max())
-        if A.operator._matrix is None:  # else a matrix was formed, which is no product
+        if A.operator.matrix is None:  # else a matrix was formed, which is no product
             assert limit is None or told <= limit, f"with max_steps={limit} it tells of {told} steps"
             assert limit is None or A.count <= limit + _LOOKS, f"with max_steps={limit} it takes {A.count} products"
             most = told + max(_LOOKS, told // 2)  # a look at each restart

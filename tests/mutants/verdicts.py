@@ -142,6 +142,11 @@ MUTANTS = [
         "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_convergence.py -k 'low_precision and (valley or Kowalik)'",
         ("line = line & ~is_lower(f, z, origin, line & ~full)", "pass"),
+        (
+            "rows = torch.where(scale > 0, 1 / scale, 0)",
+            "rows = torch.where(scale > 0, 1.0, 0)",
+            "tests/solver/test_nothing_ran_away.py -k fit_most",
+        ),
         ("falls = _FALLS * LEFT if f.kind.of_residuals", "falls = _FALLS**2 if f.kind.of_residuals"),
     ),
     *mutants(
@@ -699,6 +704,17 @@ MUTANTS = [
         ("_LINEAR = 1e-6", "_LINEAR = 1e-2"),
         ("(tenth | _is_linear(known, step, F, before, ~tenth))", "tenth"),
         ("tenth = length <= _LONGER * _SHORT", "tenth = length < torch.inf"),
+        ("zero = near.unsqueeze(1) & (F == 0)", "zero = near.unsqueeze(1) & (F != F)"),
+        ("(~zero | (off <= _FORETOLD * told.abs()))", "(~zero | (off <= told.abs().amax()))"),
+        (
+            "way = f.eps**0.25 * uneven(z)[1]",
+            "way = 0.0 * z",
+        ),
+        (
+            "f.linearised is None or f.linearised[0] is not point",
+            "f.batch > 0",
+            "tests/solver/test_nothing_ran_away.py -k by_the_last_step",
+        ),
         ("if bool((F == 0).any()):", "if False:"),
         ("~tenth)) & known.factor.ok.to(z.device)", "~tenth))"),
         ("torch.where(short, _SECANT, _FAITHFUL) * length", "_SECANT * length"),

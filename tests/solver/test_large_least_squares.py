@@ -174,7 +174,7 @@ def test_questions_of_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     for expected in ([], ["runs_away"]):
         s = ik.least_squares(lambda p, m: {k: 1e3 * r for k, r in f(p, m).items()}, start, (measured,))
         assert bool(s.converged) and asked == expected
-        monkeypatch.setattr(judging, "is_settled", lambda known, z, *_: torch.zeros(len(z), dtype=torch.bool))
+        monkeypatch.setattr(judging, "settled", lambda f, known, z, *_: torch.zeros(len(z), dtype=torch.bool))
 
 
 def test_a_hessian_like_its_normal_equations_is_looked_at_no_further(monkeypatch: pytest.MonkeyPatch) -> None:

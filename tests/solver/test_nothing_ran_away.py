@@ -63,6 +63,38 @@ def test_what_does_run_away_in_company_of_what_does_not(name: str, kind: str, dt
     assert int(found.status) != int(ik.Status.CONVERGED)
 
 
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("n", [1, 3, 300])
+def test_what_rounding_leaves_at_infinity_is_no_zero(n: int, dtype: torch.dtype) -> None:
+    """``sqrt(z^2 + 1) - z`` and its slope end as rounding errors, and a step that doubles ``z`` takes one to zero as the
+    other says."""
+    equations = lambda z: torch.cat([z[: n // 2] - 1, torch.sqrt(z[n // 2 :] ** 2 + 1) - z[n // 2 :]])  # noqa: E731
+    found = ik.root(equations, torch.full((n,), 2.0, dtype=dtype), solver="newton", on_failure="ignore")
+    assert ik.Status(int(found.status)).name == "DIVERGED"
+
+
+@pytest.mark.parametrize("name", ["log(1 + e^z) - z", "atan(z) - pi / 2"])
+def test_a_fit_most_of_whose_residuals_vanish_at_infinity(name: str) -> None:
+    """Beside what is left of another, which is met, their slopes are nothing."""
+    fades = {
+        "log(1 + e^z) - z": lambda z: torch.log1p(z.exp()) - z,
+        "atan(z) - pi / 2": lambda z: z.atan() - torch.pi / 2,
+    }
+    residuals = lambda z: torch.cat([z[:1] - 1, fades[name](z[1:])])  # noqa: E731
+    found = ik.least_squares(residuals, torch.full((100,), 2.0, dtype=F64), on_failure="ignore")
+    assert ik.Status(int(found.status)).name == "DIVERGED"
+
+
+def test_few_unknowns_far_out_are_judged_by_the_last_step() -> None:
+    """One evaluation more than near the origin, at most."""
+    theta = torch.linspace(1, 2, 4, dtype=F64)
+    near, far = (
+        ik.root(lambda z, at=at: torch.sinh((z - at) / 2) - theta, torch.full((4,), at, dtype=F64)).evaluations
+        for at in (0.0, 300.0)
+    )
+    assert far <= near + 1
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", ["auto", "anderson", "relay", "broyden"])
 @pytest.mark.parametrize(("size", "length"), [(0.1, 1.0), (1.0, 1.0), (1.0, 100.0)])

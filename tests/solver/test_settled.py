@@ -12,7 +12,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.solver.verdict import judging
-from implicitkit.solver.verdict.settled import is_settled, still_holds
+from implicitkit.solver.verdict.settled import is_settled, settled, still_holds
 
 F64 = torch.float64
 N = 100
@@ -132,6 +132,9 @@ class Beside:
     def __init__(self, F: Callable[[Tensor], Tensor]) -> None:
         self.residual, self.eps = F, torch.finfo(F64).eps
 
+    def beside(self, _: str) -> Beside:
+        return self
+
 
 # the first of a hundred equations, where it is asked, and its slope by factors of a point before
 HELD: dict[str, tuple[Callable[[Tensor], Tensor], float, float, bool]] = {
@@ -159,6 +162,31 @@ def test_what_factors_of_a_point_however_far_say(name: str) -> None:
     assert not bool(still_holds(beside, z, torch.zeros(1, dtype=torch.bool), known)[0, 1])
     known.factor.ok[0] = False
     assert not bool(still_holds(beside, z, torch.ones(1, dtype=torch.bool), known)[0, 1])
+
+
+# the first of a hundred equations, where it is zero to the last bit, and its slope at the point before, by 2e-3 off
+EXACT: dict[str, tuple[Callable[[Tensor], Tensor], float, float, bool]] = {
+    "a zero": (lambda z: z**2 - 9, 3.0, 6.0, True),
+    "a zero of a linear equation": (lambda z: z - 3, 3.0, 1.0, True),
+    "what rounding leaves at infinity": (lambda z: torch.sqrt(z * z + 1) - z, 9e7, -1.1e-16, False),
+    "a zero, by factors of a point far steeper": (lambda z: z**2 - 9, 3.0, 60.0, False),
+    "a zero, by factors of the other sign": (lambda z: z**2 - 9, 3.0, -6.0, False),
+    "a zero of an equation that is next to zero": (lambda z: z**2 - 9 + 1e-12, 3.0, 6.0, True),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_an_equation_that_is_zero_to_the_last_bit_changes_beside_that(name: str) -> None:
+    f, first, slope, near = EXACT[name]
+    z = torch.full((1, N), 10.0, dtype=F64)
+    z[0, 0] = first
+    known = Factors(torch.full_like(z, 0.2))
+    known.slope[0, 0] = slope
+    beside: Any = Beside(lambda y: torch.cat([f(y[:, :1]), (y[:, 1:] / 10) ** 2 - 1], 1))
+    point = z * (1 + 2e-4)
+    before = beside.residual(z) + known.product(point - z)
+    assert bool(is_settled(known, z, beside.residual(z), point, before))
+    assert bool(settled(beside, known, z, point, before)) is near
 
 
 def test_an_equation_that_factors_do_not_say_to_change_says_nothing() -> None:

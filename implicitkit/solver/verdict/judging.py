@@ -37,7 +37,7 @@ from implicitkit.solver.verdict.excess import by_pieces, excess
 from implicitkit.solver.verdict.fits import DENSE
 from implicitkit.solver.verdict.probing import runs_away
 from implicitkit.solver.verdict.scales import NOISE, in_working_precision, rounding, steepness
-from implicitkit.solver.verdict.settled import is_minimum, is_settled, still_holds
+from implicitkit.solver.verdict.settled import is_minimum, last_jacobian, settled, still_holds
 from implicitkit.solver.verdict.strides import falls_on, gets_on
 from implicitkit.solver.verdict.vanishing import AWAY, STANDS, vanishes
 
@@ -269,19 +269,19 @@ class Judge:
         return far & away
 
     def _is_settled(self, z: Tensor) -> Tensor:
-        """Where factors of the last step say that a zero is near, of many unknowns, ``(batch,)``; who was asked at this
-        point is not asked again."""
+        """Where factors of the last step say that a zero is near, ``(batch,)``; a point is looked at once."""
         held = self._held[1] if self._held is not None and self._held[0] is z else None
         none = torch.zeros(len(z), dtype=torch.bool, device=z.device) if held is None else held
-        if bool(none.all()) or self.came_from is None or not self._has_factors(z):
+        if bool(none.all()) or self.came_from is None:
             return none
         if self._settled is None or self._settled[0] is not z:
-            self._settled = z, is_settled(self.f.system.factored, z, self.f.residual(z), *self.came_from)
+            known = self.f.system.factored if self._has_factors(z) else last_jacobian(self.f, self.came_from[0])
+            near = none if known is None else settled(self.f, known, z, *self.came_from)
+            self._settled = z, near
         return none | self._settled[1]
 
     def _has_factors(self, z: Tensor, exact: bool = False) -> bool:
-        """Are there factors of ``dF/dz`` at some point, or if they need not be ``exact`` of something like it, of all
-        samples, and many unknowns?"""
+        """Are there factors of ``dF/dz``, or if they need not be ``exact`` of something like it, and many unknowns?"""
         known = self.f.system.factored
         there = known is not None and not (exact and getattr(known, "rough", False)) and not self.relative_to_state
         return there and z.shape[1] > DENSE and len(z) == self.f.system.batch

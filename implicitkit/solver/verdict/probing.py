@@ -120,7 +120,7 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
         off = off | _apart(J, (F == 0) & (scale > 0))
         near, known = _by_factors(f, J, F, z, F, scale, off, loose), (J != 0).flatten(1).any(1) | (F == 0).all(1)
     else:
-        d, known = _by_products(A, F, open_)
+        d, known = _by_products(A, z, F, None if f.kind.iteration else scale, open_)
         near = _near_a_zero(f, z, F, d, scale, scale, loose)
     near = near & _moves_as_said(f, A, z, F, scale)
     # a function that autograd cannot see through has no derivative to tell from
@@ -246,16 +246,37 @@ def _apart(J: Tensor, zero: Tensor) -> Tensor:
     return zero & ~(J != 0).any(2) & ~(J != 0).any(1)
 
 
-def _by_products(A: Operator, F: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+def _by_products(A: Operator, z: Tensor, F: Tensor, scale: Tensor | None, which: Tensor) -> tuple[Tensor, Tensor]:
     """The correction ``J d = -F`` to a tenth, ``(batch, n)``, and where it was found, ``(batch,)``; of the samples ``which``
-    by more products where few do not: where positions hand on from one to the next, it takes as many as there are."""
-    b, A.near = -F.to(A.like.dtype), None  # which is far from the inverse where an equation is stiff
+    by more products where few do not: where positions hand on from one to the next, it takes as many as there are.
+
+    Each equation is divided by its change beside ``z``, its ``scale``, and ``z_j`` counts in units of itself: else what is
+    left of equations that vanish is nothing beside the others.  Those of a map (``None``) have one unit.
+    """
+    A.near, b, unit = (
+        None,
+        -F.to(A.like.dtype),
+        torch.ones_like(A.like),
+    )  # near: far from the inverse of a stiff equation
+    if scale is not None:
+        unit = torch.maximum(z.abs(), FLOOR * z.abs().amax(1, keepdim=True)).to(A.like.dtype)
+        rows = torch.where(scale > 0, 1 / scale, 0).nan_to_num(posinf=0.0).to(A.like.dtype)
+        b, A = rows * b, _scaled(A, rows, unit)
     found = GMRES().solve(A, b, rtol=0.1, atol=0.0, max_steps=_STEPS)
     left = which & ~found.converged
     if not bool(left.any()):
-        return found.x, found.converged
+        return unit * found.x, found.converged
     later = GMRES().solve(A, torch.where(left.unsqueeze(1), b, 0), rtol=0.1, atol=0.0, max_steps=_PRODUCTS)
-    return torch.where(left.unsqueeze(1), later.x, found.x), torch.where(left, later.converged, found.converged)
+    return unit * torch.where(left.unsqueeze(1), later.x, found.x), torch.where(left, later.converged, found.converged)
+
+
+def _scaled(A: Operator, rows: Tensor, columns: Tensor) -> Operator:
+    """``diag(rows) A diag(columns)``."""
+    return A.derived(
+        lambda v: rows * A.mv(columns * v),
+        lambda w: columns * A.rmv(rows * w),
+        lambda: rows.unsqueeze(2) * A.dense() * columns.unsqueeze(1),
+    )
 
 
 def _moves_as_said(f: Evaluations, A: Operator, z: Tensor, F: Tensor, scale: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
+from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.minima import beside, difference_step
 from implicitkit.solver.verdict.scales import FLOOR, healthy_share, in_working_precision, uneven
@@ -30,7 +31,28 @@ _ROUNDED = 1e-12  # ... and of the largest, where it was next to nothing
 _DAMPED = 0.1  # of N in any direction, how much damping may be for a correction to be one without ...
 _SWEEPS = 2  # ... by so many steps of the power method: all but few eigenvalues are next to nothing
 _STEEPER = 1e6  # times its change beside z, at most, an equation may be by factors of another point ...
+_FORETOLD = (
+    0.5  # of its change beside z by the factors, how far from it an equation's may be that is zero to the last bit
+)
 _NEXT = 1e-10  # ... of z: a correction by them which is next to nothing even so; exp(-z) has 1 / 745 / 1e6 and more
+
+
+def settled(f: Evaluations, known: Any, z: Tensor, point: Tensor, before: Tensor) -> Tensor:
+    """Where a zero is near ``z`` by factors (:func:`is_settled`), ``(batch,)``; one evaluation if an ``F_i`` is zero to the
+    last bit there, none else.
+
+    Of what rounding has left (``sqrt(z^2 + 1) - z``, far out) the slope is rounding, too, and a step with it leads to what
+    looks like a zero.  So such an ``F_i`` must change beside ``z`` as ``N`` says.
+    """
+    F = f.residual(z)
+    near = is_settled(known, z, F, point, before)
+    zero = near.unsqueeze(1) & (F == 0)
+    if not hasattr(known, "product") or not bool(zero.any()):
+        return near
+    way = f.eps**0.25 * uneven(z)[1]
+    told = known.product(in_working_precision(way))
+    off = (in_working_precision(f.beside("root").residual(z + way)) - told).abs()
+    return near & (~zero | (off <= _FORETOLD * told.abs())).all(1)
 
 
 def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
@@ -68,6 +90,15 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
     near = (c.abs() <= healthy_share(F) * unit).all(1)
     secant = ((along - step) / wide).abs().amax(1) <= torch.where(short, _SECANT, _FAITHFUL) * length
     return asked & near & (secant | ~tenth)
+
+
+def last_jacobian(f: Evaluations, point: Tensor) -> DenseBlocks | None:
+    """The matrices ``dF/dz`` of few unknowns at the point where the last step began, if it has formed them; ``None`` of
+    fixed points, whose steps are judged by themselves."""
+    if f.linearised is None or f.linearised[0] is not point or f.kind.iteration:
+        return None
+    matrix = f.linearised[1].matrix
+    return None if matrix is None else DenseBlocks(matrix)
 
 
 def is_minimum(f: Evaluations, z: Tensor) -> Tensor:
