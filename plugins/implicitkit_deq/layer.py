@@ -321,7 +321,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
             return ik.solve(problem, start, theta, batch_dims=self.batch_dims, solver=solver, **asked)
 
         try:
-            solution = self._effort.spend(find, solver, policy if self.training else None)
+            solution = self._effort.spend(find, solver, policy, self.training)
         except ik.ConvergenceError as error:
             if error.solution is not None:
                 self.solution = error.solution.detach()

@@ -21,6 +21,8 @@ _EXACT = ("auto", "implicit")
 _DEAR = 300  # evaluations in one training call, above which a few samples are not worth it
 _WORK = 4000.0  # evaluations that each dear member of a relay may be worth in one training call ...
 _MORE = 4 * _WORK  # ... where too many samples would fail without
+_TRIED = 8  # samples that the dear members are asked about first, where almost all are left and a call of such would raise
+_HOPELESS = 0.25  # may fail, at most, of a call of such
 _RESTING = 0.25  # of the share that may fail: so many may be left without the dear members
 _REACH = 100.0  # of a position's start and first step
 _CURE = (
@@ -181,9 +183,9 @@ def _meant(rule: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def _relay(work: float | None = None) -> ik.Relay:
+def _relay(work: float | None = None, trial: int | None = None) -> ik.Relay:
     """The relay that a name means, made once: its options are checked, which takes as long as some evaluations."""
-    return ik.Relay(work=work)
+    return ik.Relay(work=work, trial=trial)
 
 
 class Effort:
@@ -194,8 +196,8 @@ class Effort:
         self.spared = False  # were they left out in the last call?
         self.vain = False  # did they leave samples when they were last asked?
 
-    def spend(self, find: Callable[..., ik.Solution], solver: Any, policy: Any) -> ik.Solution:
-        """``find(solver)``, or with fewer members of it: ``policy`` is that of a training call, or ``None``.
+    def spend(self, find: Callable[..., ik.Solution], solver: Any, policy: Any, training: bool = True) -> ik.Solution:
+        """``find(solver)``, or in ``training`` with fewer members of it, by the ``policy``.
 
         What the first of several solves has found is where the next begins: ``find(solver, found)`` (:func:`gone_on`).  The
         figures of the solution are those of the last one.
@@ -207,8 +209,10 @@ class Effort:
             return find(solver)
         grants = [relay]
         if relay.work is None:
-            grants = [_relay(work) if named else replace(relay, work=work) for work in (_WORK, _MORE)]
-        if not isinstance(policy, Forgive) or extend.transforms_active():
+            trial = relay.trial or (_TRIED if policy == "raise" or _fails(policy) else None)
+            works = (_WORK, _MORE)
+            grants = [_relay(w, trial) if named else replace(relay, work=w, trial=trial) for w in works]
+        if not (training and isinstance(policy, Forgive)) or extend.transforms_active():
             return find(grants[-1])
         relay = grants[0]
         found, spent = None, 0
@@ -230,6 +234,11 @@ class Effort:
         self.vain = not solved
         self.pause = policy.every - 1 if self.vain or spent > _DEAR else 0
         return found
+
+
+def _fails(policy: Any) -> bool:
+    """Does a call fail of which as many samples do as those among which the dear members of a relay begin with a few?"""
+    return isinstance(policy, Forgive) and policy.share <= _HOPELESS
 
 
 @dataclass(frozen=True)
