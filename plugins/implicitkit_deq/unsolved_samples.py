@@ -67,7 +67,7 @@ class Forgive(extend.Configured):
     training calls do without them (:meth:`ik.Relay.brief`) and forgive what Anderson and Broyden leave, unless that is more
     than a quarter of ``share``, or than ``share`` where the later members left samples too (:meth:`spares`).  Nor does a
     training call grant each of these members more than 4,000 evaluations are worth (``ik.Relay(work=)``), or 16,000 where
-    the call would raise.
+    the call would raise; nor is it asked about more than eight samples, where almost all are left and these are in vain.
 
     ``every=1`` where the loss counts more than the time.  What each of these costs and saves was measured
     (``docs/trainings.md``).

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from implicitkit.foundation.options import at_least, check_options, optional, positive
+from implicitkit.linear.price import CALL
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.catalogue import register_solver
@@ -102,7 +103,8 @@ class Relay(Polyalgorithm):
         trial: about so many samples, or a quarter of those left, the members from the first on that takes derivatives are
             asked first, where those before it leave more than three quarters of the batch; about the others only if they
             solve half of these.  For who can do nothing with a batch of which most fail.  (Where rows can be left out of
-            evaluations, and nobody limits or watches the steps.)  ``None``: about all at once.
+            evaluations, nobody limits or watches the steps, and the numbers of a batch cost more than a call of torch.)
+            ``None``: about all at once.
 
     Raises:
         ValueError: no stage, ``work`` not positive, or ``trial`` below 1.
@@ -142,7 +144,8 @@ class Relay(Polyalgorithm):
     ) -> Outcome:
         """The cheap ones of these members, and the dear ones for a few samples before they are asked about the others."""
         cheap, (norms, waiting, finishers) = _cheap(stages), rest
-        if self.trial is None or options.watched or options.max_steps is not None or not f.system.can_select:
+        unwatched = not options.watched and options.max_steps is None and f.system.can_select
+        if self.trial is None or not unwatched or z0.numel() < CALL:
             return super()._go_on(stages, f, z0, options, total, *rest)
         total = super()._go_on(cheap, f, z0, options, total, *rest)
         left = ((total.status != int(Status.CONVERGED)) & ~waiting).nonzero().squeeze(1)

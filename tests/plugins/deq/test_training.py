@@ -130,11 +130,11 @@ def test_dear_members_of_the_relay_that_were_in_vain_are_spared_for_some_calls()
 @pytest.mark.parametrize(("policy", "fewer"), [(Forgive(), True), ("raise", True), (Forgive(share=0.5), False)])
 def test_a_call_that_is_to_fail_does_so_after_a_few_samples(policy: Any, fewer: bool) -> None:
     """None of 32 samples has an equilibrium: the dear members are asked about 8, where a call without these raises."""
-    x = torch.full((32, 1), 100.0, dtype=F64)
-    stages = (ik.extend.Stage("picard", max_steps=3), ik.extend.Stage("newton_krylov", scale=None, max_steps=20))
+    x = torch.full((32, 200), 100.0, dtype=F64)
+    stages = (ik.extend.Stage("picard", max_steps=3), ik.extend.Stage("newton_krylov", scale=None, max_steps=7))
     spent, free = [], ik.Relay(stages)
     for solver in (free, ik.Relay(stages, work=unsolved_samples._MORE)):
-        layer = DEQ(Jump(), (1,), solver=solver, on_failure=policy)
+        layer = DEQ(Jump(), (200,), solver=solver, on_failure=policy)
         with pytest.raises(ik.ConvergenceError, match="first calls" if isinstance(policy, Forgive) else "32 of 32") as said:
             layer(x)
         spent.append(layer.solution.sample_evaluations)  # type: ignore[union-attr]
