@@ -319,7 +319,8 @@ def test_dear_members_are_asked_about_a_few_samples_first(hopeless: int, asked_f
     assert whole.converged.tolist() == (b == 0).flatten().tolist() and not whole.message
     if hopeless == 32:
         assert found.sample_evaluations < 0.5 * whole.sample_evaluations
-        assert "solved 0 of 8 samples that they were asked about first, and were not asked about the other 24" in found.message
+        assert "solved 0 of 8 samples that they were asked about first" in found.message
+        assert "not asked about the other 24" in found.message
     elif hopeless == 20:  # three of eight are less than half
         assert int(found.converged.sum()) == 3 and "solved 3 of 8" in found.message
     else:

@@ -37,8 +37,8 @@ _LEFT_OUT = (
 _ALMOST_ALL = 0.75  # of the samples: where more are left, the dear members begin with a few
 _SMALLEST = 8  # ... of so many, at least
 _IN_VAIN = (
-    "The members of the relay that take derivatives of the map solved {solved} of {asked} samples that they were asked about "
-    "first, and were not asked about the other {others}: solver=ik.Relay() asks about all"
+    "The members of the relay that take derivatives of the map solved {solved} of {asked} samples that they were asked "
+    "about first, and were not asked about the other {others}: solver=ik.Relay() asks about all"
 )
 
 _NEAR, _FAR = 10.0, 1000.0  # times the size of the start: how far out the later methods may go, and the very last

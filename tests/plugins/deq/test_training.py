@@ -135,7 +135,9 @@ def test_a_call_that_is_to_fail_does_so_after_a_few_samples(policy: Any, fewer: 
     spent, free = [], ik.Relay(stages)
     for solver in (free, ik.Relay(stages, work=unsolved_samples._MORE)):
         layer = DEQ(Jump(), (200,), solver=solver, on_failure=policy)
-        with pytest.raises(ik.ConvergenceError, match="first calls" if isinstance(policy, Forgive) else "32 of 32") as said:
+        with pytest.raises(
+            ik.ConvergenceError, match="first calls" if isinstance(policy, Forgive) else "32 of 32"
+        ) as said:
             layer(x)
         spent.append(layer.solution.sample_evaluations)  # type: ignore[union-attr]
         assert ("not asked about the other 24" in str(said.value)) == (fewer and solver is free)
@@ -672,7 +674,9 @@ class _Normalised(nn.Module):
 )
 def test_where_something_is_normalised_its_gain_is_to_be_bounded(cell: Any, normalised: bool) -> None:
     """``n(W z)`` does not know how large ``W`` is: a training that has lost its equilibria is told so, and a monitor's."""
-    wanted = r"bound that normalisation's gain \(bound_weights" if normalised else "add jacobian_penalty.*bound the weights"
+    wanted = (
+        r"bound that normalisation's gain \(bound_weights" if normalised else "add jacobian_penalty.*bound the weights"
+    )
     layer = DEQ(cell, (1,), solver="picard", max_steps=40)
     layer(torch.ones(4, 1, dtype=F64))
     with pytest.raises(ik.ConvergenceError, match=f"Training has lost the equilibria: .*{wanted}"):
