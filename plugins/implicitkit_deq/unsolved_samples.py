@@ -22,10 +22,8 @@ _EXACT = ("auto", "implicit")
 _DEAR = 300  # evaluations in one training call, above which a few samples are not worth it
 _WORK = 4000.0  # evaluations that each dear member of a relay may be worth in one training call ...
 _MORE = 4 * _WORK  # ... where too many samples would fail without
-_TRIED = (
-    8  # samples that the dear members are asked about first, where almost all are left and a call of such would raise
-)
-_HOPELESS = 0.25  # may fail, at most, of a call of such
+_TRIED = 8  # samples that the dear members are asked about first, where almost all are left, ...
+_HOPELESS = 0.25  # ... of a call of which so many may fail, at most
 _RESTING = 0.25  # of the share that may fail: so many may be left without the dear members
 _REACH = 100.0  # of a position's start and first step
 _CURE = (
