@@ -32,7 +32,7 @@ def _normalises(module: nn.Module) -> bool:
 
 
 def _modules(cell: Any) -> Iterable[nn.Module]:
-    """Of a module all below it, of a function those that it holds by a name."""
+    """All modules of a module, or of those that a function holds by a name."""
     held = [cell, getattr(cell, "__self__", None)]
     if inspect.isfunction(cell):
         names = inspect.getclosurevars(cell)
