@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
@@ -34,7 +35,7 @@ def _normalises(module: nn.Module) -> bool:
 def _modules(cell: Any) -> Iterable[nn.Module]:
     """All modules of a module, or of those that a function holds by a name."""
     held = [cell, getattr(cell, "__self__", None)]
-    if inspect.isfunction(cell):
+    with suppress(TypeError, ValueError):  # no function, or one that holds a name without a value
         names = inspect.getclosurevars(cell)
         held += [*names.nonlocals.values(), *names.globals.values()]
     return [m for part in held if isinstance(part, nn.Module) for m in part.modules()]

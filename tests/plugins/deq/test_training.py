@@ -32,6 +32,7 @@ from implicitkit_deq import (
     compat,
     unsolved_samples,
 )
+from implicitkit_deq.advice import cure
 from implicitkit_deq.unsolved_samples import Effort, _Linear
 
 F64 = torch.float64
@@ -686,6 +687,17 @@ def test_where_something_is_normalised_its_gain_is_to_be_bounded(cell: Any, norm
         warnings.simplefilter("ignore", ForgivenWarning)
         with pytest.warns(StabilityWarning, match=f"To keep its equilibria .*{wanted}"):
             layer(torch.full((4, 1), -2.0, dtype=F64))
+
+
+def test_a_function_that_holds_a_name_without_a_value_is_no_reason_to_say_nothing() -> None:
+    later: Any
+
+    def cell(z: Tensor) -> Tensor:
+        return later(z)
+
+    assert "bound the weights" in cure(cell)
+    later = torch.tanh
+    assert "bound the weights" in cure(cell) and "bound the weights" in cure(torch.tanh)
 
 
 def test_the_advice_for_a_gain_can_be_taken() -> None:
