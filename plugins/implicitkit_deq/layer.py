@@ -321,7 +321,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
             return ik.solve(problem, start, theta, batch_dims=self.batch_dims, solver=solver, **asked)
 
         try:
-            solution = self._effort.spend(find, solver, policy if self.training else None)
+            solution = self._effort.spend(find, solver, policy, self.training)
         except ik.ConvergenceError as error:
             if error.solution is not None:
                 self.solution = error.solution.detach()
@@ -337,7 +337,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         if solution.truncated or ik.extend.holds(converged.all()):
             return z
         if policy.exceeded(~converged):
-            policy.refuse(solution, not self._used)
+            policy.refuse(solution, not self._used, self.cell)
         if not self._forgave:
             self._forgave = True
             policy.tell(solution, self._effort.spared, self.init == "zeros" and self._last is None)

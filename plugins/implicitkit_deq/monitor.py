@@ -12,6 +12,7 @@ import torch
 
 import implicitkit as ik
 from implicitkit.extend import options
+from implicitkit_deq.advice import cure
 from implicitkit_deq.jacobian import condition_number, spectral_radius
 from implicitkit_deq.layer import DEQ
 
@@ -127,8 +128,7 @@ class Monitor(ik.extend.Configured):
             alarms.append(f"the condition number of I - J is at least {figures['condition']:.3g}")
         if alarms:
             ik.extend.warn(
-                f"call {self.calls} of the layer: {'; '.join(alarms)}. Add jacobian_penalty to the loss, bound the weights "
-                "(bound_weights), or lower the learning rate",
+                f"call {self.calls} of the layer: {'; '.join(alarms)}. To keep its equilibria {cure(self.layer.cell)}",
                 StabilityWarning,
             )
 

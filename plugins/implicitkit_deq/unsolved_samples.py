@@ -13,6 +13,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit import extend
+from implicitkit_deq.advice import cure
 from implicitkit_deq.starting.extrapolation import Onward, Trend
 from implicitkit_deq.wrapped_linear_solver import Around
 
@@ -21,6 +22,8 @@ _EXACT = ("auto", "implicit")
 _DEAR = 300  # evaluations in one training call, above which a few samples are not worth it
 _WORK = 4000.0  # evaluations that each dear member of a relay may be worth in one training call ...
 _MORE = 4 * _WORK  # ... where too many samples would fail without
+_TRIED = 8  # samples that the dear members are asked about first, where almost all are left, ...
+_HOPELESS = 0.25  # ... of a call of which so many may fail, at most
 _RESTING = 0.25  # of the share that may fail: so many may be left without the dear members
 _REACH = 100.0  # of a position's start and first step
 _CURE = (
@@ -64,7 +67,7 @@ class Forgive(extend.Configured):
     training calls do without them (:meth:`ik.Relay.brief`) and forgive what Anderson and Broyden leave, unless that is more
     than a quarter of ``share``, or than ``share`` where the later members left samples too (:meth:`spares`).  Nor does a
     training call grant each of these members more than 4,000 evaluations are worth (``ik.Relay(work=)``), or 16,000 where
-    the call would raise.
+    the call would raise; nor is it asked about more than eight samples, where almost all are left and these are in vain.
 
     ``every=1`` where the loss counts more than the time.  What each of these costs and saves was measured
     (``docs/trainings.md``).
@@ -125,22 +128,21 @@ class Forgive(extend.Configured):
         few = vain or int(failed.sum()) <= max(1.0, _RESTING * self.share * failed.numel())
         return few and not self.exceeded(failed)
 
-    def refuse(self, solution: ik.Solution, first: bool) -> None:
-        """Raise for a call of which too many samples failed; ``first``: none before has gone well."""
-        cure = (
+    def refuse(self, solution: ik.Solution, first: bool, cell: Any = None) -> None:
+        """Raise for a call of which too many samples failed, of this ``cell``; ``first``: none before has gone well."""
+        said = (
             "The cell may have no equilibrium that can be found before it is trained, as blocks with normalisation last. "
             "Let the input outweigh the state there at first: start with a tenth of the state's weights (of W in "
             "norm(relu(W z + U x))) or, where they are normalised before the input is added, of that normalisation's gain "
             "(nn.init.constant_(norm.weight, 0.1)). Or pretraining=Pretraining(calls=100, steps=8, deepest=20) unrolls a "
             "few steps of it in the first calls, in each another number"
             if first
-            else "Training has lost the equilibria: add jacobian_penalty to the loss, bound the weights (bound_weights), or "
-            "lower the learning rate"
+            else f"Training has lost the equilibria: {cure(cell)}"
         )
         try:
             solution.raise_for_status()
         except ik.ConvergenceError as error:
-            text = f"{error} {cure}. Forgive(share=1) goes on whatever fails."
+            text = f"{error} {said}. Forgive(share=1) goes on whatever fails."
             raise ik.ConvergenceError(text, error.solution, error.samples, error.residual_norms) from None
 
     def tell(self, solution: ik.Solution, spared: bool, anew: bool) -> None:
@@ -181,9 +183,9 @@ def _meant(rule: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def _relay(work: float | None = None) -> ik.Relay:
+def _relay(work: float | None = None, trial: int | None = None) -> ik.Relay:
     """The relay that a name means, made once: its options are checked, which takes as long as some evaluations."""
-    return ik.Relay(work=work)
+    return ik.Relay(work=work, trial=trial)
 
 
 class Effort:
@@ -194,8 +196,8 @@ class Effort:
         self.spared = False  # were they left out in the last call?
         self.vain = False  # did they leave samples when they were last asked?
 
-    def spend(self, find: Callable[..., ik.Solution], solver: Any, policy: Any) -> ik.Solution:
-        """``find(solver)``, or with fewer members of it: ``policy`` is that of a training call, or ``None``.
+    def spend(self, find: Callable[..., ik.Solution], solver: Any, policy: Any, training: bool = True) -> ik.Solution:
+        """``find(solver)``, or in ``training`` with fewer members of it, by the ``policy``.
 
         What the first of several solves has found is where the next begins: ``find(solver, found)`` (:func:`gone_on`).  The
         figures of the solution are those of the last one.
@@ -207,8 +209,10 @@ class Effort:
             return find(solver)
         grants = [relay]
         if relay.work is None:
-            grants = [_relay(work) if named else replace(relay, work=work) for work in (_WORK, _MORE)]
-        if not isinstance(policy, Forgive) or extend.transforms_active():
+            trial = relay.trial or (_TRIED if policy == "raise" or _fails(policy) else None)
+            works = (_WORK, _MORE)
+            grants = [_relay(w, trial) if named else replace(relay, work=w, trial=trial) for w in works]
+        if not (training and isinstance(policy, Forgive)) or extend.transforms_active():
             return find(grants[-1])
         relay = grants[0]
         found, spent = None, 0
@@ -230,6 +234,11 @@ class Effort:
         self.vain = not solved
         self.pause = policy.every - 1 if self.vain or spent > _DEAR else 0
         return found
+
+
+def _fails(policy: Any) -> bool:
+    """Does a call fail of which as many samples do as those among which the dear members of a relay begin with a few?"""
+    return isinstance(policy, Forgive) and policy.share <= _HOPELESS
 
 
 @dataclass(frozen=True)

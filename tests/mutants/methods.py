@@ -282,7 +282,8 @@ MUTANTS = [
             "tests/solver/test_relay.py -k granted",
         ),
         ("replace(method, inner_steps=products)", "method", "tests/solver/test_relay.py -k granted"),
-        ("total.message = _LEFT_OUT", "pass", "tests/solver/test_relay.py -k granted"),
+        ("if total.message else _LEFT_OUT", 'if total.message else ""', "tests/solver/test_relay.py -k granted"),
+        ("if 2 * solved < len(asked):", "if False:", "tests/solver/test_relay.py -k asked_about"),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/impatient.py",

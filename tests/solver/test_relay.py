@@ -84,6 +84,7 @@ class _Away(ik.Method):
         (lambda: ik.extend.Continuation(shortest=-1.0), ValueError),
         (lambda: ik.Relay(()), ValueError),
         (lambda: ik.Relay(work=0.0), ValueError),
+        (lambda: ik.Relay(trial=0), ValueError),
     ],
 )
 def test_options_out_of_range(make: Callable[[], Any], error: type[Exception]) -> None:
@@ -294,3 +295,55 @@ def test_newtons_method_takes_no_more_products_than_it_is_granted() -> None:
             on_failure="ignore",
         )
         assert bool(found.converged) == (work is None)
+
+
+@pytest.mark.parametrize(("hopeless", "asked_first"), [(32, 8), (20, 8), (0, 8)])
+def test_dear_members_are_asked_about_a_few_samples_first(hopeless: int, asked_first: int) -> None:
+    """``z = cos(z) - 4 z``, one fixed point, which repels; or ``z = z + 1 + z^2``, of which there is none."""
+    b = (torch.arange(32, dtype=F64) * 13 % 32 < hopeless).double().unsqueeze(1)
+    stages = (ik.extend.Stage("picard", max_steps=3), ik.extend.Stage("newton_krylov", scale=None, max_steps=7))
+
+    def solve(trial: int | None) -> ik.Solution:
+        return ik.fixed_point(
+            lambda z, b: torch.where(b > 0, z + 1 + z * z, torch.cos(z) - 4 * z),
+            torch.full((32, 200), 0.3, dtype=F64),
+            (b,),
+            solver=ik.Relay(stages, trial=trial),
+            batch_dims=1,
+            in_dims=(0,),
+            rtol=1e-9,
+            on_failure="ignore",
+        )
+
+    found, whole = solve(asked_first), solve(None)
+    assert whole.converged.tolist() == (b == 0).flatten().tolist() and not whole.message
+    if hopeless == 32:
+        assert found.sample_evaluations < 0.5 * whole.sample_evaluations
+        assert "solved 0 of 8 samples that they were asked about first" in found.message
+        assert "not asked about the other 24" in found.message
+    elif hopeless == 20:  # three of eight are less than half
+        assert int(found.converged.sum()) == 3 and "solved 3 of 8" in found.message
+    else:
+        torch.testing.assert_close(found.value, whole.value, rtol=1e-9, atol=0.0)
+        assert torch.equal(found.converged, whole.converged) and not found.message
+
+
+def test_a_few_samples_are_not_asked_about_first_where_that_saves_little_or_shows() -> None:
+    """The cheap members solve a quarter of 32, or all together are few numbers; or steps are counted, or seen."""
+    stages = (ik.extend.Stage("picard", max_steps=2), ik.extend.Stage("newton_krylov", scale=None, max_steps=2))
+
+    def evaluations(trial: int | None, easy: int, unknowns: int = 200, **options: Any) -> int:
+        b = (torch.arange(32, dtype=F64) < easy).double().unsqueeze(1)
+        options = {"rtol": 1e-9, "on_failure": "ignore", "batch_dims": 1, "in_dims": (0,)} | options
+        return ik.fixed_point(
+            lambda z, b: torch.where(b > 0, 0.3 + 0 * z, z + 1 + z * z),
+            torch.zeros(32, unknowns, dtype=F64),
+            (b,),
+            solver=ik.Relay(stages, trial=trial),
+            **options,
+        ).sample_evaluations
+
+    cases: list[dict[str, Any]] = [{"max_steps": 30}, {"trace": True}, {"in_dims": None}, {"unknowns": 100}]
+    for easy, options in ((8, {}), *((0, case) for case in cases)):
+        assert evaluations(8, easy, **options) == evaluations(None, easy, **options)
+    assert evaluations(8, 7) < evaluations(None, 7)

@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from implicitkit.foundation.options import check_options, optional, positive
+from implicitkit.foundation.options import at_least, check_options, optional, positive
+from implicitkit.linear.price import CALL
+from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
@@ -30,6 +32,13 @@ _GMRES = 2.0  # evaluations that a step of GMRES costs, in which factors are pri
 _LEFT_OUT = (
     "Members of the relay that factor Jacobians were left out, as too dear for this size: "
     "solver=ik.Relay(work=math.inf) asks them, too"
+)
+
+_ALMOST_ALL = 0.75  # of the samples: where more are left, the dear members begin with a few
+_SMALLEST = 8  # ... of so many, at least
+_IN_VAIN = (
+    "The members of the relay that take derivatives of the map solved {solved} of {asked} samples that they were asked "
+    "about first, and were not asked about the other {others}: solver=ik.Relay() asks about all"
 )
 
 _NEAR, _FAR = 10.0, 1000.0  # times the size of the start: how far out the later methods may go, and the very last
@@ -91,18 +100,24 @@ class Relay(Polyalgorithm):
             steps as that buys at the price of one (:mod:`implicitkit.linear.price`), or none where those are fewer than 50,
             Newton's method a fortieth in products a step; the first member is asked as it is.  ``None``: anything, but who
             calls a relay may set it.
+        trial: about so many samples, or a quarter of those left, the members from the first on that takes derivatives are
+            asked first, where those before it leave more than three quarters of the batch; about the others only if they
+            solve half of these.  For who can do nothing with a batch of which most fail.  (Where rows can be left out of
+            evaluations, nobody limits or watches the steps, and the numbers of a batch cost more than a call of torch.)
+            ``None``: about all at once.
 
     Raises:
-        ValueError: no stage, or ``work`` not positive.
+        ValueError: no stage, ``work`` not positive, or ``trial`` below 1.
     """
 
     stages: tuple[Any, ...] = _STAGES
     work: float | None = None
+    trial: int | None = None
     name: ClassVar[str] = "relay"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_options(self, work=optional(positive()))
+        check_options(self, work=optional(positive()), trial=optional(at_least(1)))
 
     def brief(self) -> Relay:
         """The members before the first that takes derivatives of the map: from there on they take most of the evaluations
@@ -110,19 +125,40 @@ class Relay(Polyalgorithm):
 
         Itself, where there is no such member, or nothing before it.
         """
-        before = tuple(itertools.takewhile(lambda stage: not _is(stage, Continuation, NewtonKrylov), self.stages))
-        return Relay(before, self.work) if 0 < len(before) < len(self.stages) else self
+        before = _cheap(self.stages)
+        return replace(self, stages=before) if 0 < len(before) < len(self.stages) else self
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         """The stages that fit the size, in turn."""
         if z0.shape[1] <= _DENSE:
             total = super().run(f, z0, options)
             if not total.all_converged and any(self._granted(stage, f, z0) is None for stage in self.stages):
-                total.message = _LEFT_OUT
+                total.message = f"{total.message}. {_LEFT_OUT}" if total.message else _LEFT_OUT
             return total
         members = tuple(s for s in self.stages if not _is(s, Continuation))
-        runs = Relay(_LARGE if self.stages == _STAGES else members or self.stages, self.work)
+        runs = replace(self, stages=_LARGE if self.stages == _STAGES else members or self.stages)
         return super(Relay, runs).run(f, z0, options)
+
+    def _go_on(
+        self, stages: tuple[Stage, ...], f: Evaluations, z0: Tensor, options: Options, total: Outcome, *rest: Any
+    ) -> Outcome:
+        """The cheap ones of these members, and the dear ones for a few samples before they are asked about the others."""
+        cheap, (norms, waiting, finishers) = _cheap(stages), rest
+        unwatched = not options.watched and options.max_steps is None and f.system.can_select
+        if self.trial is None or not unwatched or z0.numel() < CALL:
+            return super()._go_on(stages, f, z0, options, total, *rest)
+        total = super()._go_on(cheap, f, z0, options, total, *rest)
+        left = ((total.status != int(Status.CONVERGED)) & ~waiting).nonzero().squeeze(1)
+        if len(left) >= _SMALLEST and len(left) > _ALMOST_ALL * len(z0) and len(cheap) < len(stages):
+            asked = left[:: max(4, -(-len(left) // self.trial))]  # of every part of the batch
+            others = waiting.index_fill(0, left, True).index_fill(0, asked, False)
+            total = super()._go_on(stages[len(cheap) :], f, z0, options, total, norms, others, finishers)
+            solved = int((total.status[asked] == int(Status.CONVERGED)).sum())
+            if 2 * solved < len(asked):
+                total.message = _IN_VAIN.format(solved=solved, asked=len(asked), others=len(left) - len(asked))
+                return total
+            waiting = waiting.index_fill(0, asked, True)
+        return super()._go_on(stages[len(cheap) :], f, z0, options, total, norms, waiting, finishers)
 
     def _granted(self, stage: Stage, f: Evaluations, z: Tensor) -> Stage | None:
         if self.work is None or math.isinf(self.work):
@@ -138,6 +174,11 @@ class Relay(Polyalgorithm):
         if steps < _FEWEST:
             return None
         return replace(stage, max_steps=steps if stage.max_steps is None else min(steps, stage.max_steps))
+
+
+def _cheap(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """The members before the first that takes derivatives of the map."""
+    return tuple(itertools.takewhile(lambda stage: not _is(stage, Continuation, NewtonKrylov), stages))
 
 
 def _method(solver: Any) -> Any:

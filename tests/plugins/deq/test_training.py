@@ -27,10 +27,12 @@ from implicitkit_deq import (
     IgnoredInputWarning,
     Monitor,
     StabilityWarning,
+    bound_weights,
     cells,
     compat,
     unsolved_samples,
 )
+from implicitkit_deq.advice import cure
 from implicitkit_deq.unsolved_samples import Effort, _Linear
 
 F64 = torch.float64
@@ -124,6 +126,23 @@ def test_dear_members_of_the_relay_that_were_in_vain_are_spared_for_some_calls()
         with pytest.raises(ik.ConvergenceError, match="1 of 5"):
             strict(x)
         assert strict.solution is not None and strict.solution.evaluations == whole
+
+
+@pytest.mark.parametrize(("policy", "fewer"), [(Forgive(), True), ("raise", True), (Forgive(share=0.5), False)])
+def test_a_call_that_is_to_fail_does_so_after_a_few_samples(policy: Any, fewer: bool) -> None:
+    """None of 32 samples has an equilibrium: the dear members are asked about 8, where a call without these raises."""
+    x = torch.full((32, 200), 100.0, dtype=F64)
+    stages = (ik.extend.Stage("picard", max_steps=3), ik.extend.Stage("newton_krylov", scale=None, max_steps=7))
+    spent, free = [], ik.Relay(stages)
+    for solver in (free, ik.Relay(stages, work=unsolved_samples._MORE)):
+        layer = DEQ(Jump(), (200,), solver=solver, on_failure=policy)
+        with pytest.raises(
+            ik.ConvergenceError, match="first calls" if isinstance(policy, Forgive) else "32 of 32"
+        ) as said:
+            layer(x)
+        spent.append(layer.solution.sample_evaluations)  # type: ignore[union-attr]
+        assert ("not asked about the other 24" in str(said.value)) == (fewer and solver is free)
+    assert (spent[0] < spent[1]) == fewer
 
 
 @pytest.mark.parametrize(
@@ -629,6 +648,62 @@ def test_too_many_failures_are_told_with_what_helps_then() -> None:
     layer(GOOD[:4])
     with pytest.raises(ik.ConvergenceError, match=r"has lost the equilibria: add jacobian_penalty.*share=1"):
         layer(bad)
+
+
+class _Normalised(nn.Module):
+    """w z + x, with a normalisation that is not used."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.w = norm, nn.Parameter(torch.ones(1, dtype=F64))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.where(x > 0, 0.5 * z, self.w * z + x)
+
+
+@pytest.mark.parametrize(
+    ("cell", "normalised"),
+    [
+        (_Normalised(nn.GroupNorm(1, 2)), True),
+        (_Normalised(nn.Sequential(nn.LayerNorm(3))), True),
+        (_Normalised(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))), False),
+        ((lambda f: lambda z, x: f(z, x))(_Normalised(nn.RMSNorm(2))), True),
+        (_Normalised(nn.GroupNorm(1, 2)).forward, True),
+        ((lambda f: lambda z, x: f(z, x))(_Normalised(nn.Linear(2, 2))), False),
+    ],
+    ids=["module", "below", "of a weight", "function", "method", "function, plain"],
+)
+def test_where_something_is_normalised_its_gain_is_to_be_bounded(cell: Any, normalised: bool) -> None:
+    """``n(W z)`` does not know how large ``W`` is: a training that has lost its equilibria is told so, and a monitor's."""
+    wanted = (
+        r"bound that normalisation's gain \(bound_weights" if normalised else "add jacobian_penalty.*bound the weights"
+    )
+    layer = DEQ(cell, (1,), solver="picard", max_steps=40)
+    layer(torch.ones(4, 1, dtype=F64))
+    with pytest.raises(ik.ConvergenceError, match=f"Training has lost the equilibria: .*{wanted}"):
+        layer(torch.full((4, 1), -2.0, dtype=F64))
+    layer = DEQ(cell, (1,), solver="picard", max_steps=40, on_failure=Forgive(share=1))
+    with Monitor(layer, jacobian=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ForgivenWarning)
+        with pytest.warns(StabilityWarning, match=f"To keep its equilibria .*{wanted}"):
+            layer(torch.full((4, 1), -2.0, dtype=F64))
+
+
+def test_a_function_that_holds_a_name_without_a_value_is_no_reason_to_say_nothing() -> None:
+    later: Any
+
+    def cell(z: Tensor) -> Tensor:
+        return later(z)
+
+    assert "bound the weights" in cure(cell)
+    later = torch.tanh
+    assert "bound the weights" in cure(cell) and "bound the weights" in cure(torch.tanh)
+
+
+def test_the_advice_for_a_gain_can_be_taken() -> None:
+    cell, c = nn.GroupNorm(2, 4), 4
+    bound_weights(cell, 0.1 * c**0.5, "frobenius", weights=[cell.weight])
+    torch.testing.assert_close(cell.weight, torch.full((c,), 0.1))
 
 
 def test_a_monitor_counts_the_forgiven() -> None:
