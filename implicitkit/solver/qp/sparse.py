@@ -30,7 +30,9 @@ _SETS = 30  # active sets that are tried from one guess
 _SLOW = 6  # of them that changed by more than half as many conditions as the one before
 _ACCURATE = 1e-7  # residual of a linear system, relative, that is too large to tell signs by
 _SHIFTS = 16  # by factors of eight
-_CHEAP = 1 << 23  # multiplications of a system that is solved rather than a function evaluated: half a millisecond or so
+_CHEAP = (
+    1 << 23
+)  # multiplications of a system that is solved rather than a function evaluated: half a millisecond or so
 _NOISE = 1e-13  # of the largest: a multiplier whose sign means nothing
 Factored: TypeAlias = SparseSaddle | PartSaddle
 _MOST = 0.5  # of the entries of K that are left: fewer are factored without the others
