@@ -3,7 +3,7 @@ r"""Factors of optimality conditions in some unknowns and all rows, for vectors 
     K = [ H   C^T ]  with the unknowns ``F`` free and the others known:      K_F = [ H_FF   C_F^T ]
         [ C   -E  ]                                                                [ C_F    -E    ]
 
-Where most unknowns are at their bounds, what is free is a small part of ``C``: ``|F| m^2`` multiplications and not ``n m^2``.
+Where most unknowns are at their bounds, what is free is a small part of ``C``: ``|F| m^2`` multiplications, not ``n m^2``.
 
 Source: Nocedal & Wright (2006), *Numerical Optimization*, section 16.5 (active sets: what is fixed leaves the system).
 """

@@ -48,14 +48,14 @@ def bounds_first(data: QPData, solve: Callable[[QPData], QPPoint], from_inside: 
 
 
 def worth_sets(q: Tensor, from_inside: bool = False) -> bool:
-    """Are programs of these shapes ``(batch, n)`` solved by sets of active bounds first, if they have no other inequality?"""
+    """Are programs with ``q (batch, n)`` solved by sets of active bounds first, if they have no other inequality?"""
     return q.device.type == "cpu" and (q.shape[1] >= _MANY or (from_inside and len(q) == 1))
 
 
 def within_boxes(boxes: Box) -> QPPoint:
-    """The solutions of a batch as :func:`within_box` finds them, ``CONVERGED``, the others ``STALLED``, with zeros; ``lam`` of
-    all upper bounds and then of all lower ones, ``(batch, 2 n)``."""
-    batch, n = boxes.q.shape
+    """The solutions of a batch that :func:`within_box` finds, ``CONVERGED``; the others are ``STALLED``, with zeros.  ``lam``
+    is that of all upper bounds and then of all lower ones, ``(batch, 2 n)``."""
+    batch = len(boxes.q)
     z, y, mu = torch.zeros_like(boxes.q), torch.zeros_like(boxes.b), torch.zeros_like(boxes.q)
     status = torch.full((batch,), int(Status.STALLED), dtype=torch.int64, device=z.device)
     steps = torch.zeros_like(status)

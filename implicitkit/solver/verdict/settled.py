@@ -40,8 +40,8 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
     along it as ``N`` says to a hundredth: a step with ``N`` took it down to that, and on the way to infinity leaves a third;
     or it was of whatever length, and each ``F_i`` changed as ``N`` says to a millionth: the equations are linear.
     And ``c`` is beside each ``z_j`` what ``F`` near a zero is beside its changes.  An ``F_i`` that is zero to the last bit
-    must be one that ``N`` says to change: it may have underflowed.  Of a program ``F`` before is that of the conditions which
-    are active at ``z``, where ``N`` says what it was there.
+    must be one that ``N`` says to change: it may have underflowed.  Of a program ``F`` before is that of the conditions
+    that are active at ``z``, where ``N`` says what it was there.
 
     Args:
         known: ``N``, with ``solve``, ``size``, ``factor`` and perhaps ``product``; of a fit also ``damping``, ``mu`` of
