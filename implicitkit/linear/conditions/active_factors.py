@@ -98,9 +98,9 @@ class _Begun:
     where: tuple[Tensor, Tensor]
 
     def before(self, point: Tensor, step: Tensor, F: Tensor) -> Tensor | None:
-        """``F`` at the ``point`` where ``K`` is from, of the conditions that are active where a ``step`` has led and ``F`` is
-        what is given; the others, at that point perhaps of another form, change by the step as they are now.  ``None``: it is
-        another point."""
+        """``F`` at the ``point`` where ``K`` is from, of the conditions that are active where a ``step`` has led and where
+        ``F`` is as given; the others, at that point perhaps of another form, change by the step as they are now.  ``None``:
+        it is another point."""
         if self.began is None or self.began[0] is not point:
             return None
         free, sign = self.where

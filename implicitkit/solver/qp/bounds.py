@@ -53,8 +53,8 @@ def worth_sets(q: Tensor, from_inside: bool = False) -> bool:
 
 
 def within_boxes(boxes: Box) -> QPPoint:
-    """The solutions of a batch that :func:`within_box` finds, ``CONVERGED``; the others are ``STALLED``, with zeros.  ``lam``
-    is that of all upper bounds and then of all lower ones, ``(batch, 2 n)``."""
+    """The solutions of a batch that :func:`within_box` finds, ``CONVERGED``; the others are ``STALLED``, with zeros.
+    ``lam`` is that of all upper bounds and then of all lower ones, ``(batch, 2 n)``."""
     batch = len(boxes.q)
     z, y, mu = torch.zeros_like(boxes.q), torch.zeros_like(boxes.b), torch.zeros_like(boxes.q)
     status = torch.full((batch,), int(Status.STALLED), dtype=torch.int64, device=z.device)
