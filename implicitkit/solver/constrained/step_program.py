@@ -64,7 +64,7 @@ class Program:
     def solve(self, H: Tensor, slope: Tensor, near: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """The step ``(batch, n)``, the multipliers of the constraints ``(batch, m)``, and where there are none.  ``near``:
         multipliers so far; with Newton's step for each unknown alone they say which conditions may be active."""
-        unit, sided = _unit(H, slope, self.at, self.model), self.model.one_sided
+        unit, sided = _unit(H, slope, self.at, self.model, self.z), self.model.one_sided
         known = self._within_box(H, slope, unit)
         if known is not None and bool((known.status == int(Status.CONVERGED)).all()):
             point, failed = (known.z.to(slope), known.y.to(slope), known.lam.to(slope)), known.status != known.status
@@ -108,7 +108,7 @@ class Program:
         J, c = self.at.jacobian, self.at.constraints
         steep = J.abs().amax(2)
         steep = torch.where(steep > 0, steep, 1)
-        unit = _unit(H, slope, self.at, self.model)
+        unit = _unit(H, slope, self.at, self.model, self.z)
         gain = largest_moduli(slope).unsqueeze(1) + H.abs().flatten(1).amax(1, keepdim=True) * unit
         price = torch.maximum(weight * steep, _PRICE * gain)  # of J-rows of unit size
         rows, values = J / steep.unsqueeze(2), c / (steep * unit)
@@ -152,12 +152,15 @@ def _solved(
     return found, failed | ~found[0].isfinite().all(1)
 
 
-def _unit(H: Tensor, slope: Tensor, at: Local, model: Model) -> Tensor:
+def _unit(H: Tensor, slope: Tensor, at: Local, model: Model, z: Tensor) -> Tensor:
     """The length of the step by its causes, ``|df| / |H|`` and ``|violation| / |J|``, ``(batch, 1)``; never zero.  In these
-    units the tolerance of the program is relative to the step however small it is."""
+    units the tolerance of the program is relative to the step however small it is.  A linear objective leads to a corner
+    whatever its slope: there it is the length of ``z``, beside which a violation may be rounding."""
     length = largest_moduli(slope) / H.abs().flatten(1).amax(1)
     if model.count:
         steep = at.jacobian.abs().flatten(1).amax(1)
         wrong = largest_moduli(model.violation(at.constraints)) / steep
-        length = torch.where(steep > 0, torch.maximum(torch.where(length.isfinite(), length, 0), wrong), length)
+        length = torch.where(
+            steep > 0, torch.maximum(torch.where(length.isfinite(), length, largest_moduli(z)), wrong), length
+        )
     return torch.where(length.isfinite() & (length > 1e-150), length, 1.0).unsqueeze(1)
