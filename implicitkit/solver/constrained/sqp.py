@@ -170,7 +170,7 @@ class _Dense:
         self.z, self.multipliers, self.bounds = z, multipliers, bounds
         known = (multipliers != 0).any(1, keepdim=True) if model.count else None
         curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, self.at))
-        self.curved, self.near = Curved(model, z, curved_by, self.at, bounds), curved_by
+        self.curved, self.near = Curved(model, z, curved_by, self.at, bounds, w), curved_by
         self.program = Program(model, z, self.at, bounds)
 
     def step(self) -> tuple[Tensor, Tensor]:
