@@ -159,8 +159,8 @@ def _changing(
 
 
 def _roughly(A: Operator, b: Tensor, solve: Callable[[Operator, Tensor], LinearSolution]) -> LinearSolution:
-    """``A x = b`` for right-hand sides ``(k * batch, n)``, where a digit or two are enough: by the factors of ``A`` itself, if
-    there are any, as they are, without the passes through the matrix that refine and judge a solution."""
+    """``A x = b`` for right-hand sides ``(k * batch, n)``, where a digit or two are enough: by the factors of ``A`` itself,
+    if there are any, as they are, without the passes through the matrix that refine and judge a solution."""
     if A.exact is None or A.exact.factor.reason:
         return solve(A, b)
     x = A.exact.solve(b.unflatten(0, (-1, A.batch)).permute(1, 2, 0)).permute(2, 0, 1).flatten(0, 1)
