@@ -10,6 +10,8 @@ Source: Nocedal & Wright (2006), *Numerical Optimization*, section 16.5 (active 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from implicitkit.linear.conditions.sparse_saddle import ENOUGH, Layout, SparseSaddle
@@ -32,6 +34,11 @@ class PartSaddle:
         self.places = np.concatenate([unknowns, np.arange(n, self.size)])
         part = ArrowheadMatrix(K.d[unknowns], K.C[:, unknowns], K.E).both_sides(free[self.places].astype(float))
         self.saddle = SparseSaddle(part.shifted(added[self.places]), len(unknowns), scale[self.places], layout)
+
+    @property
+    def lu(self) -> Any:
+        """The factors; ``None`` where there are none."""
+        return self.saddle.lu
 
     @property
     def negative(self) -> int:

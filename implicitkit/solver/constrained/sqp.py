@@ -101,7 +101,7 @@ class SQP(Method):
         if direction is not None:
             factors, f.dear = direction.factors, _INSIDE if direction.inside else 0
         if factors is not None:
-            factors.began = w, (dense.smooth() if direction is None else direction.conditions)
+            factors.began = w, direction.conditions if dense is None else dense.smooth()
         # for the derivative, and to judge where this has led
         f.system.factored, f.curved = factors, None if dense is None else dense.curved.factors
         # the penalty must outweigh the multipliers
