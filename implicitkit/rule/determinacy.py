@@ -126,7 +126,7 @@ def _undetermined(
     residual = lambda y: record.system.residual(y, *record.theta)  # noqa: E731
     with torch.no_grad():
         r = residual(z).repeat(A.batch // len(z), 1)  # below vmap A has a block for every direction
-        d = solve(A.T if transposed else A, r).x[: len(z)]
+        d = _roughly(A.T if transposed else A, r, solve).x[: len(z)]
         with compat.own_graphs():
             again = lambda: autodiff.recorded(residual, z - d, twice=True)  # noqa: E731
             push, pull = autodiff.products(*autodiff.recorded(residual, z - d), again)
@@ -149,13 +149,23 @@ def _changing(
     ``(batch,)``, infinite where they cannot; and those ``x`` where it is largest, as many for each.  ``back``: products with
     the transposed ``A(z - d)``."""
     w = seeded.normal(_DRAWS, 1, A.size, seed=0x52).to(x).expand(-1, A.batch, -1).flatten(0, 1)
-    y = solve(A.T, w)
+    y = _roughly(A.T, w, solve)
     q = w.view(_DRAWS, A.batch, A.size) - graph.each(back, y.x.view(_DRAWS, A.batch, A.size))
     share = torch.einsum("dbn,tbn->dtb", q, x).square().mean(0) / torch.linalg.vector_norm(x, dim=2).square()
     told = y.converged.view(_DRAWS, A.batch).all(0) & torch.isfinite(q).all(2).all(0)
     share = share.nan_to_num(0.0)  # of a right-hand side of zero
     which = share.topk(_MOST, 0).indices
     return torch.where(told, share.amax(0), torch.inf), x.gather(0, which.unsqueeze(2).expand(-1, -1, A.size))
+
+
+def _roughly(A: Operator, b: Tensor, solve: Callable[[Operator, Tensor], LinearSolution]) -> LinearSolution:
+    """``A x = b`` for right-hand sides ``(k * batch, n)``, where a digit or two are enough: by the factors of ``A`` itself,
+    if there are any, as they are, without the passes through the matrix that refine and judge a solution."""
+    if A.exact is None or A.exact.factor.reason:
+        return solve(A, b)
+    x = A.exact.solve(b.unflatten(0, (-1, A.batch)).permute(1, 2, 0)).permute(2, 0, 1).flatten(0, 1)
+    unknown = torch.full_like(x[:, 0], torch.nan)
+    return LinearSolution(x, unknown, torch.ones_like(unknown, dtype=torch.int64), torch.isfinite(x).all(1), "")
 
 
 def _said(singular: Tensor, z: Tensor) -> str:

@@ -219,8 +219,13 @@ class Evaluations(Counted):
 
     def made(self, w: Tensor) -> Any:
         """What ``autodiff.vjp`` of a program's kernel gave at ``w``, if that graph is there; that of the next is kept."""
+        first = self.first(w)
+        return None if first is None else first[1]
+
+    def first(self, w: Tensor) -> Any:
+        """The point with a graph, and :meth:`made`."""
         self.graphs, point = True, self._point
-        return point["first"][1] if point.get("z") is w and "first" in point else None
+        return point["first"] if point.get("z") is w and "first" in point else None
 
     def residuals_graph(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`residuals` with their graph, and the point that it leads to: those of that point if they are there, else

@@ -927,12 +927,46 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/step_program.py",
         "tests/problem/test_constrained.py -k 'closed_forms or standard or sqp'",
-        ("torch.cat([bounds[1] - z, z - bounds[0]], 1)", "torch.cat([bounds[1] - z, bounds[0] - z], 1)"),
+        ("torch.cat([self.room[1], -self.room[0]], 1)", "torch.cat([self.room[1], self.room[0]], 1)"),
         (
             "self.A, self.b = at.jacobian[:, ~sided], -at.constraints[:, ~sided]",
             "self.A, self.b = at.jacobian[:, ~sided], at.constraints[:, ~sided]",
         ),
         ("multipliers[:, ~sided] = point[1] * unit", "multipliers[:, ~sided] = -point[1] * unit"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/step_program.py",
+        "tests/solver/test_short_programs.py -k 'handed or linear_program'",
+        ("torch.where(length.isfinite(), length, largest_moduli(z))", "torch.where(length.isfinite(), length, 0)"),
+        ("point = known.with_rest(programs, from_inside)", "point = known"),
+        (
+            "or self.G.shape[1] or not worth_sets(slope, from_inside=True)",
+            "or not worth_sets(slope[:0], from_inside=True)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/conditions/part_saddle.py",
+        "tests/solver/test_short_programs.py -k arrowhead",
+        (".both_sides(free[self.places].astype(float))", ""),
+        ("part.shifted(added[self.places])", "part"),
+        ("found[self.places] = x", "found[: len(x)] = x"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/sparse_step.py",
+        "tests/solver/test_short_programs.py -k portfolio",
+        ("not point.settled and qp.is_cheap(program)", "False"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/model.py",
+        "tests/solver/test_short_programs.py -k dense_program",
+        ("first = None if w is None or compat.transforms_active() else self.f.first(w)", "first = None"),
+    ),
+    *mutants(
+        "implicitkit/linear/conditions/active_factors.py",
+        "tests/solver/test_short_programs.py -k 'dense_program or led'",
+        ("torch.where(free, sign * self.began[1], F - step)", "sign * self.began[1]"),
+        ("return torch.where(free, sign * self.began[1], F - step)", "return None"),
+        ("if self.began is None or self.began[0] is not point:", "if self.began is None:"),
     ),
     *mutants(
         "implicitkit/problem/qualification.py",
@@ -1164,7 +1198,7 @@ MUTANTS = [
         ("b - self.K @ known, 0.0", "b, 0.0"),
         ("x, b - self.K @ x)", "x, b + self.K @ x)"),
         ("b = self.sign * b\n        known = np", "known = np"),
-        ("return self.sign * np", "return np"),
+        ("return self.sign * np.where(self.free, x, b", "return np.where(self.free, x, b"),
     ),
     *mutants(
         "implicitkit/solver/constrained/proximal_newton.py",

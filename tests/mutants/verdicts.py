@@ -392,6 +392,12 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/rule/determinacy.py",
+        "tests/solver/test_short_programs.py -k derivative",
+        ("if A.exact is None or A.exact.factor.reason:", "if True:"),
+        ("if A.exact is None or A.exact.factor.reason:", "if A.exact is None:"),
+    ),
+    *mutants(
+        "implicitkit/rule/determinacy.py",
         "tests/derivatives/test_singular_solutions.py",
         ("size = max(_ASKED * rtol**0.5, _LOOSE * rtol)", "size = _ASKED * rtol**0.5"),
         ("large = torch.linalg.vector_norm(x - changed.x, dim=1) >=", "large = torch.linalg.vector_norm(x, dim=1) >="),
@@ -695,6 +701,11 @@ MUTANTS = [
             "return (norm > 0.5 * before) & (needed <= limit - steps)",
         ),
         ("return (norm > 0.5 * before) & ~(needed <= limit - steps)", "return norm > 0.5 * before"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/settled.py",
+        "tests/solver/test_short_programs.py -k dense_program",
+        ("changes | ~known.where[0]", "changes"),
     ),
     *mutants(
         "implicitkit/solver/verdict/settled.py",

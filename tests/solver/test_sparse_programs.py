@@ -459,7 +459,8 @@ def test_factors_of_an_active_set_as_those_of_the_optimality_conditions(seed: in
     point = interior_point(p)
     assert point is not None
     none = [torch.zeros(1, k, dtype=F64) for k in (p.size, len(p.b), p.K.nnz)]
-    direction = sparse_step.SparseDirection(model.First(none[0].sum(1), none[0], none[1]), none[2])
+    first = model.First(none[0].sum(1), none[0], none[1])
+    direction = sparse_step.SparseDirection(first, torch.cat(none[:2], 1), none[2])
     direction.begin(0, p, point.y)
     direction._settled.clear()
     direction._keep(0, p, point)

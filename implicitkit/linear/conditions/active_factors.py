@@ -67,6 +67,13 @@ class ActiveSystem:
         known = np.where(self.free, 0.0, b)
         return np.where(self.free, self.saddle.once(np.where(self.free, b - self.K @ known, 0.0)), known)
 
+    def product(self, x: np.ndarray, transposed: bool) -> np.ndarray:
+        """``N x``, or ``N' x``."""
+        if transposed:
+            x = self.sign * x
+            return self.K @ np.where(self.free, x, 0.0) + np.where(self.free, 0.0, x)
+        return self.sign * np.where(self.free, self.K @ x, x)
+
     @property
     def regular(self) -> bool:
         """Is what is free of ``K`` far from singular?"""
@@ -80,7 +87,27 @@ class ActiveSystem:
         return np.where(self.free, K @ x, x)
 
 
-class ActiveFactors:
+class _Begun:
+    """What is known of the point where ``K`` is from.
+
+    Attributes:
+        began: that point, ``(batch, n + m)``, and ``(dL/dz, h, g)`` there.
+    """
+
+    began: tuple[Tensor, Tensor] | None = None
+    where: tuple[Tensor, Tensor]
+
+    def before(self, point: Tensor, step: Tensor, F: Tensor) -> Tensor | None:
+        """``F`` at the ``point`` where ``K`` is from, of the conditions that are active where a ``step`` has led and where
+        ``F`` is as given; the others, at that point perhaps of another form, change by the step as they are now.  ``None``:
+        it is another point."""
+        if self.began is None or self.began[0] is not point:
+            return None
+        free, sign = self.where
+        return torch.where(free, sign * self.began[1], F - step)
+
+
+class ActiveFactors(_Begun):
     """``N`` of every sample, or its transposed."""
 
     def __init__(self, systems: list[ActiveSystem], transposed: bool = False) -> None:
@@ -99,6 +126,17 @@ class ActiveFactors:
     def solve(self, b: Tensor) -> Tensor:
         """``A x = b``, ``(batch, n)`` or ``(batch, n, k)``."""
         return self._each(ActiveSystem.solve, b)
+
+    def moved(self, x: Tensor) -> Tensor:
+        """``A x``, shaped as ``x``, one by one: of many the operator's own products take less time."""
+        return self._each(ActiveSystem.product, x)
+
+    @functools.cached_property
+    def where(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Which conditions are free, and ``S``, ``(batch, n + m)``."""
+        return torch.from_numpy(np.stack([s.free for s in self.systems])), torch.from_numpy(
+            np.stack([s.sign for s in self.systems])
+        )
 
     def size(self, x: Tensor) -> Tensor:
         """``|A| |x|``, shaped as ``x``."""
@@ -145,7 +183,7 @@ class _FreePart:
         return torch.zeros_like(b).scatter(1, places, self.factor.solve(b.gather(1, places)))
 
 
-class DenseActiveFactors:
+class DenseActiveFactors(_Begun):
     """``N`` of every sample, or its transposed, of dense ``K``.
 
     Args:
@@ -153,7 +191,7 @@ class DenseActiveFactors:
     """
 
     def __init__(self, K: Tensor, free: Tensor, sign: Tensor) -> None:
-        self.K, self.free, self.sign = K, free.unsqueeze(2), sign.unsqueeze(2)
+        self.K, self.free, self.sign, self.where = K, free.unsqueeze(2), sign.unsqueeze(2), (free, sign)
         self.part, self.transposed = _FreePart(K, free), False
 
     @property

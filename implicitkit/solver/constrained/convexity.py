@@ -38,7 +38,7 @@ class Curved:
     Args:
         model: the program's parts. z: ``(batch, n)``. at: first order there. bounds: of ``z``.
         multipliers: ``(batch, m)``, those that the Lagrangian curves by: an inequality is expected to hold with equality
-            where its own is positive.
+            where its own is positive. w: the point with its multipliers, of which the graph may be there.
 
     Attributes:
         H: the Hessian of the Lagrangian, ``(batch, n, n)``. convex: where that is taken as it is, ``(batch,)``: it is
@@ -47,10 +47,16 @@ class Curved:
     """
 
     def __init__(
-        self, model: Model, z: Tensor, multipliers: Tensor, at: Local, bounds: tuple[Tensor, Tensor] | None
+        self,
+        model: Model,
+        z: Tensor,
+        multipliers: Tensor,
+        at: Local,
+        bounds: tuple[Tensor, Tensor] | None,
+        w: Tensor | None = None,
     ) -> None:
         self.at, self.z, self.sided = at, z, model.one_sided
-        H = model.hessian(z, multipliers)
+        H = model.hessian(z, multipliers, w)
         eye = torch.eye(H.shape[1], dtype=z.dtype, device=z.device)
         self.H = torch.where(H.isfinite().flatten(1).all(1)[:, None, None], H, eye)
         size = self.H.abs().flatten(1).amax(1).clamp_min(1e-8)

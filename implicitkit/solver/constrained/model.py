@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff
+from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.linear.factors.sparse_form import confirmed, confirmed_bordered
 from implicitkit.problem.argmin import Bounded
@@ -160,10 +160,18 @@ class Model:
         out = out.detach()
         return Local(out[:, 0], J[:, 0], out[:, 1:], J[:, 1:])
 
-    def hessian(self, z: Tensor, multipliers: Tensor) -> Tensor:
-        """``d^2 L/dz^2`` at ``z``, ``(batch, n, n)``."""
+    def hessian(self, z: Tensor, multipliers: Tensor, w: Tensor | None = None) -> Tensor:
+        """``d^2 L/dz^2`` at ``z``, ``(batch, n, n)``; ``w``: as in :meth:`local`."""
         weights = torch.cat([torch.ones_like(multipliers[:, :1].expand(len(z), 1)) if self.count else z.new_ones(len(z), 1),
                              multipliers], 1)  # fmt: skip
+        first = None if w is None or compat.transforms_active() else self.f.first(w)
+        if first is not None:
+            leaf, (_, pullback) = first
+            with torch.enable_grad():
+                slope = pullback(weights)[0][:, : self.size]
+            rmv = autodiff.products(slope, leaf)[1]
+            same = autodiff.one_for_all(lambda v: rmv(v)[:, : self.size], self.size, z)
+            return autodiff.jacobian_of(slope, leaf)[:, :, : self.size] if same is None else same
 
         def gradient(y: Tensor) -> Tensor:
             return autodiff.vjp(lambda x: self.f.kernel(self.join(x, multipliers)), y)[1](weights)[0]

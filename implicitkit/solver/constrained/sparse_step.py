@@ -37,12 +37,13 @@ class SparseDirection:
     """A step for every sample.
 
     Attributes:
-        first: what is known of first order at the point. d: the step, ``(batch, n)``. y: the new multipliers,
-            ``(batch, m)``. entries: of the matrices, ``(batch, nnz)``. inside: was a program solved from inside?
+        first: what is known of first order at the point. conditions: ``(dL/dz, h, g)`` there, ``(batch, n + m)``. d: the
+            step, ``(batch, n)``. y: the new multipliers, ``(batch, m)``. entries: of the matrices, ``(batch, nnz)``.
+            inside: was a program solved from inside?
     """
 
-    def __init__(self, first: First, entries: Tensor) -> None:
-        self.first, self.entries, self.inside = first, entries, False
+    def __init__(self, first: First, conditions: Tensor, entries: Tensor) -> None:
+        self.first, self.conditions, self.entries, self.inside = first, conditions, entries, False
         self.d, self.y = torch.zeros_like(first.slope), torch.zeros_like(first.constraints)
         self._open: dict[int, tuple[qp.SparseProgram, qp.SparsePoint]] = {}
         self._settled: dict[int, ActiveSystem] = {}
@@ -59,6 +60,8 @@ class SparseDirection:
             point = qp.active_set(program, guess, sets=1, convex=reach is not None, enough=_ENOUGH)
         if reach is not None and (point is None or not np.abs(point.d).max() <= reach):
             return False
+        if point is not None and not point.settled and qp.is_cheap(program):
+            point = qp.active_set(program, point.active._replace(y=point.y), point.shift) or point
         self.first.slope[i] = torch.from_numpy(program.q[: self.d.shape[1]]).to(self.d)
         if point is None:
             self._settle(i, program, None)
@@ -133,7 +136,8 @@ def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | No
     if at is None:
         return None
     value, constraints = model.f.values(w)
-    direction, again = SparseDirection(First(value, torch.zeros_like(z), constraints), at.entries), []
+    direction = SparseDirection(First(value, torch.zeros_like(z), constraints), at.conditions, at.entries)
+    again = []
     for i in at.usable():
         reach = _REACH * (1 + float(z[i].abs().max())) if bool(blank[i]) else None
         if not direction.begin(i, at.program(i), array(multipliers[i]), reach):

@@ -100,6 +100,8 @@ class SQP(Method):
             factors = dense.factors(trial)
         if direction is not None:
             factors, f.dear = direction.factors, _INSIDE if direction.inside else 0
+        if factors is not None:
+            factors.began = w, direction.conditions if dense is None else dense.smooth()
         # for the derivative, and to judge where this has led
         f.system.factored, f.curved = factors, None if dense is None else dense.curved.factors
         # the penalty must outweigh the multipliers
@@ -165,10 +167,10 @@ class _Dense:
         z, multipliers = model.split(w)
         model.affordable(w, "sqp")
         self.model, self.weight, self.at = model, weight, model.local(z, w)
-        self.z, self.bounds = z, bounds
+        self.z, self.multipliers, self.bounds = z, multipliers, bounds
         known = (multipliers != 0).any(1, keepdim=True) if model.count else None
         curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, self.at))
-        self.curved, self.near = Curved(model, z, curved_by, self.at, bounds), curved_by
+        self.curved, self.near = Curved(model, z, curved_by, self.at, bounds, w), curved_by
         self.program = Program(model, z, self.at, bounds)
 
     def step(self) -> tuple[Tensor, Tensor]:
@@ -212,6 +214,11 @@ class _Dense:
         K = torch.cat([torch.cat([self.curved.H, J.mT], 2), F.pad(J, (0, model.count))], 1)
         sign = torch.cat([torch.ones_like(z), torch.where(rows & ~equalities, -1, 1).to(z)], 1)
         return DenseActiveFactors(K, torch.cat([free, rows], 1), sign)
+
+    def smooth(self) -> Tensor:
+        """``(dL/dz, h, g)`` at the point, ``(batch, n + m)``."""
+        at = self.at
+        return torch.cat([at.slope + mv(at.jacobian.mT, self.multipliers), at.constraints], 1)
 
     def is_uphill(self, d: Tensor, multipliers: Tensor) -> Tensor:
         """Where the penalty rises along a step that inequalities draw which hold already, ``(batch,)``: no part of such a

@@ -14,6 +14,8 @@ section 1.3; Nocedal & Wright 2006, section 18.5.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.constrained.model import Local, Model
-from implicitkit.solver.qp.bounds import bounds_first
+from implicitkit.solver.qp.bounds import Box, bounds_first, within_boxes, worth_sets
 from implicitkit.solver.qp.interior_point import interior_point
 from implicitkit.solver.qp.polish import QPPoint
 
@@ -41,16 +43,43 @@ class Program:
         sided = model.one_sided
         self.A, self.b = at.jacobian[:, ~sided], -at.constraints[:, ~sided]
         self.G, self.h = at.jacobian[:, sided], -at.constraints[:, sided]
-        n = model.size
+        self.room = None if bounds is None else (bounds[0] - z, bounds[1] - z)
+
+    @functools.cached_property
+    def box(self) -> tuple[Tensor, Tensor]:
+        """The bounds as inequalities ``G d <= h``, upper ones first."""
+        z, n = self.z, self.model.size
+        if self.room is None:
+            return z.new_zeros(len(z), 0, n), z.new_zeros(len(z), 0)
         eye = torch.eye(n, dtype=z.dtype, device=z.device).expand(len(z), n, n)
-        self.box = (z.new_zeros(len(z), 0, n), z.new_zeros(len(z), 0))
-        if bounds is not None:
-            self.box = torch.cat([eye, -eye], 1), torch.cat([bounds[1] - z, z - bounds[0]], 1)
+        return torch.cat([eye, -eye], 1), torch.cat([self.room[1], -self.room[0]], 1)
+
+    def _within_box(self, H: Tensor, slope: Tensor, unit: Tensor) -> QPPoint | None:
+        """By sets of active bounds, where there is no other inequality, and that is worth a try."""
+        if self.room is None or self.G.shape[1] or not worth_sets(slope, from_inside=True):
+            return None
+        data = H, slope / unit, self.A, self.b / unit, *(side / unit for side in self.room)
+        return within_boxes(Box(*(t.to(torch.float64) for t in data)))
 
     def solve(self, H: Tensor, slope: Tensor, near: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """The step ``(batch, n)``, the multipliers of the constraints ``(batch, m)``, and where there are none.  ``near``:
         multipliers so far; with Newton's step for each unknown alone they say which conditions may be active."""
-        unit = _unit(H, slope, self.at, self.model)
+        unit, sided = _unit(H, slope, self.at, self.model, self.z), self.model.one_sided
+        known = self._within_box(H, slope, unit)
+        if known is not None and bool((known.status == int(Status.CONVERGED)).all()):
+            point, failed = (known.z.to(slope), known.y.to(slope), known.lam.to(slope)), known.status != known.status
+        else:
+            point, failed = self._with_rows(H, slope, unit, near, known)
+        multipliers, sides = slope.new_zeros(len(slope), self.model.count), self.G.shape[1]
+        multipliers[:, ~sided] = point[1] * unit
+        multipliers[:, sided] = point[2][:, :sides] * unit
+        return self._at_bounds(point[0] * unit, point[2][:, sides:] * unit), multipliers, failed
+
+    def _with_rows(
+        self, H: Tensor, slope: Tensor, unit: Tensor, near: Tensor | None, known: QPPoint | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        """With the bounds as rows: ``z``, ``y`` and ``lam`` in the ``unit``, and where there are none; ``known``: of some
+        samples."""
         G, h = torch.cat([self.G, self.box[0]], 1), torch.cat([self.h, self.box[1]], 1)
         sided, begin = self.model.one_sided, None
         curvature = H.diagonal(dim1=1, dim2=2)
@@ -58,11 +87,7 @@ class Program:
             alone = -(slope + (near.unsqueeze(1) @ self.at.jacobian).squeeze(1)) / curvature
             lam = torch.cat([near[:, sided], torch.zeros_like(self.box[1])], 1)
             begin = torch.nan_to_num(alone / unit), near[:, ~sided] / unit, lam / unit
-        point, failed = _solved((H, slope / unit, self.A, self.b / unit, G, h / unit), slope, begin)
-        multipliers = slope.new_zeros(len(slope), self.model.count)
-        multipliers[:, ~sided] = point[1] * unit
-        multipliers[:, sided] = point[2][:, : self.G.shape[1]] * unit
-        return self._at_bounds(point[0] * unit, point[2][:, self.G.shape[1] :] * unit), multipliers, failed
+        return _solved((H, slope / unit, self.A, self.b / unit, G, h / unit), slope, begin, known)
 
     def _at_bounds(self, d: Tensor, lam: Tensor) -> Tensor:
         """The step, to a bound itself where that holds with force ``lam`` and is a rounding error away: a solution from
@@ -83,7 +108,7 @@ class Program:
         J, c = self.at.jacobian, self.at.constraints
         steep = J.abs().amax(2)
         steep = torch.where(steep > 0, steep, 1)
-        unit = _unit(H, slope, self.at, self.model)
+        unit = _unit(H, slope, self.at, self.model, self.z)
         gain = largest_moduli(slope).unsqueeze(1) + H.abs().flatten(1).amax(1, keepdim=True) * unit
         price = torch.maximum(weight * steep, _PRICE * gain)  # of J-rows of unit size
         rows, values = J / steep.unsqueeze(2), c / (steep * unit)
@@ -104,27 +129,38 @@ class Program:
 
 
 def _solved(
-    data: tuple[Tensor, ...], like: Tensor, near: tuple[Tensor, ...] | None = None
+    data: tuple[Tensor, ...],
+    like: Tensor,
+    near: tuple[Tensor, ...] | None = None,
+    known: QPPoint | None = None,
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """``z``, ``y`` and ``lam`` of a quadratic program, and where they are worth nothing; ``near``: such as may be near."""
+    """``z``, ``y`` and ``lam`` of a quadratic program, and where they are worth nothing; ``near``: such as may be near;
+    ``known``: of some."""
     double = lambda parts: tuple(t.to(torch.float64) for t in parts)  # noqa: E731
     begin = None if near is None else double(near)
 
     def from_inside(rest: QPData) -> QPPoint:
         return interior_point(rest, tol=_TOL, near=begin if len(rest.q) == len(like) else None)
 
-    point = bounds_first(QPData(*double(data)), from_inside, from_inside=True)
+    programs = QPData(*double(data))
+    if known is None:
+        point = bounds_first(programs, from_inside, from_inside=True)
+    else:
+        point = known.with_rest(programs, from_inside)
     failed = (point.status != int(Status.CONVERGED)) & (point.status != int(Status.INACCURATE))
     found = point.z.to(like), point.y.to(like), point.lam.to(like)
     return found, failed | ~found[0].isfinite().all(1)
 
 
-def _unit(H: Tensor, slope: Tensor, at: Local, model: Model) -> Tensor:
+def _unit(H: Tensor, slope: Tensor, at: Local, model: Model, z: Tensor) -> Tensor:
     """The length of the step by its causes, ``|df| / |H|`` and ``|violation| / |J|``, ``(batch, 1)``; never zero.  In these
-    units the tolerance of the program is relative to the step however small it is."""
+    units the tolerance of the program is relative to the step however small it is.  A linear objective leads to a corner
+    whatever its slope: there it is the length of ``z``, beside which a violation may be rounding."""
     length = largest_moduli(slope) / H.abs().flatten(1).amax(1)
     if model.count:
         steep = at.jacobian.abs().flatten(1).amax(1)
         wrong = largest_moduli(model.violation(at.constraints)) / steep
-        length = torch.where(steep > 0, torch.maximum(torch.where(length.isfinite(), length, 0), wrong), length)
+        length = torch.where(
+            steep > 0, torch.maximum(torch.where(length.isfinite(), length, largest_moduli(z)), wrong), length
+        )
     return torch.where(length.isfinite() & (length > 1e-150), length, 1.0).unsqueeze(1)

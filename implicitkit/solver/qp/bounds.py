@@ -42,10 +42,29 @@ def bounds_first(data: QPData, solve: Callable[[QPData], QPPoint], from_inside: 
     """The solutions: where all inequalities are bounds, of 150 unknowns and more on the CPU, by :func:`within_bounds`; what
     that does not find, and all others, by ``solve``.  Where that is ``from_inside``, all programs at once, a program alone
     by :func:`within_bounds` whatever its size, in a half to a third of the operations."""
-    batch, n = data.q.shape
-    if data.q.device.type == "cpu" and (n >= _MANY or (from_inside and batch == 1)) and are_bounds(data):
+    if worth_sets(data.q, from_inside) and are_bounds(data):
         return within_bounds(data).with_rest(data, solve)
     return solve(data)
+
+
+def worth_sets(q: Tensor, from_inside: bool = False) -> bool:
+    """Are programs with ``q (batch, n)`` solved by sets of active bounds first, if they have no other inequality?"""
+    return q.device.type == "cpu" and (q.shape[1] >= _MANY or (from_inside and len(q) == 1))
+
+
+def within_boxes(boxes: Box) -> QPPoint:
+    """The solutions of a batch that :func:`within_box` finds, ``CONVERGED``; the others are ``STALLED``, with zeros.
+    ``lam`` is that of all upper bounds and then of all lower ones, ``(batch, 2 n)``."""
+    batch = len(boxes.q)
+    z, y, mu = torch.zeros_like(boxes.q), torch.zeros_like(boxes.b), torch.zeros_like(boxes.q)
+    status = torch.full((batch,), int(Status.STALLED), dtype=torch.int64, device=z.device)
+    steps = torch.zeros_like(status)
+    for i in range(batch):
+        found, steps[i] = within_box(Box(*(t[i] for t in boxes)))
+        if found is not None:
+            z[i], y[i], mu[i] = found
+            status[i] = int(Status.CONVERGED)
+    return QPPoint(z, y, torch.cat([mu.clamp_min(0), (-mu).clamp_min(0)], 1), status, steps)
 
 
 def within_bounds(data: QPData) -> QPPoint:
@@ -92,43 +111,67 @@ def _sides(G: Tensor, h: Tensor) -> tuple[_Side, _Side]:
 
 def _one(data: QPData) -> tuple[tuple[Tensor, Tensor, Tensor] | None, int]:
     """``z``, ``y`` and ``lam`` of one program, or nothing; and how often the sets have changed."""
-    P, q, A, _, G, h = data
+    P, q, A, b, G, h = data
     lower, upper = _sides(G, h)
+    found, sweeps = within_box(Box(P, q, A, b, lower.at, upper.at))
+    if found is None:
+        return None, sweeps
+    z, y, mu = found
+    lam = torch.zeros_like(h)
+    for side, sign in ((lower, -1), (upper, 1)):
+        here = sign * mu > 0
+        rows, columns = side.given_by[here], here.nonzero().squeeze(1)
+        lam[rows] = mu[columns] / G[rows, columns]
+    return (z, y, lam), sweeps
+
+
+class Box(NamedTuple):
+    """A program whose inequalities are the bounds ``lower <= z <= upper`` ``(n,)``, infinite where there is none."""
+
+    P: Tensor
+    q: Tensor
+    A: Tensor
+    b: Tensor
+    lower: Tensor
+    upper: Tensor
+
+
+def within_box(box: Box) -> tuple[tuple[Tensor, Tensor, Tensor] | None, int]:
+    """``z``, ``y`` and the multipliers ``mu`` of the bounds, ``(n,)``, positive at upper ones and zero where none is active;
+    or nothing; and how often the sets have changed."""
+    P, q, A, _, lower, upper = box
+    if not bool((lower <= upper).all()):
+        return None, 0
     below = above = torch.zeros_like(q, dtype=torch.bool)
+    held = lower == upper
     for sweep in range(_SWEEPS):
-        z = torch.where(below, lower.at, torch.where(above, upper.at, 0))
-        solved = _on(data, z, ~(below | above))
-        if solved is None or not bool((lower.at <= upper.at).all()):
+        z = torch.where(below, lower, torch.where(above, upper, 0))
+        free = ~(below | above)
+        solved = _on(box, z, free)
+        if solved is None:
             return None, sweep
         z, y = solved
         mu = -(P @ z + q + A.T @ y)
-        free, held = ~(below | above), lower.at == upper.at
-        down = (mu < 0) & (below | held) | (free & ~held & (z < lower.at))
-        up = ~down & ((mu > 0) & above | held | (free & (z > upper.at)))
+        down = (mu < 0) & (below | held) | (free & ~held & (z < lower))
+        up = ~down & ((mu > 0) & above | held | (free & (z > upper)))
         if bool((down == below).all()) and bool((up == above).all()):
-            if not _holds(data, z, y, mu[free]):
-                return None, sweep + 1
-            lam = torch.zeros_like(h)
-            for side, here in ((lower, below), (upper, above)):
-                rows, columns = side.given_by[here], here.nonzero().squeeze(1)
-                lam[rows] = mu[columns] / G[rows, columns]
-            return (z, y, lam), sweep + 1
+            return ((z, y, torch.where(free, 0, mu)) if _holds(box, z, y, mu[free]) else None), sweep + 1
         below, above = down, up
     return None, _SWEEPS
 
 
-def _holds(data: QPData, z: Tensor, y: Tensor, left: Tensor) -> bool:
+def _holds(box: Box, z: Tensor, y: Tensor, left: Tensor) -> bool:
     """Are the conditions met to ten digits, stationarity of its largest part?  Not by factors of an ill-conditioned ``P``.
     ``left``: of stationarity, in the free unknowns."""
-    P, q, A, b, _, _ = data
+    P, q, A, b, _, _ = box
     force = (P @ z).abs().amax() + q.abs().amax() + (A.T @ y).abs().amax()
     met = (A @ z - b).abs() <= _MET * (A.abs() @ z.abs() + b.abs())
     return bool(met.all() and (left.abs() <= _MET * force).all())
 
 
-def _on(data: QPData, z: Tensor, free: Tensor) -> tuple[Tensor, Tensor] | None:
+def _on(box: Box, z: Tensor, free: Tensor) -> tuple[Tensor, Tensor] | None:
     """``z`` with its free unknowns at their best, and ``y``; ``None`` where that is not determined."""
-    P, q, A, b, _, _ = data
+    P, q, A, b, _, _ = box
     f = free.nonzero().squeeze(1)
     L, bad = torch.linalg.cholesky_ex(P.index_select(0, f).index_select(1, f))
     A_f, rhs = A.index_select(1, f), -(q + P @ z).index_select(0, f)

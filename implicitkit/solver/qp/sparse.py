@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
 
+from implicitkit.linear.conditions.part_saddle import PartSaddle
 from implicitkit.linear.conditions.sparse_saddle import ENOUGH, Layout, SparseSaddle, both_sides, equilibrated
 from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
 from implicitkit.sparsity.same_pattern import with_entries
@@ -29,7 +30,11 @@ _SETS = 30  # active sets that are tried from one guess
 _SLOW = 6  # of them that changed by more than half as many conditions as the one before
 _ACCURATE = 1e-7  # residual of a linear system, relative, that is too large to tell signs by
 _SHIFTS = 16  # by factors of eight
+_CHEAP = (
+    1 << 23
+)  # multiplications of a system that is solved rather than a function evaluated: half a millisecond or so
 _NOISE = 1e-13  # of the largest: a multiplier whose sign means nothing
+Factored: TypeAlias = SparseSaddle | PartSaddle
 _MOST = 0.5  # of the entries of K that are left: fewer are factored without the others
 
 
@@ -67,7 +72,7 @@ class SparseProgram:
         layout = Layout(self.K) if self.layout is None else self.layout
         return float(np.abs(self.K.data[layout.among(self.size)]).max(initial=0.0))
 
-    def system(self, free: np.ndarray, shift: float, diagonal: np.ndarray | None = None) -> SparseSaddle:
+    def system(self, free: np.ndarray, shift: float, diagonal: np.ndarray | None = None) -> Factored:
         """``K`` with ``diagonal`` and ``shift`` on that of ``H`` added, in the unknowns and rows that are ``free``; of the
         others nothing is left but 1 (unknowns) and -1 (rows) on the diagonal."""
         at, n = self._scaled, self.size
@@ -80,6 +85,8 @@ class SparseProgram:
         scale = np.where(free, at.scale, 1.0)
         added = np.where(free, added * scale**2, np.where(np.arange(len(free)) < n, 1.0, -1.0))
         matrix: sp.csc_matrix | ArrowheadMatrix
+        if isinstance(whole, ArrowheadMatrix) and diagonal is None:
+            return PartSaddle(whole, free, added, scale, shared)
         if isinstance(whole, ArrowheadMatrix):
             matrix = whole.both_sides(there).shifted(added)
         else:
@@ -151,7 +158,7 @@ class SparsePoint(NamedTuple):
     active: Active
     shift: float
     settled: bool
-    saddle: SparseSaddle
+    saddle: Factored
 
 
 def guess(program: SparseProgram, y: np.ndarray) -> Active:
@@ -177,6 +184,12 @@ def lacks_curvature(program: SparseProgram, active: Active) -> bool:
     K = program.matrix
     flat = isinstance(K, ArrowheadMatrix) and np.count_nonzero((active.bounds == 0) & (K.d == 0))
     return bool(flat > active.rows.sum())
+
+
+def is_cheap(program: SparseProgram) -> bool:
+    """Does a system cost less than to evaluate a function and its gradient, whatever that is?"""
+    K = program.matrix
+    return isinstance(K, ArrowheadMatrix) and len(K.d) * len(K.E) ** 2 <= _CHEAP
 
 
 def active_set(
@@ -213,7 +226,7 @@ def active_set(
 
 def _with_active(
     program: SparseProgram, active: Active, shift: float, shifts: int, near: np.ndarray, enough: float
-) -> tuple[np.ndarray, np.ndarray, float, SparseSaddle, np.ndarray] | None:
+) -> tuple[np.ndarray, np.ndarray, float, Factored, np.ndarray] | None:
     """``d``, ``y``, the shift and the factors with this active set, and ``K (d, y)``; ``shifts``: tried at most. ``near``:
     of ``y``."""
     n, m = program.size, len(program.b)

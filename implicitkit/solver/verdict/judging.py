@@ -239,7 +239,7 @@ class Judge:
             return torch.zeros_like(which)
         F = self.f.residual(z)
         noise = which & is_noise(known, z, norm, torch.where(F.abs() <= self._floor(), 0, F))
-        if bool(noise.any()):
+        if bool(noise.any()) and not (self.f.kind.returns_program and bool((self._is_settled(z) | ~noise).all())):
             size = torch.linalg.vector_norm(known.size(z), dim=1)
             if self._has_factors(z, exact=True) and bool(noise.all()):
                 steep, held = ask(self.f, still_holds, z, noise, known).unbind(1)

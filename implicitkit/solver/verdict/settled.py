@@ -62,14 +62,17 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
     along it as ``N`` says to a hundredth: a step with ``N`` took it down to that, and on the way to infinity leaves a third;
     or it was of whatever length, and each ``F_i`` changed as ``N`` says to a millionth: the equations are linear.
     And ``c`` is beside each ``z_j`` what ``F`` near a zero is beside its changes.  An ``F_i`` that is zero to the last bit
-    must be one that ``N`` says to change: it may have underflowed.
+    must be one that ``N`` says to change: it may have underflowed.  Of a program ``F`` before is that of the conditions
+    that are active at ``z``, where ``N`` says what it was there.
 
     Args:
         known: ``N``, with ``solve``, ``size``, ``factor`` and perhaps ``product``; of a fit also ``damping``, ``mu`` of
             every sample, and ``units``, ``D``. z: the points. F: there. point: those a step before. before: ``F`` there;
             each ``(batch, n)``.
     """
-    z, F, point, before = (in_working_precision(t) for t in (z, F, point, before))
+    switching = getattr(known, "before", None)  # conditions whose form changes with the active set
+    here = None if switching is None else switching(point, z - point, F)
+    z, F, point, before = (in_working_precision(t) for t in (z, F, point, before if here is None else here))
     largest, step = z.abs().amax(1, keepdim=True), z - point
     unit = z.abs() + FLOOR * largest
     wide = unit + _BESIDE * largest
@@ -79,7 +82,9 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
     asked = (tenth | _is_linear(known, step, F, before, ~tenth)) & known.factor.ok.to(z.device)
     if bool((F == 0).any()):
         size, share = known.size(z), torch.finfo(z.dtype).tiny ** (1 / 3)
-        asked = asked & ((F != 0) | (size > share * size.amax(1, keepdim=True))).all(1)
+        changes = size > share * size.amax(1, keepdim=True)
+        changes = changes if here is None else changes | ~known.where[0]  # an unknown is at its bound, to the last bit
+        asked = asked & ((F != 0) | changes).all(1)
     if bool(asked.any()) and hasattr(known, "damping"):
         asked = asked & (_share_of_damping(known, z) <= _DAMPED)
     if not bool(asked.any()):
@@ -118,11 +123,12 @@ def is_minimum(f: Evaluations, z: Tensor) -> Tensor:
 
 def _is_linear(known: Any, step: Tensor, F: Tensor, before: Tensor, which: Tensor) -> Tensor:
     """Which of these samples' equations change along a step as ``N`` says, each to a millionth, ``(batch,)``."""
-    if not hasattr(known, "product") or not bool(which.any()):
+    moved = getattr(known, "moved", None) or getattr(known, "product", None)
+    if moved is None or not bool(which.any()):
         return torch.zeros_like(which)
     size = before.abs()
     may = _LINEAR * size + _ROUNDED * size.amax(1, keepdim=True)
-    return which & ((F - before - known.product(step)).abs() <= may).all(1)
+    return which & ((F - before - moved(step)).abs() <= may).all(1)
 
 
 def _share_of_damping(known: Any, z: Tensor) -> Tensor:

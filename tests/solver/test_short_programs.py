@@ -1,0 +1,167 @@
+"""What one step of a program takes: evaluations, programs, systems; each case names what it would take otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.foundation import autodiff
+from implicitkit.linear.conditions.active_factors import DenseActiveFactors
+from implicitkit.linear.conditions.part_saddle import PartSaddle
+from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle
+from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
+from implicitkit.linear.factors.dense_blocks import DenseBlocks
+from implicitkit.rule import determinacy
+from implicitkit.solver.constrained import step_program
+from implicitkit.solver.verdict import judging
+
+F64 = torch.float64
+
+
+def mixture(n: int, sums: int) -> tuple[Any, Any, Tensor]:
+    """A dense program with a minimum at many bounds: objective, constraint and linear term."""
+    g = torch.Generator().manual_seed(0)
+    M, A = torch.randn(n, n, generator=g, dtype=F64), torch.randn(sums, n, generator=g, dtype=F64)
+    P, b = M @ M.T / n + 0.1 * torch.eye(n, dtype=F64), A @ torch.randn(n, generator=g, dtype=F64).abs()
+    return lambda z, q: 0.5 * z @ (P @ z) + q @ z, lambda z, q: A @ z - b, torch.randn(n, generator=g, dtype=F64)
+
+
+def portfolio(n: int, k: int) -> tuple[Any, Any, Tensor]:
+    """A factor model of risk under a budget, long only."""
+    g = torch.Generator().manual_seed(0)
+    F, D = torch.randn(n, k, generator=g, dtype=F64) / k**0.5, 0.1 + torch.rand(n, generator=g, dtype=F64)
+    risk = lambda z, r: 0.5 * (D * z * z).sum() + 0.5 * (z @ F).square().sum() - r @ z  # noqa: E731
+    return risk, lambda z, r: z.sum() - 1, 0.1 * torch.randn(n, generator=g, dtype=F64)
+
+
+def solve(parts: tuple[Any, Any, Tensor], z0: Tensor) -> ik.Solution:
+    objective, constraint, theta = parts
+    return ik.argmin(objective, z0, (theta,), constraints=[ik.Equality(constraint)], bounds=(0.0, None))
+
+
+def is_optimal(parts: tuple[Any, Any, Tensor], s: ik.Solution) -> bool:
+    """Stationary within the bounds, and feasible."""
+    objective, constraint, theta = parts
+    z = s.value.detach().requires_grad_()
+    y = s.multipliers[0].detach()
+    (slope,) = torch.autograd.grad(objective(z, theta) + (y * constraint(z, theta)).sum(), z)
+    z = z.detach()
+    natural = z - (z - slope).clamp_min(0)
+    return float(natural.abs().max()) < 1e-9 and float(constraint(z, theta).abs().max()) < 1e-9
+
+
+def test_a_dense_program_takes_three_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start, where the step has led and beside that; five: one for the Hessian, and one for the verdict."""
+    asked: list[Any] = []
+    monkeypatch.setattr(judging, "still_holds", lambda *given: asked.append(given))
+    parts = mixture(160, 16)
+    s = solve(parts, torch.zeros(160, dtype=F64))
+    assert (s.evaluations, int(s.steps), asked) == (3, 1, []) and is_optimal(parts, s)
+
+
+def test_a_portfolio_takes_two_evaluations() -> None:
+    """At the start and at the end, for the program of an arrowhead costs less than a third, where the first of its active
+    sets has led."""
+    parts, z0 = portfolio(1024, 8), torch.full((1024,), 1 / 1024, dtype=F64)
+    solve(parts, z0)  # finds the pattern
+    s = solve(parts, z0)
+    assert (s.evaluations, int(s.steps)) == (2, 1) and is_optimal(parts, s)
+
+
+def test_bounds_are_handed_over_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as ``2 n`` rows of a matrix; where their sets do not settle these are made all the same."""
+    made: list[int] = []
+
+    class Watched(step_program.Program):
+        @property
+        def box(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            made.append(1)
+            return step_program.Program.box.func(self)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr("implicitkit.solver.constrained.sqp.Program", Watched)
+    parts = mixture(160, 16)
+    s = solve(parts, torch.zeros(160, dtype=F64))
+    assert made == [] and is_optimal(parts, s)
+    monkeypatch.setattr("implicitkit.solver.qp.bounds._SWEEPS", 1)
+    other = solve(parts, torch.zeros(160, dtype=F64))
+    assert made and is_optimal(parts, other)
+    torch.testing.assert_close(other.value, s.value)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-6])
+def test_a_linear_program_from_where_its_constraints_hold(monkeypatch: pytest.MonkeyPatch, unit: float) -> None:
+    """One program, and no line search: in units of what rounding leaves of the constraints it had no solution."""
+    asked: list[int] = []
+    inner = step_program.interior_point
+    monkeypatch.setattr(step_program, "interior_point", lambda *a, **k: asked.append(1) or inner(*a, **k))
+    g = torch.Generator().manual_seed(0)
+    c, A = torch.rand(60, generator=g, dtype=F64), torch.rand(20, 60, generator=g, dtype=F64)
+    b = unit * A.sum(1)
+    s = ik.argmin(
+        lambda z, c: c @ z, unit * torch.ones(60, dtype=F64), (c,), bounds=(0.0, None),
+        constraints=[ik.Equality(lambda z, c: A @ z - b)],
+    )  # fmt: skip
+    linprog = pytest.importorskip("scipy.optimize").linprog
+    best = linprog(c.numpy(), A_eq=A.numpy(), b_eq=b.numpy() / unit)
+    assert asked == [1] and int(s.steps) == 1
+    torch.testing.assert_close(s.value, unit * torch.from_numpy(best.x), rtol=1e-7, atol=1e-9 * unit)
+
+
+def test_conditions_before_a_step_that_has_led_to_bounds() -> None:
+    """By the form that they have where it led: the change of those in between is what the matrix says, of those at their
+    bounds what they have moved by."""
+    K = torch.tensor([[[2.0, 0.5], [0.5, 1.0]]], dtype=F64)
+    factors = DenseActiveFactors(K, torch.tensor([[True, False]]), torch.ones(1, 2, dtype=F64))
+    point, end = torch.tensor([[1.0, 1.0]], dtype=F64), torch.tensor([[0.25, 0.0]], dtype=F64)
+    slope = lambda z: (K @ z.unsqueeze(2)).squeeze(2) - 0.5  # noqa: E731
+    F = torch.stack([slope(end)[:, 0], end[:, 1]], 1)
+    assert factors.before(point, end - point, F) is None
+    factors.began = point, slope(point)
+    before = factors.before(point, end - point, F)
+    assert before is not None
+    torch.testing.assert_close(F - before, factors.product(end - point))
+    assert factors.before(point.clone(), end - point, F) is None
+
+
+@pytest.mark.parametrize("held", [0.0, 0.7, 1.0])
+def test_what_is_free_of_an_arrowhead(held: float) -> None:
+    """Its factors solve as those of the whole with ones in the place of what is held."""
+    rng = np.random.default_rng(0)
+    n, m = 40, 3
+    K = ArrowheadMatrix(rng.uniform(0.5, 2, n), rng.standard_normal((m, n)), np.zeros((m, m)))
+    free = np.concatenate([rng.uniform(size=n) >= held, [True, False, True]])
+    added = np.where(
+        free, 0.1 * rng.uniform(size=n + m) * (np.arange(n + m) < n), np.where(np.arange(n + m) < n, 1, -1)
+    )
+    scale, rhs = np.ones(n + m), np.where(free, rng.standard_normal(n + m), 0.0)
+    layout = Layout(sp.csc_matrix(np.ones((n + m, n + m))))
+    whole = SparseSaddle(K.both_sides(free.astype(float)).shifted(added), n, scale, layout)
+    part = PartSaddle(K, free, added, scale, layout)
+    assert part.negative == whole.negative == m and part.regular == whole.regular
+    if held < 1:
+        np.testing.assert_allclose(part.solve(rhs)[0], whole.solve(rhs)[0], atol=1e-12)
+        np.testing.assert_allclose(part.once(rhs), whole.once(rhs), atol=1e-12)
+
+
+def test_a_check_of_a_derivative_uses_factors_as_they_are() -> None:
+    g = torch.Generator().manual_seed(0)
+    M, b = torch.randn(1, 12, 12, generator=g, dtype=F64), torch.randn(3, 12, generator=g, dtype=F64)
+    A = autodiff.linearise(lambda z: z @ M[0].T, torch.zeros(1, 12, dtype=F64))[1]
+    A.exact = DenseBlocks(M)
+
+    def never(*_: Any) -> Any:
+        raise AssertionError
+
+    found = determinacy._roughly(A, b, never)
+    torch.testing.assert_close(found.x @ M[0].T, b)
+    torch.testing.assert_close(determinacy._roughly(A.T, b, never).x @ M[0], b)
+    assert found.converged.all()
+    A.exact = DenseBlocks(0 * M)  # singular
+    with pytest.raises(AssertionError):
+        determinacy._roughly(A, b, never)
