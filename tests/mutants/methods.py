@@ -1137,7 +1137,6 @@ MUTANTS = [
         ),
         ("max(shift, least), max(most, 0.0)), least == 0", "0.0, max(most, 0.0)), True"),
         ("(n <= _DENSE or ", "(False or "),
-        ("max(following, 0.0) if bare or following > least else", "max(following, 0.0) if True else"),
     ),
     *mutants(
         "implicitkit/solver/minimise/newton_cg.py",

@@ -172,7 +172,7 @@ def test_steps_by_sparse_factors_minimise_the_model_in_the_region(
     chain in any numbering, a narrow band, and of few unknowns no general factors are made.  From the shift that was
     found one factorisation does, and a few in a smaller region."""
     narrow = form == "band"
-    monkeypatch.setattr(sparse_trust_region, "_DENSE", 0 if form == "general" else 512)
+    monkeypatch.setattr(sparse_trust_region, "_DENSE", 512 if form == "square" else 0)
     n, rng = 150, np.random.default_rng(0)
     places = rng.permutation(n)
     off = rng.standard_normal(n - 1)
