@@ -54,9 +54,9 @@ class SymmetricSquare:
 
     def cholesky(self, data: np.ndarray) -> Any:
         """Factors of the matrix with the entries ``data``; ``None`` where that is not positive definite."""
-        square = np.zeros(self.size**2)
-        square[self.place] = data
-        square = square.reshape(self.size, self.size, order="F")
+        numbers = np.zeros(self.size**2)
+        numbers[self.place] = data
+        square = numbers.reshape(self.size, self.size, order="F")
         factor, back = la.get_lapack_funcs(("potrf", "potrs"), (square,))
         factors, info = factor(square, lower=1, overwrite_a=1, clean=0)
         return None if info else Cholesky(factors, back)

@@ -65,8 +65,8 @@ def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor, shift: Ten
         x, shifts[i], factorisations = _one(H, slopes[i], float(radius[i]), layout, negative, float(shifts[i]))
         p[i], made = x[:n], made + factorisations
         promised[i] = -slopes[i] @ p[i] - 0.5 * p[i] @ (H @ x)[:n]
-    found = (torch.from_numpy(v).to(g) for v in (p, promised, shifts))
-    return SparseStep(*found, made / len(g))
+    step, decrease, shift = (torch.from_numpy(v).to(g) for v in (p, promised, shifts))
+    return SparseStep(step, decrease, shift, made / len(g))
 
 
 def _layout(pattern: sp.csr_matrix) -> Layout:
