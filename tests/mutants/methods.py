@@ -1135,8 +1135,9 @@ MUTANTS = [
             "least, most, bare = shift, most if shift < most else np.inf, False",
             "least, most, bare = 0.0, np.inf, False",
         ),
-        ("max(shift, least), max(most, 0.0)), least == 0", "0.0, max(most, 0.0)), True"),
+        ("min(max(shift, least), max(most, 0.0))", "0.0"),
         ("(n <= _DENSE or ", "(False or "),
+        ("return p, 0.0 if bare and begun == 0 else shift, made", "return p, 0.0, made"),
     ),
     *mutants(
         "implicitkit/solver/minimise/newton_cg.py",

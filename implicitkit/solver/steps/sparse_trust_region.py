@@ -6,7 +6,7 @@ with ``\mu`` so large that ``H + \mu I`` is positive definite, which the signs o
 no more than some hundred unknowns, Cholesky's method.  ``\mu`` comes from Newton's method for ``1 / |p| = 1 / r`` (Moré &
 Sorensen 1983, SIAM J. Sci. Stat. Comput. 4(3); Nocedal & Wright 2006, algorithm 4.3), between the last that was too small
 and the last that was not, a factorisation each, until ``|p|`` is between two thirds and 1.1 of ``r``.  It begins at that of
-the step before, which along a valley is near, and where circles of Gershgorin allow it.
+the step before, which along a valley is near, and where circles of Gershgorin allow it; at zero while ``H`` is definite.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FURTHER = 4.0  # times a shift that is too small, at most
 
 class SparseStep(NamedTuple):
     """The minimisers ``p`` ``(batch, n)`` of models within their balls, what these ``promised``, ``(batch,)``, and the
-    ``shift`` of each, ``(batch,)``; ``made``: how many factorisations of all samples that took."""
+    ``shift`` of each, ``(batch,)``, zero where the matrix is definite itself; ``made``: factorisations of all samples."""
 
     p: Tensor
     promised: Tensor
@@ -98,13 +98,14 @@ def _between(least: float, most: float) -> float:
 def _one(
     H: sp.csc_matrix, g: np.ndarray, radius: float, layout: Layout, negative: int, shift: float
 ) -> tuple[np.ndarray, float, int]:
-    """``p``, and behind it the numbers of a border, the shift, and how many factorisations that took; ``negative``:
-    eigenvalues of ``H`` below zero that are the border's."""
+    """``p``, and behind it the numbers of a border, the shift, or zero where ``H`` has been seen to be definite, and how
+    many factorisations that took; ``negative``: eigenvalues of ``H`` below zero that are the border's."""
     n, border = len(g), np.zeros(H.shape[0] - len(g))
     largest = float(np.abs(H.data).max(initial=0.0)) or 1.0
     p, rhs, made = np.zeros(H.shape[0]), np.r_[-g, border], 0
     least, most = (0.0, np.inf) if border.size else _bounds(H, g, radius, layout.diagonal)
-    shift, bare = min(max(shift, least), max(most, 0.0)), least == 0  # bare: may it be definite as it is?
+    begun = shift = min(max(shift, least), max(most, 0.0))
+    bare = least == 0  # may it be definite as it is?
     while made < _TRIALS:
         made += 1
         K = H.copy()
@@ -127,4 +128,4 @@ def _one(
         shift = max(following, 0.0) if bare or following > least else _between(least, shift)
     length = float(np.linalg.norm(p[:n]))
     p = p if length <= _LONG * radius or not length > 0 else p * (radius / length)
-    return p, shift, made
+    return p, 0.0 if bare and begun == 0 else shift, made
