@@ -1166,7 +1166,19 @@ MUTANTS = [
         "tests/solver/test_sparse_methods.py -k in_the_region",
         ("_band_layout if narrow else _layout", "_layout"),
         ("made += 1", "made += 2"),
-        (" if most == np.inf else 0.5 * (least + most)", ""),
+        (
+            "least, most, bare = shift, most if shift < most else np.inf, False",
+            "least, most, bare = 0.0, np.inf, False",
+        ),
+        ("min(max(shift, least), max(most, 0.0))", "0.0"),
+        ("(n <= _DENSE or ", "(False or "),
+        ("return p, 0.0 if bare and begun == 0 else shift, made", "return p, 0.0, made"),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/newton_cg.py",
+        "tests/solver/test_sparse_methods.py -k valley_the_next",
+        ('"made": made, "shift": shift}', '"made": made, "shift": state["shift"]}'),
+        ("length = torch.where(shift > 0, torch.maximum(length, region.radius), length)", "pass"),
     ),
     *mutants(
         "implicitkit/linear/factors/banded.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from implicitkit.linear.price import Price
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.minimise import newton_cg
-from implicitkit.solver.steps import factored
+from implicitkit.solver.steps import factored, sparse_trust_region
 from implicitkit.solver.steps.sparse_trust_region import sparse_step
 from implicitkit.sparsity.compression import known_entries
 
@@ -163,12 +164,15 @@ def test_a_singular_jacobian_gives_the_least_step(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("radius", [1e-2, 1.0, 1e3])
 @pytest.mark.parametrize("definite", [True, False])
-@pytest.mark.parametrize("narrow", [True, False])
+@pytest.mark.parametrize("form", ["band", "square", "general"])
 def test_steps_by_sparse_factors_minimise_the_model_in_the_region(
-    monkeypatch: pytest.MonkeyPatch, narrow: bool, definite: bool, radius: float
+    monkeypatch: pytest.MonkeyPatch, form: str, definite: bool, radius: float
 ) -> None:
     """``(H + mu I) p = -g`` with ``mu >= 0`` and that matrix positive semidefinite; on the boundary unless ``mu = 0``.  Of a
-    chain in any numbering, a narrow band, no general factors are made."""
+    chain in any numbering, a narrow band, and of few unknowns no general factors are made.  From the shift that was
+    found one factorisation does, and a few in a smaller region."""
+    narrow = form == "band"
+    monkeypatch.setattr(sparse_trust_region, "_DENSE", 512 if form == "square" else 0)
     n, rng = 150, np.random.default_rng(0)
     places = rng.permutation(n)
     off = rng.standard_normal(n - 1)
@@ -184,17 +188,46 @@ def test_steps_by_sparse_factors_minimise_the_model_in_the_region(
     g = rng.standard_normal(n)
     blocks = SparseBlocks(known_entries(sp.csr_matrix(H.astype(bool))), H.data[None])
     done = torch.tensor([False])
-    p, promised, made = sparse_step(blocks, torch.from_numpy(g)[None], torch.tensor([radius], dtype=D), done)
+    none, within = torch.zeros(1, dtype=D), torch.tensor([radius], dtype=D)
+    p, promised, shift, made = sparse_step(blocks, torch.from_numpy(g)[None], within, done, none)
+    again = sparse_step(blocks, torch.from_numpy(g)[None], within, done, shift)
+    assert again.made == (1 if shift > 0 else made) and torch.equal(again.shift, shift)
+    assert sparse_step(blocks, torch.from_numpy(g)[None], within / 4, done, shift).made <= 3
     p, length = p[0].numpy(), float(torch.linalg.vector_norm(p))
-    assert general[0] != narrow
+    assert general[0] == (form == "general")
     mu = -(g + H @ p) @ p / (p @ p)
     assert np.abs(H @ p + mu * p + g).max() < 1e-6 * np.abs(g).max()
     assert mu > -1e-8 and np.linalg.eigvalsh(H.toarray()).min() + mu > -1e-8
     if narrow and definite:
         assert np.abs(H @ SymmetricBand(analyse(H)).cholesky(H.data).solve(g) - g).max() < 1e-12
     assert length < 1.11 * radius and (length > 0.6 * radius or abs(mu) < 1e-8)
-    assert made == 1 if definite and abs(mu) < 1e-8 else made > 1
+    assert made == 1 if definite and abs(mu) < 1e-8 else made <= (4 if radius < 1e3 else 16)
+    assert float(shift) == pytest.approx(mu, abs=1e-6 * max(1.0, abs(mu))) or (definite and shift == 0)
     assert float(promised) == pytest.approx(-(g @ p) - 0.5 * p @ (H @ p)) and float(promised) > 0
+
+
+def test_along_a_valley_the_next_shift_is_looked_for_near_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a step that is shifted counts as one to the boundary: where the model is good the region grows."""
+    given: list[Tensor] = []
+    radii: list[float] = []
+    found: list[Tensor] = [torch.zeros(1, dtype=D)]
+
+    def step(*arguments: Any) -> Any:
+        given.append(arguments[4])
+        radii.append(float(arguments[2]))
+        made = sparse_step(*arguments)
+        found.append(made.shift)
+        return made._replace(p=0.7 * made.p) if made.shift > 0 else made
+
+    def valley(z: Tensor, x: Tensor) -> Tensor:
+        return (100 * (0.5 * (z.roll(1, -1) + z.roll(-1, -1)) - z * z) ** 2 + (x - z) ** 2).sum(-1)
+
+    monkeypatch.setattr(sparse_trust_region, "sparse_step", step)
+    x = torch.linspace(0.5, 1.5, 130, dtype=D)
+    ik.argmin(valley, 0 * x, (x,), solver="newton_cg", max_steps=15, on_failure="ignore")
+    assert len(given) >= 15 and float(max(found)) > 0
+    assert any(b > a for a, b in itertools.pairwise(radii))
+    assert all(torch.equal(a, b) for a, b in zip(given, found, strict=False))
 
 
 def test_products_are_tried_again_after_dear_steps_by_factors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from implicitkit.linear.factors.arrowhead import Arrowhead, ArrowheadMatrix
-from implicitkit.linear.factors.banded import SymmetricBand
+from implicitkit.linear.factors.banded import SymmetricBand, SymmetricSquare
 from implicitkit.linear.factors.ordering import Ordering, superlu
 from implicitkit.sparsity.same_pattern import with_entries
 
@@ -49,10 +49,10 @@ class Layout:
     of elimination.
 
     Args:
-        K: one of them. band: where its entries stand in a band, if they are to be positive definite and have one.
+        K: one of them. band: where its entries stand in a band, or a square, if they are to be positive definite.
     """
 
-    def __init__(self, K: sp.csc_matrix, band: SymmetricBand | None = None) -> None:
+    def __init__(self, K: sp.csc_matrix, band: SymmetricBand | SymmetricSquare | None = None) -> None:
         self.band = band
         self.rows = K.indices.astype(np.intp)  # what NumPy indexes with
         self.columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))

@@ -64,7 +64,8 @@ class NewtonCG(Method):
     def init(self, f: Evaluations, z: Tensor) -> Any:
         n = z.shape[1]
         length = torch.linalg.vector_norm(z, dim=1).clamp_min(n**0.5 if n >= SMALLEST else 1.0)
-        return {"radius": self.radius * length, "first": torch.linalg.vector_norm(f(z), dim=1), "made": 0.0}
+        radius, first = self.radius * length, torch.linalg.vector_norm(f(z), dim=1)
+        return {"radius": radius, "first": first, "made": 0.0, "shift": torch.zeros_like(radius)}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
@@ -77,7 +78,7 @@ class NewtonCG(Method):
         region, path = Region(radius, z, ~f.active), Path(g)
         try:
             tried, sparse = _begun(H, g, radius, target, region.found, inner_steps, state["made"], path)
-            made = 0.0
+            made, shift = 0.0, state["shift"]
             if tried is None and sparse is None:
                 path = Path(g)
                 tried = steihaug(H, g, radius, target, region.found, inner_steps, path=path)
@@ -89,7 +90,7 @@ class NewtonCG(Method):
             return z, state
         while True:
             if sparse is not None:
-                p, promised, more = _by_factors(sparse, g, region.radius, region.found)
+                p, promised, shift, more = _by_factors(sparse, g, region.radius, region.found, shift)
                 made += more
             else:
                 p, promised = (
@@ -98,13 +99,15 @@ class NewtonCG(Method):
                     or steihaug(H, g, region.radius, target, region.found, inner_steps, path=path)
                 )
             tried = None
-            trial = region.tried(z + p)
-            region.judge(trial, torch.linalg.vector_norm(p, dim=1), decrease(f, z, value, g, trial), promised)
+            trial, length = region.tried(z + p), torch.linalg.vector_norm(p, dim=1)
+            if sparse is not None:  # a step that is shifted is one to the boundary, near enough
+                length = torch.where(shift > 0, torch.maximum(length, region.radius), length)
+            region.judge(trial, length, decrease(f, z, value, g, trial), promised)
             hopeless = region.hopeless(smallest)
             if bool((region.found | hopeless).all()):
                 break
         f.stuck = hopeless
-        return region.z, {"radius": region.radius, "first": state["first"], "made": made}
+        return region.z, {"radius": region.radius, "first": state["first"], "made": made, "shift": shift}
 
 
 def _begun(
@@ -123,10 +126,12 @@ def _begun(
     return None, H.sparse()
 
 
-def _by_factors(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[Tensor, Tensor, float]:
+def _by_factors(
+    blocks: Any, g: Tensor, radius: Tensor, done: Tensor, shift: Tensor
+) -> tuple[Tensor, Tensor, Tensor, float]:
     from implicitkit.solver.steps.sparse_trust_region import sparse_step
 
-    return sparse_step(blocks, g, radius, done)
+    return sparse_step(blocks, g, radius, done, shift)
 
 
 @overload

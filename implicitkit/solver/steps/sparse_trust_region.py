@@ -2,15 +2,16 @@ r"""Steps of Newton's method for minimisation in a trust region, by factors of s
 
     minimise  g'p + p'Hp / 2   within  |p| <= r:      p = -(H + \mu I)^{-1} g,   \mu >= 0,   \mu (r - |p|) = 0,
 
-with ``\mu`` so large that ``H + \mu I`` is positive definite, which the signs of the pivots say, or of a narrow band
-Cholesky's method.  ``\mu`` comes from Newton's method for ``1 / |p| = 1 / r`` (Moré & Sorensen 1983, SIAM J. Sci. Stat.
-Comput. 4(3); Nocedal & Wright 2006, algorithm 4.3), between the last that was too small and the last that was not, a
-factorisation each, until ``|p|`` is between two thirds and 1.1 of ``r``.
+with ``\mu`` so large that ``H + \mu I`` is positive definite, which the signs of the pivots say, or, of a narrow band and of
+no more than some hundred unknowns, Cholesky's method.  ``\mu`` comes from Newton's method for ``1 / |p| = 1 / r`` (Moré &
+Sorensen 1983, SIAM J. Sci. Stat. Comput. 4(3); Nocedal & Wright 2006, algorithm 4.3), between the last that was too small
+and the last that was not, a factorisation each, until ``|p|`` is between two thirds and 1.1 of ``r``.  It begins at that of
+the step before, which along a valley is near, and where circles of Gershgorin allow it; at zero while ``H`` is definite.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -20,38 +21,52 @@ from torch import Tensor
 from implicitkit.foundation.numbers import array
 from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle
 from implicitkit.linear.factors.analysis import analyse
-from implicitkit.linear.factors.banded import SymmetricBand
+from implicitkit.linear.factors.banded import SymmetricBand, SymmetricSquare
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 
 _TRIALS = 30
+_DENSE = 512  # unknowns up to which a dense matrix has its factors sooner than a sparse one has
 _SHORT, _LONG = 2 / 3, 1.1  # lengths, by the radius, that are near enough to it
-_FIRST = 1e-3  # the first shift of a matrix that is not definite, by its largest entry
+_FIRST = 1e-3  # the first shift of a matrix that is not definite, by its largest entry, where nothing bounds it
+_FURTHER = 4.0  # times a shift that is too small, at most
 
 
-def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[Tensor, Tensor, float]:
-    """``p`` ``(batch, n)`` and the decrease of the model, ``(batch,)``, zero for the samples that are ``done``, and where no
-    shift makes the matrix definite; and how many factorisations of all samples that took.
+class SparseStep(NamedTuple):
+    """The minimisers ``p`` ``(batch, n)`` of models within their balls, what these ``promised``, ``(batch,)``, and the
+    ``shift`` of each, ``(batch,)``, zero where the matrix is definite itself; ``made``: factorisations of all samples."""
+
+    p: Tensor
+    promised: Tensor
+    shift: Tensor
+    made: float
+
+
+def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor, shift: Tensor) -> SparseStep:
+    """``p`` and ``promised`` are zero for the samples that are ``done``, and where no shift makes the matrix definite.
 
     Args:
         blocks: the Hessians, :class:`SparseBlocks`, or with a border that has its own eigenvalues.
-        g: gradients. radius: ``(batch,)``.
+        g: gradients. radius: ``(batch,)``. shift: near which each one's is looked for, ``(batch,)``.
     """
     one, none = (torch.full((len(g),), x, dtype=torch.float64, device="cpu") for x in (1.0, 0.0))
     shifted = blocks.shifted(none, one)
     whole: SparseBlocks = shifted.extended
-    slopes = array(g)
-    p, promised, made = np.zeros(slopes.shape), np.zeros(len(g)), 0
+    slopes, shifts = array(g), array(shift).copy()
+    p, promised, made, n = np.zeros(slopes.shape), np.zeros(len(g)), 0, slopes.shape[1]
     for i, values in enumerate(whole.values):
         if bool(done[i]) or not (np.isfinite(values).all() and np.isfinite(slopes[i]).all()):
             continue
         H = sp.csc_matrix(whole.ready.matrix(values).T)  # by rows and by columns it is the same
         narrow = blocks.extended.ready.analysed(analyse).band is not None and not blocks.border
         layout = whole.ready.analysed(_band_layout if narrow else _layout)
+        if layout.band is None and not blocks.border and (n <= _DENSE or layout.ordering.fills(n)):
+            layout.band = SymmetricSquare(layout.rows, layout.columns, n)
         negative = int((shifted.signs[i] > 0).sum()) if blocks.border else 0
-        (x, factorisations), n = _one(H, slopes[i], float(radius[i]), layout, negative), slopes.shape[1]
+        x, shifts[i], factorisations = _one(H, slopes[i], float(radius[i]), layout, negative, float(shifts[i]))
         p[i], made = x[:n], made + factorisations
         promised[i] = -slopes[i] @ p[i] - 0.5 * p[i] @ (H @ x)[:n]
-    return torch.from_numpy(p).to(g), torch.from_numpy(promised).to(g), made / len(g)
+    step, decrease, shift = (torch.from_numpy(v).to(g) for v in (p, promised, shifts))
+    return SparseStep(step, decrease, shift, made / len(g))
 
 
 def _layout(pattern: sp.csr_matrix) -> Layout:
@@ -63,20 +78,43 @@ def _band_layout(pattern: sp.csr_matrix) -> Layout:
     return Layout(sp.csc_matrix(pattern.T), SymmetricBand(analyse(pattern)))
 
 
-def _one(H: sp.csc_matrix, g: np.ndarray, radius: float, layout: Layout, negative: int) -> tuple[np.ndarray, int]:
-    """``p``, and behind it the numbers of a border, and how many factorisations that took; ``negative``: eigenvalues of
-    ``H`` below zero that are the border's."""
+def _bounds(H: sp.csc_matrix, g: np.ndarray, radius: float, diagonal: np.ndarray) -> tuple[float, float]:
+    """Between what the shift lies, by the circles of Gershgorin (Conn, Gould & Toint 2000, *Trust-region methods*, section
+    7.3.8): below the first the matrix has a negative entry on its diagonal or the step is too long, from the second on it is
+    definite and the step is none too long."""
+    middle = H.data[diagonal]
+    beside = np.add.reduceat(np.abs(H.data), H.indptr[:-1]) - np.abs(middle)
+    slope = float(np.linalg.norm(g)) / radius
+    return max(0.0, -float(middle.min()), slope - float((middle + beside).max())), slope + float(
+        (beside - middle).max()
+    )
+
+
+def _between(least: float, most: float) -> float:
+    """The geometric mean, of no less than a share of the larger."""
+    return float(np.sqrt(max(least, _FIRST * most) * most))
+
+
+def _one(
+    H: sp.csc_matrix, g: np.ndarray, radius: float, layout: Layout, negative: int, shift: float
+) -> tuple[np.ndarray, float, int]:
+    """``p``, and behind it the numbers of a border, the shift, or zero where ``H`` has been seen to be definite, and how
+    many factorisations that took; ``negative``: eigenvalues of ``H`` below zero that are the border's."""
     n, border = len(g), np.zeros(H.shape[0] - len(g))
     largest = float(np.abs(H.data).max(initial=0.0)) or 1.0
-    shift, least, most, p, rhs, made = 0.0, 0.0, np.inf, np.zeros(H.shape[0]), np.r_[-g, border], 0
+    p, rhs, made = np.zeros(H.shape[0]), np.r_[-g, border], 0
+    least, most = (0.0, np.inf) if border.size else _bounds(H, g, radius, layout.diagonal)
+    begun = shift = min(max(shift, least), max(most, 0.0))
+    bare = least == 0  # may it be definite as it is?
     while made < _TRIALS:
         made += 1
         K = H.copy()
         K.data[layout.diagonal[:n]] += shift
         saddle = SparseSaddle(K, n, layout=layout)
         if saddle.negative != negative:
-            least = shift
-            shift = max(4 * shift, _FIRST * largest) if most == np.inf else 0.5 * (least + most)
+            least, most, bare = shift, most if shift < most else np.inf, False
+            further = max(_FURTHER * shift, _FIRST * largest) if shift or most == np.inf else np.inf
+            shift = min(further, _between(least, most))
             continue
         most = shift
         p = saddle.solve(rhs)[0]
@@ -87,6 +125,7 @@ def _one(H: sp.csc_matrix, g: np.ndarray, radius: float, layout: Layout, negativ
         if not rate > 0:
             break
         following = shift + length**2 / rate * (length - radius) / radius
-        shift = max(following, 0.5 * (least + shift) if least else 0.0)
+        shift = max(following, 0.0) if bare or following > least else _between(least, shift)
     length = float(np.linalg.norm(p[:n]))
-    return (p if length <= _LONG * radius or not length > 0 else p * (radius / length)), made
+    p = p if length <= _LONG * radius or not length > 0 else p * (radius / length)
+    return p, 0.0 if bare and begun == 0 else shift, made
