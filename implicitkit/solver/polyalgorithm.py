@@ -154,7 +154,7 @@ class Polyalgorithm(Solver):
             waiting = waiting | no_point_satisfies(f, total.z, failed & ~falls)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         rows, start_norm = start.abs(), options.size(start)
-        options = replace(options, start_size=start_size(z0) if f.kind.of_residuals else None, start_rows=rows)
+        options = replace(options, start_size=start_size(z0) if f.kind.minimisation else None, start_rows=rows)
         total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
         total.solver = _title(self.name, finishers)
