@@ -73,17 +73,16 @@ class Judge:
         self._floor_of = options.floor
         # |F_i(z0)|, where nobody gave ``atol`` and the equations may have units of their own, ``(batch, n)``
         self._by_default = options.atol_is_default and options.rtol > 0 and not f.kind.like_state
-        own = self._by_default and not f.kind.iteration
-        self._unit: Tensor | None = options.start_size  # of a fit, what is far in units of its start: at most 1
-        self._has_rows = own and f.system.size > 1
+        self._unit: Tensor | None = options.start_size  # of a minimum, what is far in units of its start: at most 1
+        self._begins = False  # has no step been looked at yet?
+        self._has_rows = self._by_default and not f.kind.iteration and f.system.size > 1
         self._again: Tensor | None = None  # |F| at which a claim below atol is looked at once more; or see falls_on
         self._rows: Tensor | None = None
         self._began: Tensor | None = None  # |z0|, likewise
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
         self.bound: Tensor | None = None  # ... and now
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
-        self._rate: Any = None  # rtol and the floor as tensors: a number costs an operation four times as much
-        self._least: Any = None
+        self._rate, self._least = None, None  # type: Any, Any  # rtol and the floor as tensors: a number costs an operation four times as much
         self._last: tuple[Tensor, Tensor] | None = None  # a point, and |z| of each sample there
         self._largest: tuple[Tensor, float] | None = None  # a point, and the largest entry there
         self.asked = Asked()  # who was asked at a point whether he runs away
@@ -112,7 +111,7 @@ class Judge:
             return torch.addcmul(self._least, size, self._rate)
         if self.bound is None:
             if self.f.kind.minimisation and self._unit is None:
-                self._unit = start_size(z)
+                self._unit, self._begins = start_size(z), True
             norm = norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
             self.first = self.bound = torch.nan_to_num(norm * self.rtol, 0, 0, 0).add_(self.atol)
@@ -120,8 +119,7 @@ class Judge:
                 self._began = z.abs()
                 rows = in_working_precision(self.f.residual(z)).abs()
                 # a condition of optimality that holds from the beginning need not be in small units
-                if self.f.kind.returns_program:
-                    rows = torch.where(rows > 0, rows, torch.inf)
+                rows = torch.where(rows > 0, rows, torch.inf) if self.f.kind.returns_program else rows
                 # what holds at the start, but for rounding, says nothing of its units but that they are no smaller than this
                 least = _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
                 first = rows if self._start_rows is None else in_working_precision(self._start_rows)
@@ -130,6 +128,8 @@ class Judge:
                 if bool(tiny.any()):
                     noise = ask(self.f, rounding, z, tiny, self._began)
                     self._rows = torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)
+        elif self._begins and self._unit is not None:  # a start of zero has the units of the first step
+            self._unit, self._begins = torch.where(self._unit > 0, self._unit, start_size(z)), False
         return self.bound
 
     def measured(self, z: Tensor, norm: Tensor) -> Tensor:
