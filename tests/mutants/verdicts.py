@@ -932,6 +932,19 @@ MUTANTS = [
             FAMILIES + " -k changes_along",
         ),
         ("(self.by_bounds | ~self.kept.all(1))", "~self.kept.all(1)", FAMILIES + " -k bound_ends"),
+        ("_STILL = 1e-3", "_STILL = 1e-8", FAMILIES + " -k no_nearer"),
+        ("(f.kind.minimisation or (", "((f.kind.minimisation and not few) or (", FAMILIES + " -k turned"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/judging.py",
+        FAMILIES + " -k any_unit",
+        ("if self.f.kind.minimisation and self._unit", "if self.f.kind.of_residuals and self._unit"),
+        ("self._unit > 0, self._unit, start_size(z))", "self._unit > 0, self._unit, 1)"),
+    ),
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        FAMILIES + " -k any_unit",
+        ("start_size(z0) if f.kind.minimisation else", "start_size(z0) if f.kind.of_residuals else"),
     ),
     *mutants(
         "implicitkit/solver/verdict/kinks.py",

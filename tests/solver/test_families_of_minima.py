@@ -169,7 +169,7 @@ def test_what_can_be_turned_is_a_minimum_in_any_unit(name: str) -> None:
 
 @pytest.mark.parametrize("name", TURNED)
 def test_what_can_be_turned_is_a_minimum_in_single_precision(name: str) -> None:
-    """Unknowns of 1e3, and of 1 and 1e3 by turns in double precision: each was said to have run away."""
+    """Unknowns of 1e3: they were said to have run away."""
     objective, n = TURNED[name]
     start = torch.randn(n, generator=torch.Generator().manual_seed(2), dtype=F64)
     found = ik.argmin(lambda z: objective(z.double() / 1e3).to(z), (1e3 * start).float())
@@ -179,10 +179,10 @@ def test_what_can_be_turned_is_a_minimum_in_single_precision(name: str) -> None:
 
 def test_a_minimum_that_comes_no_nearer_along_its_curve() -> None:
     """What can be turned, in units of 1 and 1e3 by turns: steps to the nearest point become shorter by a third each time."""
-    start = torch.randn(10, generator=torch.Generator().manual_seed(2), dtype=F64)
+    start = torch.randn(10, generator=torch.Generator().manual_seed(4), dtype=F64)
     units = torch.tensor([1.0, 1e3], dtype=F64).repeat(5)
     found = ik.argmin(lambda z: _distances(5, 2)(z / units), units * start)
-    assert found.evaluations <= 400
+    assert found.evaluations <= 190
 
 
 @pytest.mark.parametrize("far", (1e2, 1e4))

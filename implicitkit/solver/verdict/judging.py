@@ -82,7 +82,8 @@ class Judge:
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
         self.bound: Tensor | None = None  # ... and now
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
-        self._rate, self._least = None, None  # type: Any, Any  # rtol and the floor as tensors: a number costs an operation four times as much
+        self._rate: Any = None  # rtol and the floor as tensors: a number costs an operation four times as much
+        self._least: Any = None
         self._last: tuple[Tensor, Tensor] | None = None  # a point, and |z| of each sample there
         self._largest: tuple[Tensor, float] | None = None  # a point, and the largest entry there
         self.asked = Asked()  # who was asked at a point whether he runs away
@@ -332,8 +333,8 @@ class Judge:
             if in_working_precision(z) is z:  # of fewer digits no correction is next to nothing
                 out = saved & (z.abs().amax(1) > (1 if self._unit is None else self._unit))  # further than its start
                 strode = out if strode is None else strode | out
-        lost = failed | (status == int(Status.NONFINITE))
-        small = (status == int(Status.CONVERGED)) | (lost & (norm <= self.atol))
+        lost = (failed | (status == int(Status.NONFINITE))) & (norm <= self.atol)
+        small = (status == int(Status.CONVERGED)) | lost
         return torch.where(self.gone(z, small, strode), int(Status.DIVERGED), status)
 
     def _may_vanish(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None) -> Tensor | None:
@@ -379,10 +380,9 @@ class Judge:
         return self._last[1]
 
     def _is_far(self, z: Tensor) -> Tensor:
-        largest = z.abs().amax(1)
-        if self._reach is None:
-            return largest > (_FAR if self._unit is None else _FAR * self._unit)
-        return (largest > _FAR_FIXED) | (self.size_of(z) > self._reach)
+        if self._reach is not None:
+            return (z.abs().amax(1) > _FAR_FIXED) | (self.size_of(z) > self._reach)
+        return z.abs().amax(1) > (_FAR if self._unit is None else _FAR * self._unit)
 
     def _excess(
         self, z: Tensor, which: Tensor, rtol: Any, careful: bool, noise: bool = True, floor: Any = None
