@@ -936,6 +936,11 @@ MUTANTS = [
         ("(f.kind.minimisation or (", "((f.kind.minimisation and not few) or (", FAMILIES + " -k turned"),
     ),
     *mutants(
+        "implicitkit/solver/verdict/drifts.py",
+        "tests/solver/test_refusals_are_bounded.py -k 'map'",
+        ("(F.abs() > _CLEAR * noise)", "(F.abs() < _CLEAR * noise)"),
+    ),
+    *mutants(
         "implicitkit/solver/verdict/judging.py",
         FAMILIES + " -k any_unit",
         ("if self.f.kind.minimisation and self._unit", "if self.f.kind.of_residuals and self._unit"),

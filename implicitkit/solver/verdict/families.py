@@ -40,7 +40,9 @@ def in_a_family(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     A predictor-corrector method for curves of solutions: Allgower & Georg, *Introduction to Numerical Continuation Methods*
     (2003), chapter 2; of ``n`` products and a few evaluations a correction.
     """
-    few = z.dtype != torch.float64  # digits, with which of a program, whose objective is not asked, nothing tells a curve
+    few = (
+        z.dtype != torch.float64
+    )  # digits, with which of a program, whose objective is not asked, nothing tells a curve
     if z.shape[1] > _FEW or not (f.kind.minimisation or (f.kind.returns_program and not few)):
         return torch.zeros_like(which)
     if not bool(which.any()):
