@@ -726,7 +726,7 @@ MUTANTS = [
             "torch.maximum(rows, least)",
             SINGLE + " -k 'shows_no or hides'",
         ),
-        ("largest > (_FAR if self._unit is None else _FAR * self._unit)", "largest > _FAR", LIMITS + " -k any_units"),
+        ("> (_FAR if self._unit is None else _FAR * self._unit)", "> _FAR", LIMITS + " -k any_units"),
         (
             "for known in (self._healthy, self._held):",
             "for known in (self._held,):",
