@@ -97,6 +97,5 @@ def warn_of_seminorm(f: Evaluations, z0: Tensor, outcome: Outcome, options: Opti
 
 
 def start_size(z: Tensor) -> Tensor:
-    """The largest entry of each start, 1 at most and where it is zero, ``(batch,)``: what is far is so in its units."""
-    largest = z.abs().amax(1).nan_to_num(1.0, 1.0).clamp_max(1)
-    return torch.where(largest > 0, largest, 1)
+    """The largest entry of each start, 1 at most, ``(batch,)``: what is far is so in its units; 0 where it has none."""
+    return z.abs().amax(1).nan_to_num(1.0, 1.0).clamp_max(1)

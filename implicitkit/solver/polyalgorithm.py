@@ -21,6 +21,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.starts_without_slope import has_no_slope
 from implicitkit.solver.subset import subset
+from implicitkit.solver.verdict.drifts import DRIFTS, drifts
 from implicitkit.solver.verdict.fits import DENSE
 from implicitkit.solver.verdict.kinks import Kinks
 from implicitkit.solver.verdict.noise import refuse_noise
@@ -142,8 +143,14 @@ class Polyalgorithm(Solver):
         if f.kind.minimisation or f.kind.returns_program:  # whose residual is a slope
             waiting = waiting & ~torch.isfinite(total.residual_norm)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
+        drifting = drifts(f, z0, failed) if f.kind.iteration else torch.zeros_like(failed)
+        if bool(drifting.any()):
+            total.status, total.message = torch.where(drifting, int(Status.DIVERGED), total.status), DRIFTS
+        waiting = waiting & ~drifting
         if bool(waiting.any()):
             waiting = has_no_slope(f, z0, waiting).any(1)
+        waiting = waiting | drifting
+        if bool(waiting.any()):
             total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
             if bool((waiting == failed).all()):
                 return total
@@ -154,7 +161,7 @@ class Polyalgorithm(Solver):
             waiting = waiting | no_point_satisfies(f, total.z, failed & ~falls)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         rows, start_norm = start.abs(), options.size(start)
-        options = replace(options, start_size=start_size(z0) if f.kind.of_residuals else None, start_rows=rows)
+        options = replace(options, start_size=start_size(z0) if f.kind.minimisation else None, start_rows=rows)
         total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
         total.solver = _title(self.name, finishers)

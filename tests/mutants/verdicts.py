@@ -757,7 +757,7 @@ MUTANTS = [
             "torch.maximum(rows, least)",
             SINGLE + " -k 'shows_no or hides'",
         ),
-        ("largest > (_FAR if self._unit is None else _FAR * self._unit)", "largest > _FAR", LIMITS + " -k any_units"),
+        ("> (_FAR if self._unit is None else _FAR * self._unit)", "> _FAR", LIMITS + " -k any_units"),
         (
             "for known in (self._healthy, self._held):",
             "for known in (self._held,):",
@@ -963,6 +963,24 @@ MUTANTS = [
             FAMILIES + " -k changes_along",
         ),
         ("(self.by_bounds | ~self.kept.all(1))", "~self.kept.all(1)", FAMILIES + " -k bound_ends"),
+        ("_STILL = 1e-3", "_STILL = 1e-8", FAMILIES + " -k no_nearer"),
+        ("(f.kind.minimisation or (", "((f.kind.minimisation and not few) or (", FAMILIES + " -k turned"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/drifts.py",
+        "tests/solver/test_refusals_are_bounded.py -k 'map'",
+        ("(F.abs() > _CLEAR * noise)", "(F.abs() < _CLEAR * noise)"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/judging.py",
+        FAMILIES + " -k any_unit",
+        ("if self.f.kind.minimisation and self._unit", "if self.f.kind.of_residuals and self._unit"),
+        ("self._unit > 0, self._unit, start_size(z))", "self._unit > 0, self._unit, 1)"),
+    ),
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        FAMILIES + " -k any_unit",
+        ("start_size(z0) if f.kind.minimisation else", "start_size(z0) if f.kind.of_residuals else"),
     ),
     *mutants(
         "implicitkit/solver/verdict/kinks.py",

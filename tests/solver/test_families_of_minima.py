@@ -167,6 +167,51 @@ def test_what_can_be_turned_is_a_minimum_in_any_unit(name: str) -> None:
     assert far.evaluations <= found.evaluations + 100
 
 
+@pytest.mark.parametrize("name", TURNED)
+def test_what_can_be_turned_is_a_minimum_in_single_precision(name: str) -> None:
+    """Unknowns of 1e3: they were said to have run away."""
+    objective, n = TURNED[name]
+    start = torch.randn(n, generator=torch.Generator().manual_seed(2), dtype=F64)
+    found = ik.argmin(lambda z: objective(z.double() / 1e3).to(z), (1e3 * start).float())
+    least = float(objective(ik.argmin(objective, start).value))
+    assert float(objective(found.value.double() / 1e3)) == pytest.approx(least, rel=1e-4, abs=1e-6)
+
+
+def test_a_minimum_that_comes_no_nearer_along_its_curve() -> None:
+    """What can be turned, in units of 1 and 1e3 by turns: steps to the nearest point become shorter by a third each time."""
+    start = torch.randn(10, generator=torch.Generator().manual_seed(4), dtype=F64)
+    units = torch.tensor([1.0, 1e3], dtype=F64).repeat(5)
+    found = ik.argmin(lambda z: _distances(5, 2)(z / units), units * start)
+    assert found.evaluations <= 190
+
+
+@pytest.mark.parametrize("far", (1e2, 1e4))
+def test_a_valley_that_falls_is_no_curve_of_minima_in_single_precision(far: float) -> None:
+    at = torch.tensor([far / (far**2 + 1), far])
+    found = ik.argmin(
+        lambda z: (z[0] * z[1] - 1) ** 2 + z[0] ** 2, torch.ones(2), solver=Ends("minimise", at), on_failure="ignore"
+    )
+    assert not bool(found.converged), found
+
+
+FAINT: dict[str, tuple[Callable[[Tensor], Tensor], list[float]]] = {
+    "exp(-z)": (lambda z: torch.exp(-z[0]), [1.0]),
+    "separable classes": (lambda z: torch.nn.functional.softplus(-z[0] * SIDES - z[1]).sum(), [0.0, 0.0]),
+    "a circle beside exp(-z)": (lambda z: (z[:2].square().sum() - 1) ** 2 + torch.exp(-z[2]), [1.0, 0.5, 1.0]),
+    "1 + exp(z)": (lambda z: ((z[0] * X / (1 + torch.exp(z[1]) + X) - X / (1 + X)) ** 2).sum(), [1.0, 1.0]),
+}
+SIDES = torch.tensor([1.0, 2.0, 3.0], dtype=F64)
+
+
+@pytest.mark.parametrize("unit", (1e-3, 1.0, 1e3))
+@pytest.mark.parametrize("name", FAINT)
+def test_what_runs_away_does_so_in_any_unit(name: str, unit: float) -> None:
+    """In units of 1e-3 it is no farther than 0.05 when the gradient vanishes: a start of zero has the units of its step."""
+    objective, start = FAINT[name]
+    found = ik.argmin(lambda z: objective(z / unit), unit * torch.tensor(start, dtype=F64), on_failure="ignore")
+    assert not bool(found.converged), found
+
+
 @pytest.mark.parametrize("price", (1e3, 1e5))
 def test_multipliers_of_constraints_that_repeat_each_other(price: float) -> None:
     """Supplies and demands have one sum: one of their prices is free, and none has run away."""

@@ -22,6 +22,7 @@ _ACROSS = 0.1  # of the largest, an unknown that crosses zero
 _CORRECTIONS = 8  # ... and so many back to the curve, at most
 _STEPS = 40  # along the curve
 _OFF = 0.5  # of an unknown: a longer correction leads back to no curve
+_STILL = 1e-3  # of each unknown: a step so short has come next to the point that is nearest to the origin
 _INSIDE = 0.5  # of the way to a bound: no further
 
 
@@ -39,8 +40,11 @@ def in_a_family(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     A predictor-corrector method for curves of solutions: Allgower & Georg, *Introduction to Numerical Continuation Methods*
     (2003), chapter 2; of ``n`` products and a few evaluations a correction.
     """
-    if z.dtype != torch.float64 or z.shape[1] > _FEW or not (f.kind.minimisation or f.kind.returns_program):
-        return torch.zeros_like(which)  # with fewer digits a curve looks like a matrix that is nearly singular
+    few = (
+        z.dtype != torch.float64
+    )  # digits, with which of a program, whose objective is not asked, nothing tells a curve
+    if z.shape[1] > _FEW or not (f.kind.minimisation or (f.kind.returns_program and not few)):
+        return torch.zeros_like(which)
     if not bool(which.any()):
         return which
     curve = _Curve(f, z)
@@ -49,7 +53,7 @@ def in_a_family(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     near = (0.5 * curve.size(z)).clamp_max(_NEAR)
     for step in range(_STEPS):
         point, way, open_ = curve.reached(point, open_)
-        still = curve.is_nearest(way)
+        still = curve.is_nearest(way, _STILL if step else torch.finfo(way.dtype).eps ** 0.5)
         if step:  # it is near, or its nearest point has been passed
             ends = (curve.size(point) <= near) | still | ((way * before).sum(1) < 0)
         else:
@@ -125,9 +129,10 @@ class _Curve:
         """Where two points are next to each other, ``(batch,)``."""
         return ((point - other).abs() <= torch.finfo(point.dtype).eps ** 0.25 * self.unit).all(1)
 
-    def is_nearest(self, way: Tensor) -> Tensor:
-        """Where the curve comes no nearer to the origin, ``(batch,)``: the group of rotations, say, keeps its distance."""
-        return ((way / self.unit).abs() <= torch.finfo(way.dtype).eps ** 0.5).all(1)
+    def is_nearest(self, way: Tensor, share: float) -> Tensor:
+        """Where the curve comes no nearer to the origin than by a ``share`` of an unknown, ``(batch,)``: the group of
+        rotations, say, keeps its distance."""
+        return ((way / self.unit).abs() <= share).all(1)
 
     def goes_on_across(self, point: Tensor, which: Tensor) -> Tensor:
         """Where a curve goes on to both sides, ``(batch,)``."""

@@ -73,9 +73,9 @@ class Judge:
         self._floor_of = options.floor
         # |F_i(z0)|, where nobody gave ``atol`` and the equations may have units of their own, ``(batch, n)``
         self._by_default = options.atol_is_default and options.rtol > 0 and not f.kind.like_state
-        own = self._by_default and not f.kind.iteration
-        self._unit: Tensor | None = options.start_size  # of a fit, what is far in units of its start: at most 1
-        self._has_rows = own and f.system.size > 1
+        self._unit: Tensor | None = options.start_size  # of a minimum, what is far in units of its start: at most 1
+        self._begins = False  # has no step been looked at yet?
+        self._has_rows = self._by_default and not f.kind.iteration and f.system.size > 1
         self._again: Tensor | None = None  # |F| at which a claim below atol is looked at once more; or see falls_on
         self._rows: Tensor | None = None
         self._began: Tensor | None = None  # |z0|, likewise
@@ -111,8 +111,8 @@ class Judge:
                 return by_pieces(self.f.residual(z), z, self._pieces, self.norm, norm, size, self.floor, self.rtol)
             return torch.addcmul(self._least, size, self._rate)
         if self.bound is None:
-            if self.f.kind.of_residuals and self._unit is None:
-                self._unit = start_size(z)
+            if self.f.kind.minimisation and self._unit is None:
+                self._unit, self._begins = start_size(z), True
             norm = norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
             self.first = self.bound = torch.nan_to_num(norm * self.rtol, 0, 0, 0).add_(self.atol)
@@ -120,8 +120,7 @@ class Judge:
                 self._began = z.abs()
                 rows = in_working_precision(self.f.residual(z)).abs()
                 # a condition of optimality that holds from the beginning need not be in small units
-                if self.f.kind.returns_program:
-                    rows = torch.where(rows > 0, rows, torch.inf)
+                rows = torch.where(rows > 0, rows, torch.inf) if self.f.kind.returns_program else rows
                 # what holds at the start, but for rounding, says nothing of its units but that they are no smaller than this
                 least = _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
                 first = rows if self._start_rows is None else in_working_precision(self._start_rows)
@@ -130,6 +129,8 @@ class Judge:
                 if bool(tiny.any()):
                     noise = ask(self.f, rounding, z, tiny, self._began)
                     self._rows = torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)
+        elif self._begins and self._unit is not None:  # a start of zero has the units of the first step
+            self._unit, self._begins = torch.where(self._unit > 0, self._unit, start_size(z)), False
         return self.bound
 
     def measured(self, z: Tensor, norm: Tensor) -> Tensor:
@@ -332,8 +333,8 @@ class Judge:
             if in_working_precision(z) is z:  # of fewer digits no correction is next to nothing
                 out = saved & (z.abs().amax(1) > (1 if self._unit is None else self._unit))  # further than its start
                 strode = out if strode is None else strode | out
-        lost = failed | (status == int(Status.NONFINITE))
-        small = (status == int(Status.CONVERGED)) | (lost & (norm <= self.atol))
+        lost = (failed | (status == int(Status.NONFINITE))) & (norm <= self.atol)
+        small = (status == int(Status.CONVERGED)) | lost
         return torch.where(self.gone(z, small, strode), int(Status.DIVERGED), status)
 
     def _may_vanish(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None) -> Tensor | None:
@@ -379,10 +380,9 @@ class Judge:
         return self._last[1]
 
     def _is_far(self, z: Tensor) -> Tensor:
-        largest = z.abs().amax(1)
-        if self._reach is None:
-            return largest > (_FAR if self._unit is None else _FAR * self._unit)
-        return (largest > _FAR_FIXED) | (self.size_of(z) > self._reach)
+        if self._reach is not None:
+            return (z.abs().amax(1) > _FAR_FIXED) | (self.size_of(z) > self._reach)
+        return z.abs().amax(1) > (_FAR if self._unit is None else _FAR * self._unit)
 
     def _excess(
         self, z: Tensor, which: Tensor, rtol: Any, careful: bool, noise: bool = True, floor: Any = None

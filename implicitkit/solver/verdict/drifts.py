@@ -1,0 +1,43 @@
+"""Does a map move a component by the same amount wherever it is (``z + 1``)?  Then it has no fixed point."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import seeded
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict.scales import in_working_precision
+
+DRIFTS = (
+    "The map moves a component by the same amount, and not by zero, wherever it was asked, near and far: no fixed point"
+)
+_FAR = (1e-2, 1.0, 1e2, 1e4)  # times max(|z|, 1)
+_WAYS = 3  # and their opposites
+_ROUNDED = 4.0  # units in the last place of z + F
+_CLEAR = 10.0  # times that, what a component is moved by
+
+
+def drifts(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    """Samples among ``which`` for which some ``map_i(z) - z_i`` is one number but zero at points all around, near and far,
+    ``(batch,)``.
+
+    Where each of them changes, as that of a map with a fixed point does, one evaluation; else 24.
+    """
+    F = in_working_precision(f.residual(z))
+    size = z.abs().amax(1, keepdim=True).clamp_min(1)
+    same = which.unsqueeze(1) & torch.isfinite(F) & (F != 0)
+    with suppress(Exception):  # outside its domain
+        for way in seeded.normal(_WAYS, z.shape[1], seed=0).to(z):
+            for share in _FAR:
+                for side in (size, -size):
+                    if not bool(same.any()):
+                        return same.any(1)
+                    there = z + share * side * way
+                    noise = _ROUNDED * f.eps * (there.abs() + F.abs())
+                    moved = in_working_precision(f.residual(there))
+                    same = same & ((moved - F).abs() <= noise) & (F.abs() > _CLEAR * noise)  # false for NaN
+        return same.any(1)
+    return torch.zeros_like(which)
