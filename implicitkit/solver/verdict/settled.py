@@ -31,9 +31,7 @@ _ROUNDED = 1e-12  # ... and of the largest, where it was next to nothing
 _DAMPED = 0.1  # of N in any direction, how much damping may be for a correction to be one without ...
 _SWEEPS = 2  # ... by so many steps of the power method: all but few eigenvalues are next to nothing
 _STEEPER = 1e6  # times its change beside z, at most, an equation may be by factors of another point ...
-_FORETOLD = (
-    0.5  # of its change beside z by the factors, how far from it an equation's may be that is zero to the last bit
-)
+_FORETOLD = 0.5  # of its change beside z by N, how far from that it may be of an F_i that is zero to the last bit
 _NEXT = 1e-10  # ... of z: a correction by them which is next to nothing even so; exp(-z) has 1 / 745 / 1e6 and more
 
 
