@@ -72,10 +72,7 @@ class Evaluations(Counted):
         self._outside = Outside()
         fit = getattr(self.problem, "is_fit", False)
         self.fits = Fits(lambda z: self.problem.flat_residuals(self.kernel, z)) if fit else None
-        self.linearises, self.frugal = (
-            False,
-            True,
-        )  # frugal: have products been enough for normal equations without a pattern so far?
+        self.linearises, self.frugal = False, True  # have products been enough for normal equations so far?
         # the graph of a point, where residuals or conditions of optimality are linearised: a fit's at once
         self.keeps, self.graphs = solves == "least_squares", solves == "constrained"
 
