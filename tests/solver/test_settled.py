@@ -130,7 +130,7 @@ class Beside:
     """What asks of a function beside a point."""
 
     def __init__(self, F: Callable[[Tensor], Tensor]) -> None:
-        self.residual, self.eps = F, torch.finfo(F64).eps
+        self.residual, self.eps, self.kind = F, torch.finfo(F64).eps, types.SimpleNamespace(returns_program=False)
 
     def beside(self, _: str) -> Beside:
         return self

@@ -37,7 +37,7 @@ _NEXT = 1e-10  # ... of z: a correction by them which is next to nothing even so
 
 def settled(f: Evaluations, known: Any, z: Tensor, point: Tensor, before: Tensor) -> Tensor:
     """Where a zero is near ``z`` by factors (:func:`is_settled`), ``(batch,)``; one evaluation if an ``F_i`` is zero to the
-    last bit there, none else.
+    last bit there, none else, nor of a program, whose constraints often are.
 
     Of what rounding has left (``sqrt(z^2 + 1) - z``, far out) the slope is rounding, too, and a step with it leads to what
     looks like a zero.  So such an ``F_i`` must change beside ``z`` as ``N`` says.
@@ -45,7 +45,7 @@ def settled(f: Evaluations, known: Any, z: Tensor, point: Tensor, before: Tensor
     F = f.residual(z)
     near = is_settled(known, z, F, point, before)
     zero = near.unsqueeze(1) & (F == 0)
-    if not hasattr(known, "product") or not bool(zero.any()):
+    if f.kind.returns_program or not hasattr(known, "product") or not bool(zero.any()):
         return near
     way = f.eps**0.25 * uneven(z)[1]
     told = known.product(in_working_precision(way))
