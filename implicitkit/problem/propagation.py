@@ -1,7 +1,7 @@
 r"""Whether derivatives are followed by the steps of a trajectory, and which have to be halved for that: steps as matrices.
 
-By a step of any Runge-Kutta method (``A``, ``c``, the last row that of the step's end) a solution of the variational equation
-``d' = J(t) d + g`` goes on by the matrix ``R`` of
+By a step of any Runge-Kutta method (``A``, ``c``, the last row that of the step's end) a solution of the variational
+equation ``d' = J(t) d + g`` goes on by the matrix ``R`` of
 
     D_i = d + h sum_j a_ij J(t + c_j h) D_j,    R d = D_s,
 
@@ -14,20 +14,23 @@ long the step; along what turns or grows, all.  It is measured as an explicit st
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat, seeded
-from implicitkit.problem.explicit import NODES, ROWS, STEPS, Between
+from implicitkit.foundation import autodiff, seeded
+from implicitkit.foundation.numbers import numbers
+from implicitkit.problem.explicit import NODES, ROWS, Between
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 
 _NUMBERS = 1 << 22  # of matrices, at once
-_ROUNDS = 30  # a step is halved, at most
-_ZERO = 1e-3  # of the largest values so far, that is as good as zero
+_SHARE = 0.1  # of the accuracy, for each of them that is halved
+_ZERO = 1e-4  # of the largest values so far, that is as good as zero
 _LEAST = 1e-6  # of the mean of these, for the smallest
 
 
@@ -55,13 +58,22 @@ class Propagation:
     Args:
         f: of times ``(P,)`` and states ``(P, batch, n)``. between: the states in steps ``(P,)`` at fractions ``(P,)``.
         rule: ``A (s, s)`` and ``c (s,)``. asked: ``(N,)``, of the ends of the steps. units: of the state, ``(batch, n)``.
+        accuracy: relative, of derivatives by each step that is halved. allowed: by all steps, unless one is.
     """
 
     def __init__(
-        self, f: Slope, between: Between, edges: Tensor, rule: tuple[Tensor, Tensor], asked: Tensor, units: Tensor
+        self,
+        f: Slope,
+        between: Between,
+        edges: Tensor,
+        rule: tuple[Tensor, Tensor],
+        asked: Tensor,
+        units: Tensor,
+        accuracy: float,
+        allowed: float,
     ) -> None:
         self.f, self.between, self.edges, self.asked, self.units = f, between, edges, asked, units
-        self.A, self.c = rule
+        (self.A, self.c), self.accuracy, self.allowed = rule, accuracy, allowed
         (self.batch, self.n), self.forced = units.shape, seeded.normal(units.shape[1], seed=1).to(units)
 
     def fits(self, count: int) -> bool:
@@ -89,9 +101,11 @@ class Propagation:
         J[..., :-1, -1] = self.forced / (self.edges[-1] - self.edges[0])
         J = (J * ((end - begin) * length).repeat_interleave(s)[:, None, None, None]).unflatten(0, (P, s))
         coupled = torch.einsum("ij,pjbvw->pbivjw", self.A, J).reshape(P, self.batch, s * m, s * m)
-        one = torch.eye(m, dtype=J.dtype, device=J.device)
-        eye = torch.eye(s * m, dtype=J.dtype, device=J.device)
-        return torch.linalg.solve_ex(eye - coupled, one.repeat(s, 1).expand(P, self.batch, -1, -1))[0][..., -m:, :]
+        whole = torch.eye(s * m, dtype=J.dtype, device=J.device) - coupled
+        begun = torch.eye(m, dtype=J.dtype, device=J.device).repeat(s, 1).expand(P, self.batch, -1, -1)
+        if not bool(self.A.triu().any()):  # explicit
+            return torch.linalg.solve_triangular(whole, begun, upper=False, unitriangular=True)[..., -m:, :]
+        return torch.linalg.solve_ex(whole, begun)[0][..., -m:, :]
 
     def parts(self, step: Tensor, begin: Tensor, end: Tensor, whole: Tensor | None = None) -> Parts:
         """These, with the matrices of their halves, and their own unless they are known."""
@@ -101,65 +115,64 @@ class Propagation:
         every = every.unflatten(0, (len(cuts), -1))
         return Parts(step, begin, end, every[2] if whole is None else whole, every[:2].movedim(0, 1))
 
-    def losses(self, parts: Parts) -> tuple[Tensor, Tensor]:
-        """What each part loses ``(P,)``, and all of them together at the end of each, relative: the largest of all samples
-        and of both variations."""
-        fine, n = parts.halves[:, 1] @ parts.halves[:, 0], self.n
-        now = fine.new_zeros(self.batch, n + 1, 2)
-        now[:, :n, 0], now[:, n, 1] = seeded.normal(n, seed=0).to(now), 1
-        peaks, off, lost, sizes, together = now[:, :n].abs(), torch.zeros_like(now), [], [], []
-        for R, F in zip(parts.whole.unbind(), fine.unbind(), strict=True):
-            lost.append((R - F) @ now)
-            now, off = F @ now, F @ off + lost[-1]
-            peaks = torch.maximum(peaks, now[:, :n].abs())
-            units = torch.maximum(peaks, _LEAST * _size(peaks))
-            units = torch.where(units > 0, units, 1)
-            units = units * (_size(now[:, :n] / units) + _ZERO)
-            sizes.append(units)
-            together.append(_size(off[:, :n] / units).amax())
-        ends, each, onward = (self.asked[parts.step] & (parts.end == 1)).tolist(), [], fine[0]
-        for F, off, own, asked in zip(reversed(fine.unbind()), reversed(lost), reversed(sizes), reversed(ends), strict=True):
-            if asked:
-                onward, units = torch.eye(n + 1, dtype=F.dtype, device=F.device)[:n], own
-            each.append(_size(onward @ off / units).amax())
-            onward = onward @ F
-        each.reverse()
-        return torch.stack(each), torch.stack(together)[ends]
+    def losses(self, parts: Parts) -> tuple[Tensor, bool]:
+        """What each part loses ``(P,)``, in units of its share, and whether all of them together lose no more than what
+        is allowed: of all samples and both variations, at the times asked for."""
+        whole, fine, n = numbers(parts.whole), numbers(parts.halves[:, 1] @ parts.halves[:, 0]), self.n
+        now = np.zeros((self.batch, n + 1, 2))
+        now[:, :n, 0], now[:, n, 1] = numbers(seeded.normal(n, seed=0)), 1
+        peaks, off, lost, units, good = np.abs(now[:, :n]), np.zeros_like(now), [], [], True
+        ends = (self.asked[parts.step] & (parts.end == 1)).tolist()
+        with np.errstate(all="ignore"):
+            for R, F, asked in zip(whole, fine, ends, strict=True):
+                lost.append((R - F) @ now)
+                now, off = F @ now, F @ off + lost[-1]
+                peaks = np.maximum(peaks, np.abs(now[:, :n]))
+                if asked:
+                    unit = np.maximum(peaks, _LEAST * _size(peaks))
+                    unit[unit == 0] = 1
+                    size = _size(now[:, :n] / unit)
+                    units.append(_SHARE * self.accuracy * (size + _ZERO) * unit)
+                    loss = _size(off[:, :n] / unit)
+                    good = good and bool((loss <= self.allowed * size + self.accuracy * _ZERO).all())
+            each, onward = np.empty(len(ends)), fine[0]
+            for i in range(len(ends) - 1, -1, -1):
+                if ends[i]:
+                    onward, unit = np.eye(n, n + 1), units.pop()
+                each[i] = _size(onward @ lost[i] / unit).max()
+                onward = onward @ fine[i]
+        return torch.from_numpy(each).to(self.edges), good
 
-    def lost(self) -> float:
-        """What derivatives lose by the steps, relative, at the times asked for."""
-        return float(self.losses(self._all())[1].max())
-
-    def halved(self, accuracy: float, allowed: float) -> Tensor:
-        """The edges of steps by which each loses no more than ``accuracy``, unless all of them lose no more than what is
-        allowed by those that there are."""
-        parts = self._all()
-        each, together = self.losses(parts)
+    @functools.cached_property
+    def halved(self) -> tuple[Tensor, bool]:
+        """The edges of steps by which derivatives are followed, and whether they are."""
+        step = torch.arange(len(self.edges) - 1, device=self.edges.device)
+        parts = self.parts(step, torch.zeros_like(self.edges[1:]), torch.ones_like(self.edges[1:]))
+        each, good = self.losses(parts)
         added: list[Tensor] = []
-        if bool(together.max() <= allowed):
-            return self.edges
-        for _ in range(_ROUNDS):
-            coarse = each > accuracy
-            new = 2 * int(coarse.sum())
-            if not new or len(each) + new > STEPS or not self.fits(new) or not bool(torch.isfinite(each).all()):
-                break
+        while not good and bool((each > 1).any()):
+            coarse = each > 1
+            if not bool(torch.isfinite(each).all()) or not self.fits(len(each) + int(coarse.sum())):
+                return self._with(added), False
             step, begin, end, _, halves = (part[coarse] for part in parts)
             middle = (begin + end) / 2
             added.append(self.edges[step] + middle * (self.edges[step + 1] - self.edges[step]))
-            cut = self.parts(step.repeat(2), torch.cat((begin, middle)), torch.cat((middle, end)), torch.cat((*halves.unbind(1),)))
-            both = (torch.cat((old[~coarse], more)) for old, more in zip(parts, cut, strict=True))
-            parts = Parts(*both)
-            order = (parts.step + parts.begin).argsort()
-            parts = Parts(*(part[order] for part in parts))
-            each, together = self.losses(parts)
+            sides = torch.cat((begin, middle)), torch.cat((middle, end))
+            cut = self.parts(step.repeat(2), *sides, torch.cat(halves.unbind(1)))
+            both = [torch.cat((old[~coarse], new)) for old, new in zip(parts, cut, strict=True)]
+            order = (both[0] + both[1]).argsort()
+            parts = Parts(*(part[order] for part in both))
+            each = self.losses(parts)[0]
+        return self._with(added), True
+
+    def _with(self, added: list[Tensor]) -> Tensor:
+        """The edges with others between them."""
+        if not added:
+            return self.edges
         every = torch.unique(torch.cat((self.edges, *added)))
         return every.flip(0) if bool(self.edges[-1] < self.edges[0]) else every
 
-    def _all(self) -> Parts:
-        """The steps."""
-        step = torch.arange(len(self.edges) - 1, device=self.edges.device)
-        return self.parts(step, torch.zeros_like(self.edges[1:]), torch.ones_like(self.edges[1:]))
 
-
-def _size(v: Tensor) -> Tensor:
-    return v.square().mean(-2, keepdim=True).sqrt()
+def _size(v: np.ndarray) -> np.ndarray:
+    size: np.ndarray = np.sqrt(np.square(v).mean(-2, keepdims=True))
+    return size

@@ -83,27 +83,26 @@ def with_variation(
     edges, states = found.edges, found.states
     if not bool(compat.batches_in_front(torch.isfinite(states[-1]).all(-1))[0].any()):  # all samples are lost
         return found
-    units, fine, many = units_of(states), max(accuracy, _FINEST), 0.0
-    if not found.stiff:
-        turns = turns_of(mapped, edges, states, units)
-        if not float((turns**_ORDER).sum(0).max()) / _CONSTANT > allowed(accuracy):
-            return found
-        many = float(turns.sum(0).max())
-    rules = explicit_rule(edges), radau(found.stages, edges.dtype, edges.device)
-    explicit, implicit = (
-        Propagation(mapped, between(found), edges, rule, torch.isin(edges[1:], t), units) for rule in rules
-    )
-    few = implicit.fits(len(edges)) and not compat.batches_in_front(states)[1]
-    if few and found.explicit and explicit.lost() <= allowed(accuracy):
+    units, fine, stiff, known = units_of(states), max(accuracy, _FINEST), found.stiff, between(found)
+    turns = turns_of(mapped, edges, states, units)
+    if not stiff and not float((turns**_ORDER).sum(0).max()) / _CONSTANT > allowed(accuracy):
         return found
-    finer = implicit.halved(fine, allowed(accuracy)) if few else edges
-    stiff = found.stiff or (few and integrate is auto and many > _EXPLICIT * len(finer))
-    if not stiff:
-        try:
-            return _anew(integrate, Variation(slope, units), t, y0, found, fine)
-        except ConvergenceError:  # of too many explicit steps: implicit ones on those that there are
-            pass
-    return found.on(finer, implicit.between)._replace(explicit=False, stiff=stiff)
+    rules, asked = (explicit_rule(edges), radau(found.stages, edges.dtype, edges.device)), torch.isin(edges[1:], t)
+    explicit, implicit = (
+        Propagation(mapped, known, edges, rule, asked, units, fine, allowed(accuracy)) for rule in rules
+    )
+    if implicit.fits(len(edges)) and not compat.batches_in_front(states)[1]:
+        many = float(turns.sum(0).max()) / _EXPLICIT if integrate is auto else 0.0
+        stiff = stiff or (many > len(edges) and many > len(implicit.halved[0]))
+        if found.explicit and not stiff and explicit.halved[1]:
+            return found.on(explicit.halved[0], slope, known)
+        return found._replace(explicit=False, stiff=stiff).on(implicit.halved[0], slope, known)
+    if stiff:
+        return found
+    try:
+        return _anew(integrate, Variation(slope, units), t, y0, found, fine)
+    except ConvergenceError:  # of too many explicit steps: implicit ones on those that there are
+        return found._replace(explicit=False)
 
 
 def _anew(
