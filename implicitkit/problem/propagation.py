@@ -7,8 +7,8 @@ equation ``d' = J(t) d + g`` goes on by the matrix ``R`` of
 
 and by ``F``, those of its halves, more accurately.  Two are followed, neither in a special direction: one that begins
 anywhere, ``g = 0``, and one that begins at zero, ``g`` constant, a share of every derivative in a parameter.  What a step
-loses of them is what is left of ``(R - F) d`` at the next time asked for: along what is damped until then, nothing, however
-long the step; along what turns or grows, all.  It is measured as an explicit step does it
+loses of them is what is left of ``(R - F) d`` at the next time asked for, ``d`` as these steps follow it: along what is
+damped until then, nothing, however long the step; along what turns or grows, or is not damped by these steps, all.  It is measured as an explicit step does it
 (:mod:`~implicitkit.problem.explicit`), relative to the largest values of each number so far.
 """
 
@@ -121,19 +121,19 @@ class Propagation:
         whole, fine, n = numbers(parts.whole), numbers(parts.halves[:, 1] @ parts.halves[:, 0]), self.n
         now = np.zeros((self.batch, n + 1, 2))
         now[:, :n, 0], now[:, n, 1] = numbers(seeded.normal(n, seed=0)), 1
-        peaks, off, lost, units, good = np.abs(now[:, :n]), np.zeros_like(now), [], [], True
+        peaks, coarse, lost, units, good = np.abs(now[:, :n]), now, [], [], True
         ends = (self.asked[parts.step] & (parts.end == 1)).tolist()
         with np.errstate(all="ignore"):
             for R, F, asked in zip(whole, fine, ends, strict=True):
-                lost.append((R - F) @ now)
-                now, off = F @ now, F @ off + lost[-1]
+                lost.append((R - F) @ coarse)
+                now, coarse = F @ now, R @ coarse
                 peaks = np.maximum(peaks, np.abs(now[:, :n]))
                 if asked:
                     unit = np.maximum(peaks, _LEAST * _size(peaks))
                     unit[unit == 0] = 1
                     size = _size(now[:, :n] / unit)
                     units.append(_SHARE * self.accuracy * (size + _ZERO) * unit)
-                    loss = _size(off[:, :n] / unit)
+                    loss = _size((coarse - now)[:, :n] / unit)
                     good = good and bool((loss <= self.allowed * size + self.accuracy * _ZERO).all())
             each, onward = np.empty(len(ends)), fine[0]
             for i in range(len(ends) - 1, -1, -1):
@@ -141,7 +141,7 @@ class Propagation:
                     onward, unit = np.eye(n, n + 1), units.pop()
                 each[i] = _size(onward @ lost[i] / unit).max()
                 onward = onward @ fine[i]
-        return torch.from_numpy(each).to(self.edges), good
+        return torch.from_numpy(np.nan_to_num(each, nan=np.inf)).to(self.edges), good
 
     @functools.cached_property
     def halved(self) -> tuple[Tensor, bool]:
@@ -152,8 +152,8 @@ class Propagation:
         added: list[Tensor] = []
         while not good and bool((each > 1).any()):
             coarse = each > 1
-            if not bool(torch.isfinite(each).all()) or not self.fits(len(each) + int(coarse.sum())):
-                return self._with(added), False
+            if not self.fits(len(each) + int(coarse.sum())):
+                return self._with(added) if bool(torch.isfinite(each).all()) else self.edges, False
             step, begin, end, _, halves = (part[coarse] for part in parts)
             middle = (begin + end) / 2
             added.append(self.edges[step] + middle * (self.edges[step + 1] - self.edges[step]))
