@@ -7,9 +7,10 @@ equation ``d' = J(t) d + g`` goes on by the matrix ``R`` of
 
 and by ``F``, those of its halves, more accurately.  Two are followed, neither in a special direction: one that begins
 anywhere, ``g = 0``, and one that begins at zero, ``g`` constant, a share of every derivative in a parameter.  What a step
-loses of them is what is left of ``(R - F) d`` at the next time asked for, ``d`` as these steps follow it: along what is
-damped until then, nothing, however long the step; along what turns or grows, or is not damped by these steps, all.  It is measured as an explicit step does it
-(:mod:`~implicitkit.problem.explicit`), relative to the largest values of each number so far.
+loses of them is what is left of ``(R - F) d`` at the next time asked for: along what is damped until then, nothing, however
+long the step; along what turns or grows, all.  Before and after the step ``d`` is followed by exponentials ``exp(h J)``,
+since long steps damp what only turns, and before it by the steps, too, which may grow where they are not stable.  It is
+measured as an explicit step does it (:mod:`~implicitkit.problem.explicit`), by the largest values of each number so far.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ _LEAST = 1e-6  # of the mean of these, for the smallest
 
 
 class Parts(NamedTuple):
-    """Parts of steps ``(P,)``, from one fraction of it to another, and their matrices and those of their halves,
-    ``(P, batch, m, m)`` and ``(P, 2, batch, m, m)``."""
+    """Parts of steps ``(P,)``, from one fraction of it to another, their matrices ``(P, batch, m, m)``, those of their
+    halves, ``(P, 2, batch, m, m)``, and the exponentials of the Jacobians there, on average."""
 
     step: Tensor
     begin: Tensor
     end: Tensor
     whole: Tensor
     halves: Tensor
+    flows: Tensor
 
 
 def explicit_rule(like: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,7 +94,8 @@ class Propagation:
         return (columns / self.units).unflatten(0, (n, -1)).movedim(0, -1).nan_to_num(0, 0, 0)
 
     def matrices(self, step: Tensor, begin: Tensor, end: Tensor) -> Tensor:
-        """Those of parts of steps, ``(P, batch, n + 1, n + 1)``; the last number is the constant one, that forces."""
+        """Those of parts of steps, and the exponentials, ``(P, 2, batch, n + 1, n + 1)``; the last number is the constant
+        one, that forces."""
         s, m, P = len(self.c), self.n + 1, len(step)
         x, which = (begin[:, None] + (end - begin)[:, None] * self.c).flatten(), step.repeat_interleave(s)
         length = self.edges[step + 1] - self.edges[step]
@@ -104,43 +107,51 @@ class Propagation:
         whole = torch.eye(s * m, dtype=J.dtype, device=J.device) - coupled
         begun = torch.eye(m, dtype=J.dtype, device=J.device).repeat(s, 1).expand(P, self.batch, -1, -1)
         if not bool(self.A.triu().any()):  # explicit
-            return torch.linalg.solve_triangular(whole, begun, upper=False, unitriangular=True)[..., -m:, :]
-        return torch.linalg.solve_ex(whole, begun)[0][..., -m:, :]
+            R = torch.linalg.solve_triangular(whole, begun, upper=False, unitriangular=True)
+        else:
+            R = torch.linalg.solve_ex(whole, begun)[0]
+        flow = torch.linalg.matrix_exp(torch.einsum("j,pjbvw->pbvw", self.A[-1], J))
+        return torch.stack((R[..., -m:, :], flow), 1)
 
     def parts(self, step: Tensor, begin: Tensor, end: Tensor, whole: Tensor | None = None) -> Parts:
         """These, with the matrices of their halves, and their own unless they are known."""
         middle = (begin + end) / 2
         cuts = [(begin, middle), (middle, end)] + ([(begin, end)] if whole is None else [])
         every = self.matrices(step.repeat(len(cuts)), *(torch.cat(side) for side in zip(*cuts, strict=True)))
-        every = every.unflatten(0, (len(cuts), -1))
-        return Parts(step, begin, end, every[2] if whole is None else whole, every[:2].movedim(0, 1))
+        every = every.unflatten(0, (len(cuts), -1)).movedim(0, 2)  # (P, 2, cuts, batch, m, m)
+        return Parts(step, begin, end, every[:, 0, 2] if whole is None else whole, every[:, 0, :2], every[:, 1, :2])
 
     def losses(self, parts: Parts) -> tuple[Tensor, bool]:
         """What each part loses ``(P,)``, in units of its share, and whether all of them together lose no more than what
         is allowed: of all samples and both variations, at the times asked for."""
-        whole, fine, n = numbers(parts.whole), numbers(parts.halves[:, 1] @ parts.halves[:, 0]), self.n
-        now = np.zeros((self.batch, n + 1, 2))
-        now[:, :n, 0], now[:, n, 1] = numbers(seeded.normal(n, seed=0)), 1
-        peaks, coarse, lost, units, good = np.abs(now[:, :n]), now, [], [], True
+        halves, n = numbers(parts.halves), self.n
+        off, flows = numbers(parts.whole) - halves[:, 1] @ halves[:, 0], numbers(parts.flows)
+        flows = flows[:, 1] @ flows[:, 0]
+        start = np.zeros((self.batch, n + 1, 2))
+        start[:, :n, 0], start[:, n, 1] = numbers(seeded.normal(n, seed=0)), 1
+        along = np.concatenate((start, start), -1)  # by the exponentials, and by the steps
+        peaks, total, lost, units, good = np.abs(start[:, :n]), np.zeros_like(along), [], [], True
         ends = (self.asked[parts.step] & (parts.end == 1)).tolist()
         with np.errstate(all="ignore"):
-            for R, F, asked in zip(whole, fine, ends, strict=True):
-                lost.append((R - F) @ coarse)
-                now, coarse = F @ now, R @ coarse
-                peaks = np.maximum(peaks, np.abs(now[:, :n]))
+            for R, D, E, asked in zip(numbers(parts.whole), off, flows, ends, strict=True):
+                lost.append(D @ along)
+                total = E @ total + lost[-1]
+                along = np.concatenate((E @ along[..., :2], R @ along[..., 2:]), -1)
+                peaks = np.maximum(peaks, np.abs(along[:, :n, :2]))
                 if asked:
                     unit = np.maximum(peaks, _LEAST * _size(peaks))
                     unit[unit == 0] = 1
-                    size = _size(now[:, :n] / unit)
+                    size = np.tile(_size(along[:, :n, :2] / unit), 2)
+                    unit = np.tile(unit, 2)
                     units.append(_SHARE * self.accuracy * (size + _ZERO) * unit)
-                    loss = _size((coarse - now)[:, :n] / unit)
+                    loss = _size(total[:, :n] / unit)
                     good = good and bool((loss <= self.allowed * size + self.accuracy * _ZERO).all())
-            each, onward = np.empty(len(ends)), fine[0]
+            each, onward = np.empty(len(ends)), flows[0]
             for i in range(len(ends) - 1, -1, -1):
                 if ends[i]:
                     onward, unit = np.eye(n, n + 1), units.pop()
                 each[i] = _size(onward @ lost[i] / unit).max()
-                onward = onward @ fine[i]
+                onward = onward @ flows[i]
         return torch.from_numpy(np.nan_to_num(each, nan=np.inf)).to(self.edges), good
 
     @functools.cached_property
@@ -154,7 +165,7 @@ class Propagation:
             coarse = each > 1
             if not self.fits(len(each) + int(coarse.sum())):
                 return self._with(added) if bool(torch.isfinite(each).all()) else self.edges, False
-            step, begin, end, _, halves = (part[coarse] for part in parts)
+            step, begin, end, _, halves, _ = (part[coarse] for part in parts)
             middle = (begin + end) / 2
             added.append(self.edges[step] + middle * (self.edges[step + 1] - self.edges[step]))
             sides = torch.cat((begin, middle)), torch.cat((middle, end))

@@ -91,7 +91,7 @@ def with_variation(
     explicit, implicit = (
         Propagation(mapped, known, edges, rule, asked, units, fine, allowed(accuracy)) for rule in rules
     )
-    if implicit.fits(len(edges)) and not compat.batches_in_front(states)[1]:
+    if (explicit if found.explicit else implicit).fits(len(edges)) and not compat.batches_in_front(states)[1]:
         many = float(turns.sum(0).max()) / _EXPLICIT if integrate is auto else 0.0
         stiff = stiff or (many > len(edges) and many > len(implicit.halved[0]))
         if found.explicit and not stiff and explicit.halved[1]:
