@@ -30,6 +30,7 @@ from implicitkit.problem.explicit import NODES, ROWS, Between
 Slope = Callable[[Tensor, Tensor], Tensor]
 
 _NUMBERS = 1 << 22  # of matrices, at once
+_UNSTABLE = 1.5  # times the exponential, is the matrix of an explicit step that is not stable, whatever is damped later
 _SHARE = 0.1  # of the accuracy, for each of them that is halved
 _ZERO = 1e-4  # of the largest values so far, that is as good as zero
 _LEAST = 1e-6  # of the mean of these, for the smallest
@@ -76,6 +77,7 @@ class Propagation:
     ) -> None:
         self.f, self.between, self.edges, self.asked, self.units = f, between, edges, asked, units
         (self.A, self.c), self.accuracy, self.allowed = rule, accuracy, allowed
+        self.explicit = not bool(self.A.triu().any())
         (self.batch, self.n), self.forced = units.shape, seeded.normal(units.shape[1], seed=1).to(units)
 
     def fits(self, count: int) -> bool:
@@ -106,7 +108,7 @@ class Propagation:
         coupled = torch.einsum("ij,pjbvw->pbivjw", self.A, J).reshape(P, self.batch, s * m, s * m)
         whole = torch.eye(s * m, dtype=J.dtype, device=J.device) - coupled
         begun = torch.eye(m, dtype=J.dtype, device=J.device).repeat(s, 1).expand(P, self.batch, -1, -1)
-        if not bool(self.A.triu().any()):  # explicit
+        if self.explicit:
             R = torch.linalg.solve_triangular(whole, begun, upper=False, unitriangular=True)
         else:
             R = torch.linalg.solve_ex(whole, begun)[0]
@@ -124,16 +126,18 @@ class Propagation:
     def losses(self, parts: Parts) -> tuple[Tensor, bool]:
         """What each part loses ``(P,)``, in units of its share, and whether all of them together lose no more than what
         is allowed: of all samples and both variations, at the times asked for."""
-        halves, n = numbers(parts.halves), self.n
-        off, flows = numbers(parts.whole) - halves[:, 1] @ halves[:, 0], numbers(parts.flows)
-        flows = flows[:, 1] @ flows[:, 0]
+        whole, halves, flows, n = *(numbers(v) for v in parts[3:]), self.n
+        with np.errstate(all="ignore"):  # of steps that are not stable
+            off, flows = whole - halves[:, 1] @ halves[:, 0], flows[:, 1] @ flows[:, 0]
+            largest = np.maximum(np.abs(flows).max((1, 2, 3)), 1)
+            stable = (not self.explicit) | (np.abs(whole).max((1, 2, 3)) <= _UNSTABLE * largest)
         start = np.zeros((self.batch, n + 1, 2))
         start[:, :n, 0], start[:, n, 1] = numbers(seeded.normal(n, seed=0)), 1
         along = np.concatenate((start, start), -1)  # by the exponentials, and by the steps
         peaks, total, lost, units, good = np.abs(start[:, :n]), np.zeros_like(along), [], [], True
         ends = (self.asked[parts.step] & (parts.end == 1)).tolist()
         with np.errstate(all="ignore"):
-            for R, D, E, asked in zip(numbers(parts.whole), off, flows, ends, strict=True):
+            for R, D, E, asked in zip(whole, off, flows, ends, strict=True):
                 lost.append(D @ along)
                 total = E @ total + lost[-1]
                 along = np.concatenate((E @ along[..., :2], R @ along[..., 2:]), -1)
@@ -150,7 +154,7 @@ class Propagation:
             for i in range(len(ends) - 1, -1, -1):
                 if ends[i]:
                     onward, unit = np.eye(n, n + 1), units.pop()
-                each[i] = _size(onward @ lost[i] / unit).max()
+                each[i] = _size(onward @ lost[i] / unit).max() if stable[i] else np.inf
                 onward = onward @ flows[i]
         return torch.from_numpy(np.nan_to_num(each, nan=np.inf)).to(self.edges), good
 
@@ -164,7 +168,7 @@ class Propagation:
         while not good and bool((each > 1).any()):
             coarse = each > 1
             if not self.fits(len(each) + int(coarse.sum())):
-                return self._with(added) if bool(torch.isfinite(each).all()) else self.edges, False
+                return self._with(added), False
             step, begin, end, _, halves, _ = (part[coarse] for part in parts)
             middle = (begin + end) / 2
             added.append(self.edges[step] + middle * (self.edges[step + 1] - self.edges[step]))
