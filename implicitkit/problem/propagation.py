@@ -96,8 +96,8 @@ class Propagation:
         return (columns / self.units).unflatten(0, (n, -1)).movedim(0, -1).nan_to_num(0, 0, 0)
 
     def matrices(self, step: Tensor, begin: Tensor, end: Tensor) -> Tensor:
-        """The matrices of parts of steps, and the exponentials, ``(P, 2, batch, n + 1, n + 1)``; the last number is the constant
-        one, that forces."""
+        """The matrices of parts of steps, and the exponentials, ``(P, 2, batch, n + 1, n + 1)``; the last number is the
+        constant one, that forces."""
         s, m, P = len(self.c), self.n + 1, len(step)
         x, which = (begin[:, None] + (end - begin)[:, None] * self.c).flatten(), step.repeat_interleave(s)
         length = self.edges[step + 1] - self.edges[step]
