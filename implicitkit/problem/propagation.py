@@ -101,7 +101,9 @@ class Propagation:
         s, m, P = len(self.c), self.n + 1, len(step)
         x, which = (begin[:, None] + (end - begin)[:, None] * self.c).flatten(), step.repeat_interleave(s)
         length = self.edges[step + 1] - self.edges[step]
-        J = self.jacobians(self.edges[which] + x * (self.edges[which + 1] - self.edges[which]), self.states_in(which, x))
+        J = self.jacobians(
+            self.edges[which] + x * (self.edges[which + 1] - self.edges[which]), self.states_in(which, x)
+        )
         J = torch.nn.functional.pad(J, (0, 1, 0, 1))
         J[..., :-1, -1] = self.forced / (self.edges[-1] - self.edges[0])
         J = (J * ((end - begin) * length).repeat_interleave(s)[:, None, None, None]).unflatten(0, (P, s))
