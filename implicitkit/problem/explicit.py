@@ -81,6 +81,25 @@ class Followed(NamedTuple):
         later = None if between is None else lambda step, x: between(step + n, x)
         return self._replace(edges=self.edges[n:], states=self.states[n:], interpolant=later)
 
+    def on(self, edges: Tensor, f: Slope, between: Between) -> Followed:
+        """The trajectory by other steps from the same begin to the same end, of a right-hand side ``f`` of a time and
+        ``(batch, n)``: explicit ones are followed, others begin with what is known in ``between``."""
+        if edges is self.edges:
+            return self
+        old, states, sign = self.edges, self.states, 1 if bool(edges[-1] > edges[0]) else -1
+
+        def place(time: Tensor) -> tuple[Tensor, Tensor]:
+            where = (torch.searchsorted(sign * old, sign * time, right=True) - 1).clamp(0, len(old) - 2)
+            return where, (time - old[where]) / (old[where + 1] - old[where])
+
+        step, x = place(edges)
+        if self.explicit:
+            passes = torch.isfinite(states[step]) & torch.isfinite(states[step + (x > 0)])
+            new = torch.where(passes, follow(f, edges, states[0]), torch.nan)
+            return self._replace(edges=edges, states=new, interpolant=None)
+        inside = lambda step, x: between(*place(edges[step] + x * (edges[step + 1] - edges[step])))  # noqa: E731
+        return self._replace(edges=edges, states=between(step, x), interpolant=inside)
+
     def until(self, place: Tensor, end: Tensor, between: Between) -> Followed:
         """What was followed up to the time ``end``, which is at ``place``: that step ends there, or the one before if it
         would be short.  ``between``: where there is nothing of its own."""

@@ -23,7 +23,7 @@ from implicitkit.foundation.autocast import HALF, cast_as_now, precision, under
 from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.collocation import radau, slope_of
-from implicitkit.problem.explicit import NODES, ROWS, STEPS, Between, Followed, Slope, follow
+from implicitkit.problem.explicit import NODES, ROWS, STEPS, Between, Followed, Slope
 from implicitkit.problem.variation import allowed
 from implicitkit.system import explicit
 
@@ -87,24 +87,15 @@ def resolved(found: Followed, f: Slope, g: Forcing, between: Between, stages: in
         f: of a time and a state ``(batch, n)``. between: the states between the edges. stages: of the implicit steps whose
             equations are to hold; ``None``: explicit ones.
     """
-    edges, states, accuracy = found.edges, found.states, max(accuracy, _FINEST)
+    edges, accuracy = found.edges, max(accuracy, _FINEST)
     if stages is None:
         rule = edges.new_tensor(ROWS[-1]), edges.new_tensor(NODES)
     else:
         A, c = radau(stages, edges.dtype, edges.device)
         rule = A[-1], c
-    count = compat.physical(states).numel() // len(states)
+    count = compat.physical(found.states).numel() // len(edges)
     finer = halved(g, between, edges, rule, accuracy, count)
-    if finer is None:
-        return found
-    sign = 1 if bool(edges[-1] > edges[0]) else -1
-    step = (torch.searchsorted(sign * edges, sign * finer, right=True) - 1).clamp(0, len(edges) - 2)
-    if found.explicit:
-        passes = torch.isfinite(states[step]) & torch.isfinite(states[step + (finer != edges[step])])
-        new = torch.where(passes, follow(f, finer, states[0]), torch.nan)
-    else:
-        new = between(step, (finer - edges[step]) / (edges[step + 1] - edges[step]))
-    return found._replace(edges=finer, states=new, interpolant=None)
+    return found if finer is None else found.on(finer, f, between)
 
 
 def halved(

@@ -192,7 +192,7 @@ class InitialValue(Problem):
         self, layout: Layout, slope: Slope, t: Tensor, y0: Tensor, args: tuple[Any, ...], forcing: Forcing | None
     ) -> Start:
         """The steps, a start near the solution, NaN where there is none."""
-        t, y0, event, end, lookout = t.detach(), y0.detach(), self.event, None, None
+        t, y0, event, end, lookout, accuracy = t.detach(), y0.detach(), self.event, None, None, self._accurate(t)
         if event is not None:
             lookout = Lookout(lambda now, y: event(now, layout.unpack(y), *args))
         found, lost = self._path(slope, t, y0, lookout)
@@ -203,12 +203,13 @@ class InitialValue(Problem):
             if self.steps and not lost:
                 found, lost = self._path(slope, t, y0)
         missed = lost and event is not None
-        if not (self.steps or self.stages or callable(self.integrator) or found.stiff or missed) and len(y0):
+        between = lambda found: self._between(layout, slope, found)  # noqa: E731
+        if not (self.steps or self.stages or callable(self.integrator) or missed) and len(y0):
             mapped = lambda t, y: self._slopes(layout, slope, t, y)  # noqa: E731
-            found = with_variation(get_integrator(self.integrator), slope, mapped, t, y0, found, self._accurate(t))
+            found = with_variation(get_integrator(self.integrator), slope, mapped, between, t, y0, found, accuracy)
         if forcing is not None and not missed:
             stages = None if self._keeps(found) else self.stages or found.stages
-            found = resolved(found, slope, forcing, self._between(layout, slope, found), stages, self._accurate(t))
+            found = resolved(found, slope, forcing, between(found), stages, accuracy)
         edges, states = found.edges, found.states
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else Mesh.of(t, edges, found.stiff)
         stages = self.stages or found.stages
@@ -219,8 +220,7 @@ class InitialValue(Problem):
         else:
             c = radau(stages, layout.dtype, layout.device)[1]
             step = torch.arange(len(states) - 1, device=edges.device).repeat_interleave(stages)
-            values = self._between(layout, slope, found)(step, c.repeat(len(states) - 1))
-            values = values.unflatten(0, (-1, stages)).movedim(2, 0)
+            values = between(found)(step, c.repeat(len(states) - 1)).unflatten(0, (-1, stages)).movedim(2, 0)
         Y = values.reshape(*layout.batch_shape, *values.shape[1:])
         return Start(mesh, Y if end is None else (Y, end), lost, found)
 

@@ -7,9 +7,9 @@ I.14),
 
     d' = (df/dy)(t, y) d,
 
-of which one that begins in no special direction has a share of each.  Where the steps may be too long for it, the trajectory
-is followed once more as ``(y, d)``.  A stiff one is not: what is at zero beside it is followed by its implicit steps,
-however long.
+of which one that begins in no special direction has a share of each.  Where the steps may be too long for it, steps of few
+unknowns are asked as matrices whether they are (:mod:`~implicitkit.problem.propagation`).  If so, those of a stiff equation
+are halved, and otherwise the trajectory is followed once more as ``(y, d)``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, seeded
 from implicitkit.foundation.errors import ConvergenceError
-from implicitkit.problem.explicit import NODES, ROWS, Followed, cubic
+from implicitkit.problem.collocation import radau
+from implicitkit.problem.explicit import Between, Followed
+from implicitkit.problem.integration import auto
+from implicitkit.problem.propagation import Propagation, explicit_rule
 
 _LONGEST = 32  # steps, of which it is asked whether derivatives are followed in them
 _ORDER, _CONSTANT = 6, 3600.0  # |R(z) - e^z| = |z|^6 / 3600, for Radau's three points half of that
 _LESS = 300.0  # times the accuracy, that derivatives may lose without a step of their own, ...
 _LEAST = 1e-2  # ... and no more than this
-_PARTS, _NUMBERS = 4, 1 << 20  # of a step, to compare with; that ``f`` gives at once for that
+_EXPLICIT = 30.0  # times the implicit steps, is |df/dy| of the time: these are taken
 _FINEST = 1e-11  # relative, of both: differences are rounded
 
 Slope = Callable[[Tensor, Tensor], Tensor]
@@ -65,6 +68,7 @@ def with_variation(
     integrate: Callable[..., Followed],
     slope: Slope,
     mapped: Slope,
+    between: Callable[[Followed], Between],
     t: Tensor,
     y0: Tensor,
     found: Followed,
@@ -74,88 +78,67 @@ def with_variation(
 
     Args:
         integrate: an integrator (:mod:`~implicitkit.problem.integration`). slope: of a time and ``(batch, n)``. mapped: of
-            times ``(P,)`` and states ``(P, batch, n)``.
+            times ``(P,)`` and states ``(P, batch, n)``. between: the states between the edges of what was found.
     """
-    if not bool(compat.batches_in_front(torch.isfinite(found.states[-1]).all(-1))[0].any()):  # all samples are lost
+    edges, states = found.edges, found.states
+    if not bool(compat.batches_in_front(torch.isfinite(states[-1]).all(-1))[0].any()):  # all samples are lost
         return found
-    units, count = units_of_variation(mapped, found.edges, found.states, accuracy), len(y0)
-    if units is None:
+    units, fine, stiff, known = units_of(states), max(accuracy, _FINEST), found.stiff, between(found)
+    turns = turns_of(mapped, edges, states, units)
+    if not stiff and not float((turns**_ORDER).sum(0).max()) / _CONSTANT > allowed(accuracy):
         return found
-    along = Variation(slope, units)
+    rules, asked = (explicit_rule(edges), radau(found.stages, edges.dtype, edges.device)), torch.isin(edges[1:], t)
+    explicit, implicit = (
+        Propagation(mapped, known, edges, rule, asked, units, fine, allowed(accuracy)) for rule in rules
+    )
+    if (explicit if found.explicit else implicit).fits(len(edges)) and not compat.batches_in_front(states)[1]:
+        many = float(turns.sum(0).max()) / _EXPLICIT if integrate is auto else 0.0
+        stiff = stiff or (many > len(edges) and many > len(implicit.halved[0]))
+        if found.explicit and not stiff and explicit.halved[1]:
+            return found.on(explicit.halved[0], slope, known)
+        return found._replace(explicit=False, stiff=stiff).on(implicit.halved[0], slope, known)
+    if stiff:
+        return found
     try:
-        both = integrate(along.slope, t, along.begin(y0), max(accuracy, _FINEST))
+        return _anew(integrate, Variation(slope, units), t, y0, found, fine)
     except ConvergenceError:  # of too many explicit steps: implicit ones on those that there are
         return found._replace(explicit=False)
+
+
+def _anew(
+    integrate: Callable[..., Followed], along: Variation, t: Tensor, y0: Tensor, found: Followed, accuracy: float
+) -> Followed:
+    """The trajectory by the steps of itself and a variation."""
+    both, count = integrate(along.slope, t, along.begin(y0), accuracy), len(y0)
     between = both.interpolant
     alone = None if between is None else lambda step, x: between(step, x)[:, :count]
     return both._replace(states=both.states[:, :count], interpolant=alone, growth=found.growth)
 
 
-def units_of_variation(f: Slope, edges: Tensor, states: Tensor, accuracy: float) -> Tensor | None:
-    """The units of a variation with which a trajectory has to be followed once more, ``(batch, n)``; ``None`` where its
-    steps do for derivatives.
+def units_of(states: Tensor) -> Tensor:
+    """Units of a variation, ``(batch, n)``, of states at edges ``(N + 1, batch, n)``."""
+    peaks = states.nan_to_num(0, 0, 0).abs().amax(0)
+    whole, eps = _size(peaks), torch.finfo(states.dtype).eps
+    return torch.maximum(peaks, eps ** (1 / 6) * torch.where(whole > 0, whole, 1))  # else rounding is all that differs
 
-    ``|df/dy|`` is found by three products, as differences, in the longest steps.
+
+def turns_of(f: Slope, edges: Tensor, states: Tensor, units: Tensor) -> Tensor:
+    """``h |df/dy|`` in the longest steps, ``(P, *batch, 1)``: by three products, as differences.
 
     Args:
         f: of times ``(P,)`` and states ``(P, batch, n)``. edges: ``(N + 1,)``. states: there, ``(N + 1, batch, n)``.
-        accuracy: of the states, relative.
     """
     h, where = edges.diff().abs().topk(min(_LONGEST, len(edges) - 1))
     t, y = edges[where], states[where]
-    peaks = states.nan_to_num(0, 0, 0).abs().amax(0)
-    whole, eps = _size(peaks), torch.finfo(y.dtype).eps
-    units = torch.maximum(peaks, eps ** (1 / 6) * torch.where(whole > 0, whole, 1))  # else rounding is all that differs
-    small = eps**0.5
+    small = torch.finfo(y.dtype).eps ** 0.5
     slope, way, rates = f(t, y), seeded.normal(y.shape[2], seed=0).to(y).expand_as(y), []
     for _ in range(3):
         way = way / _size(way)
         way = (f(t, y + small * units * way) - slope) / (small * units)
         rates.append(_size(way))
     turns = h[:, None, None] * (rates[1] * rates[2]).sqrt()  # of two in a row, whatever the units of the state
-    lost = (turns**_ORDER).nan_to_num(0, 0, 0).sum(0) / _CONSTANT
-    worst = float(compat.batches_in_front(lost)[0].max())
-    if not worst > allowed(accuracy) or _is_followed(f, edges, states, units, accuracy):
-        return None
-    return units
-
-
-def _is_followed(f: Slope, edges: Tensor, states: Tensor, units: Tensor, accuracy: float) -> bool:
-    """Is a random variation by these steps, as matrices, that by quarters of them, relative to its size at every edge?
-
-    Asked of few unknowns: what decays may be followed badly where little of it is left."""
-    N, (batch, n) = len(edges) - 1, states.shape[1:]
-    if 10 * _PARTS * N * batch * n * n > _NUMBERS or compat.batches_in_front(states)[1]:
-        return False
-    between, h = cubic(edges, states, f(edges, states)), edges.diff()
-
-    def steps(parts: int) -> Tensor:
-        """The matrices of all steps by so many in each, ``(N, batch, n, n)``, in units of the state."""
-        at = (torch.arange(parts, device=h.device).to(h)[:, None] + h.new_tensor(NODES)) / parts
-        x, step = at.flatten().repeat(N), torch.arange(N, device=h.device).repeat_interleave(at.numel())
-        t, y, small = edges[step] + x * h[step], between(step, x), torch.finfo(h.dtype).eps ** (1 / 3)
-        moves = small * torch.diag_embed(units).movedim(1, 0).unsqueeze(1)  # (n, 1, batch, n)
-        apart = [f(t.repeat(n), (y + way * moves).flatten(0, 1)).unflatten(0, (n, -1)) for way in (1, -1)]
-        J = ((apart[0] - apart[1]) / (2 * small * units)).permute(1, 2, 3, 0)
-        J = J.unflatten(0, (N, parts, -1)) * (h / parts)[:, None, None, None, None, None]
-        whole = one = torch.eye(n, dtype=J.dtype, device=J.device).expand(N, batch, n, n)
-        for part in range(parts):
-            slopes: list[Tensor] = []
-            for i, row in enumerate(((), *ROWS)):
-                now = one + sum((a * k for a, k in zip(row, slopes, strict=True)), torch.zeros_like(one))
-                if i < len(ROWS):
-                    slopes.append(J[:, part, i] @ now)
-            whole = now @ whole
-        return whole
-
-    way = seeded.normal(n, seed=1).to(h).expand(batch, n).unsqueeze(-1)
-    d = torch.cat((way, way), -1)
-    for coarse, fine in zip(steps(1), steps(_PARTS), strict=True):
-        d = torch.cat((coarse @ d[..., :1], fine @ d[..., 1:]), -1)
-        size = d[..., 1].norm(dim=-1)
-        if not bool(((d[..., 0] - d[..., 1]).norm(dim=-1) <= allowed(accuracy) * size).all()):
-            return False
-    return True
+    plain, batches = compat.batches_in_front(turns.nan_to_num(0, 0, 0))
+    return plain.movedim(batches, 0)
 
 
 def allowed(accuracy: float) -> float:

@@ -535,7 +535,7 @@ MUTANTS = [
         "implicitkit/problem/initial_value.py",
         "tests/problem/test_explicit_equations.py",
         ("return found.explicit and self.stages is None", "return False"),
-        ("found.stiff or missed) and len(y0):", "found.stiff or missed) and False:"),
+        ("or callable(self.integrator) or missed) and len(y0):", "or callable(self.integrator) or missed) and False:"),
         ("forcing is not None and not missed:", "forcing is not None and not lost:"),
         ("torch.float64 else 1e-5", "torch.float64 else 1e-4"),
     ),
@@ -557,6 +557,18 @@ MUTANTS = [
         ("_LESS = 300.0", "_LESS = 1e6"),
         ("if y.dtype != torch.float64:", "if False:"),
         ("(alone(y + step) - alone(y - step)) / (2 * size)", "(alone(y + step) - alone(y)) / (2 * size)"),
+        (
+            "_EXPLICIT = 30.0",
+            "_EXPLICIT = 1e9",
+            "tests/problem/test_explicit_equations.py -k 'beside_what_is_stiff'",
+        ),
+    ),
+    *mutants(
+        "implicitkit/problem/propagation.py",
+        "tests/problem/test_explicit_equations.py -k 'stiff or damped or rest or unseen or hardly'",
+        ("R @ along[..., 2:]", "E @ along[..., 2:]"),
+        ("onward = onward @ flows[i]", "pass"),
+        ("coarse = each > 1\n", "coarse = each > 1e6\n"),
     ),
     *mutants(
         "implicitkit/problem/integration.py",

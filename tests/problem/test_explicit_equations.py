@@ -21,6 +21,7 @@ from implicitkit.problem.crossing import first_crossing
 from implicitkit.problem.explicit import March, follow, quartic
 from implicitkit.problem.explicit_equations import ExplicitEquations, Substitution
 from implicitkit.problem.integration import SCIPY
+from implicitkit.problem.propagation import Propagation
 from implicitkit.problem.variation import Variation
 
 DOUBLE = {"dtype": torch.float64}
@@ -202,10 +203,15 @@ BESIDE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[float], list[li
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("few", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", BESIDE)
-def test_derivatives_beside_what_hardly_moves(name: str, dtype: torch.dtype) -> None:
+def test_derivatives_beside_what_hardly_moves(
+    name: str, dtype: torch.dtype, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of the variational equation, by the few steps of the trajectory they were off by percents."""
+    if not few:  # steps are no matrices
+        monkeypatch.setattr("implicitkit.problem.propagation._NUMBERS", 0)
     rhs, start, whole = BESIDE[name]
     y0 = torch.tensor(start, dtype=dtype, requires_grad=True)
     end = ik.solve(ik.InitialValue(rhs, (0.0, 1.0)), y0).value[-1]
@@ -213,6 +219,53 @@ def test_derivatives_beside_what_hardly_moves(name: str, dtype: torch.dtype) -> 
     found = torch.autograd.grad(end @ weights.to(dtype), y0)[0].double()
     wanted = weights @ torch.linalg.matrix_exp(torch.tensor(whole, **DOUBLE))
     assert float((found - wanted).norm() / wanted.norm()) < (1e-5 if dtype == torch.float64 else 3e-4)
+
+
+#: right-hand side, state, end, and the integral of its Jacobian in all but the first number, which is stiff and alone.
+BESIDE_STIFF: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[float], list[list[float]]]] = {
+    "what turns": (
+        lambda t, y: torch.stack((-1000 * (y[0] - 1), y[2], -25 * y[1])), [0.0, 0.0, 0.0], [[0.0, 3.0], [-75.0, 0.0]],
+    ),
+    "what turns, at rest": (
+        lambda t, y: torch.stack((-1000 * (y[0] - 1), y[2], -25 * y[1])), [1.0, 0.0, 0.0], [[0.0, 3.0], [-75.0, 0.0]],
+    ),
+    "what turns beside long steps": (
+        lambda t, y: torch.stack((-1000 * (y[0] - 1), y[2], -1600 * y[1])), [0.0, 0.0, 0.0], [[0.0, 3.0], [-4800.0, 0.0]],
+    ),
+    "what grows": (lambda t, y: torch.stack((-1e4 * (y[0] - torch.cos(t)), 5 * y[1])), [0.0, 0.0], [[15.0]]),
+    "a species that feeds on itself": (
+        lambda t, y: torch.stack((-1e4 * (y[0] - 1), 4 * y[0] * y[1] - y[1] - y[1] ** 2)), [0.0, 0.0],
+        [[9.0 - 4e-4]],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BESIDE_STIFF)
+def test_derivatives_beside_what_is_stiff(name: str) -> None:
+    """Those of the variational equation; by its long implicit steps they were off by as much as they are."""
+    rhs, start, whole = BESIDE_STIFF[name]
+    calls = 0
+
+    def counted(t: Tensor, y: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return rhs(t, y)
+
+    y0 = torch.tensor(start, **DOUBLE, requires_grad=True)
+    end = ik.solve(ik.InitialValue(counted, (0.0, 3.0)), y0).value[-1]
+    found = torch.autograd.grad(end[1:].sum(), y0)[0][1:]
+    wanted = torch.linalg.matrix_exp(torch.tensor(whole, **DOUBLE)).sum(0)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5 * float(wanted.norm()))
+    assert calls < (200 if "at rest" in name else 1_200)
+
+
+def test_derivatives_of_what_is_damped_ask_for_no_shorter_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Robertson's kinetics: its own steps do."""
+    rhs = lambda t, y: torch.stack((  # noqa: E731
+        -0.04 * y[0] + 1e4 * y[1] * y[2], 0.04 * y[0] - 1e4 * y[1] * y[2] - 3e7 * y[1] ** 2, 3e7 * y[1] ** 2
+    ))  # fmt: skip
+    monkeypatch.setattr(Propagation, "_with", lambda self, added: pytest.fail("halved") if added else self.edges)
+    ik.solve(ik.InitialValue(rhs, (0.0, 1.0)), torch.tensor([1.0, 0.0, 0.0], **DOUBLE))
 
 
 @pytest.mark.parametrize("other", [math.nan, -3.0])
@@ -255,6 +308,7 @@ def test_what_comes_to_rest_is_followed_once(name: str, monkeypatch: pytest.Monk
     """Its derivatives are right by its own steps; they were followed by others, at four times the cost."""
     rhs, start, end = SETTLING[name]
     monkeypatch.setattr(Variation, "begin", lambda *_: pytest.fail("it is followed once more"))
+    monkeypatch.setattr(Propagation, "_with", lambda self, added: pytest.fail("halved") if added else self.edges)
     y0 = torch.tensor(start, **DOUBLE)
     by = lambda **given: lambda y0: ik.solve(ik.InitialValue(rhs, (0.0, end), **given), y0).value[-1]  # noqa: E731
     found, wanted = torch.func.jacrev(by())(y0), torch.func.jacrev(by(steps=100))(y0)
