@@ -189,6 +189,10 @@ class Problem(Configured):
         raise NotImplementedError(f"{type(self).__name__} must define residual(z, *args)")
 
     # ---- hooks that few problems need
+    def within(self, rtol: float | None) -> Problem:
+        """The problem as it is solved to a tolerance that the user gave: itself, unless its steps are chosen by that."""
+        return self
+
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
         """The problem over more unknowns than the user's own that is solved in its place; ``None``: it is solved itself."""
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from implicitkit.foundation import compat, recording
 from implicitkit.foundation.autocast import HALF, full_precision
-from implicitkit.foundation.errors import CapabilityError, ConvergenceError, ConvergenceWarning, warn
+from implicitkit.foundation.errors import CapabilityError, ConvergenceError
 from implicitkit.foundation.options import at_least, between, check_call, check_options, optional
 from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
 from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, slope_of, times, unasked
 from implicitkit.problem.crossing import Crossing, Lookout, first_crossing
+from implicitkit.problem.doubts import APART, compare, end_of
 from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow
 from implicitkit.problem.explicit_equations import ExplicitEquations
 from implicitkit.problem.forcing import Forcing, forcing_of, resolved
@@ -27,7 +28,6 @@ from implicitkit.problem.kind import Kind
 from implicitkit.problem.variation import with_variation
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
-_APART = 1e-2  # of its size, by which two trajectories as accurate as this one may differ
 _LOOSER, _COMPARED = 30.0, 8  # times the accuracy of one that is compared with it, at so many times and the last
 _LOGARITHM = 80.0  # of what errors may grow by: more is as much
 Slope = Callable[..., Tensor]
@@ -82,7 +82,8 @@ class InitialValue(Problem):
             for in 15 points of a step, unless ``rhs`` makes a number of it first, or numbers are in half precision.
         event: ``g(t, y, *args)``, one number; for a solve without ``batch_dims``.
         steps: equal steps between any two times; ``None``: those of the integrator.  All samples take the same steps.
-        accuracy: relative tolerance of the integrator, for its steps; ``None``: 1e-6, in single precision 1e-5.
+        accuracy: relative tolerance of the integrator, for its steps; ``None``: the ``rtol`` of the solve, if that is given,
+            else 1e-6, in single precision 1e-5.
         stages: points of an implicit step, 1 to 7; ``None``: 3 (``scipy.DOP853``: 5), and where explicit steps do these.
         integrator: ``"auto"``, which begins with ``"dormand_prince"`` and takes ``"scipy.Radau"`` where the equation turns
             out to be stiff; one of these or another of SciPy's methods, or a function
@@ -126,6 +127,10 @@ class InitialValue(Problem):
     def function(self) -> Callable[..., Any]:
         return self.rhs
 
+    def within(self, rtol: float | None) -> InitialValue:
+        asked = self.accuracy is None and isinstance(rtol, float) and 0 < rtol < 1
+        return replace(self, accuracy=rtol) if asked else self
+
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
         layout, digits = Layout(z0, batch_dims, "y0"), None
         if layout.dtype in HALF:
@@ -167,7 +172,7 @@ class InitialValue(Problem):
             if self.event is not None:
                 Y, end = state
                 if doubted and not self._keeps(begun.found):
-                    _compare(begun.values[0][..., -1, :], Y.detach()[..., -1, :], 1.0)
+                    compare(begun.values[0][..., -1, :], Y.detach()[..., -1, :], 1.0)
                 found = {"time": end, "state": layout.unpack(Y[..., -1, -1, :].reshape(-1, layout.size))}
             else:
                 later = state[..., begun.mesh.last, -1, :]
@@ -263,17 +268,17 @@ class InitialValue(Problem):
         is not the same, or where small errors may have grown enough that of less accurate steps: once for a function."""
         found, accuracy = begun.found, self._accurate(t)
         if not self._keeps(found):
-            _compare(begun.values[..., begun.mesh.last, -1, :], later, 1.0)
-        elif accuracy * math.exp(min(found.growth, _LOGARITHM)) > _APART and self._is_new(found.growth, later):
+            compare(begun.values[..., begun.mesh.last, -1, :], later, 1.0)
+        elif accuracy * math.exp(min(found.growth, _LOGARITHM)) > APART and self._is_new(found.growth, later):
             where = torch.arange(len(t) - 1, 0, -max(1, len(t) // _COMPARED), device=t.device).flip(0)
-            march = March(slope, torch.cat((t[:1], t[where])), y0, min(_LOOSER * accuracy, _APART))
+            march = March(slope, torch.cat((t[:1], t[where])), y0, min(_LOOSER * accuracy, APART))
             try:
                 march.run()
             except ConvergenceError:
                 return
             edges, states = march.path
             there = states[torch.isin(edges, t[where])].movedim(0, 1)
-            _compare(there.reshape(later[..., where - 1, :].shape), later[..., where - 1, :], 1 / _LOOSER)
+            compare(there.reshape(later[..., where - 1, :].shape), later[..., where - 1, :], 1 / _LOOSER)
 
     def _slope(self, layout: Layout, args: tuple[Any, ...]) -> Slope:
         slope = slope_of(self.rhs, layout)
@@ -300,7 +305,7 @@ class InitialValue(Problem):
             states = torch.cat((path.states, y0.new_full((len(left), *y0.shape), torch.nan)))
             why = f"The integrator {self.integrator!r} found no trajectory: {error}."
             return path._replace(edges=torch.cat((path.edges, left)), states=states), why
-        return found, _end_of(found.edges, found.states)
+        return found, end_of(found.edges, found.states)
 
     def _coupling(self, layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> Any:
         """The pattern ``(n, n)`` of ``df/dy``, in compressed rows; ``None`` where it has none."""
@@ -342,36 +347,6 @@ def _time_of(at: Crossing, edges: Tensor) -> tuple[Tensor, str]:
         f"The event does not change its sign between t = {float(edges[0]):.6g} and {float(edges[-1]):.6g}, wherever it "
         f"was looked at: it is {float(at.begin):.3g} and {float(at.end):.3g} there."
     )
-
-
-def _end_of(edges: Tensor, states: Tensor) -> str:
-    """Up to where trajectories could be followed, of those that could not be to the end."""
-    finite = compat.batches_in_front(torch.isfinite(states).all(-1))[0]
-    finite = finite.movedim(-2, 0).flatten(1)  # (N + 1, samples)
-    lost = ~finite[-1]
-    if not bool(lost.any()):
-        return ""
-    reached = edges[finite[:, lost].sum(0).clamp_min(1) - 1]
-    where = ", ".join(f"{float(at):.6g}" for at in reached[:4]) + (", ..." if len(reached) > 4 else "")
-    why = "the solution ends there, or rhs is not finite or not smooth"
-    return f"The trajectory could be followed to t = {where} only: {why}."
-
-
-def _compare(followed: Tensor, found: Tensor, share: float) -> None:
-    """Warn where two trajectories have little in common; ``share`` of what is between them counts."""
-    if compat.batches_in_front(found)[1] or compat.batches_in_front(followed)[1] or not found.numel():
-        return
-    size = torch.maximum(followed.abs(), found.abs()).amax(-2, keepdim=True)
-    apart = ((found - followed).abs() / size.amax(-1, keepdim=True)).nan_to_num(0).amax((-2, -1))
-    worst = share * float(apart.max())
-    if worst > _APART:
-        warn(
-            f"InitialValue: two methods whose steps are as accurate as accuracy= says give trajectories that differ by "
-            f"{worst:.1g} of their size: small errors grow that much (a chaotic equation over a long time, or one without a "
-            "continuous solution), or the steps are long for so few stages. The derivative is that of this trajectory, and "
-            "as uncertain. Ask for a shorter time, a smaller accuracy= or more stages=",
-            ConvergenceWarning,
-        )
 
 
 def _check_order(t: Tensor) -> None:

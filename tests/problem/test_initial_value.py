@@ -75,6 +75,23 @@ def test_closed_forms(name: str, steps: int | None) -> None:
     torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("integrator", ["auto", "scipy.Radau", "scipy.DOP853"])
+def test_the_tolerance_of_a_solve_is_that_of_its_trajectory(integrator: str) -> None:
+    """``rtol=``, as SciPy and torchdiffeq have it; ``accuracy=`` goes before."""
+    y0, k = double(1.0, 0.5), torch.tensor(3.0, dtype=torch.float64)
+    problem = ik.InitialValue(oscillate, T, integrator=integrator)
+    fixed = ik.InitialValue(oscillate, T, integrator=integrator, accuracy=1e-6)
+    off = {
+        rtol: [
+            float((ik.solve(p, y0, (k,), rtol=rtol).value - oscillation(T, y0, k)).abs().max())
+            for p in (problem, fixed)
+        ]
+        for rtol in (1e-3, None, 1e-10)
+    }
+    assert off[1e-10][0] < 1e-9 and 10 * off[1e-10][0] < off[None][0] < off[1e-3][0] / 10 < 1e-3, off
+    assert off[None][0] == off[None][1] and off[1e-10][1] > 5 * off[1e-10][0]
+
+
 def test_two_stages_are_those_of_the_book() -> None:
     A, c = radau(2, torch.float64, torch.device("cpu"))
     torch.testing.assert_close(A, torch.tensor([[5 / 12, -1 / 12], [3 / 4, 1 / 4]], dtype=torch.float64))
