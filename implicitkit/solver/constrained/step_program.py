@@ -155,12 +155,12 @@ def _solved(
 def _unit(H: Tensor, slope: Tensor, at: Local, model: Model, z: Tensor) -> Tensor:
     """The length of the step by its causes, ``|df| / |H|`` and ``|violation| / |J|``, ``(batch, 1)``; never zero.  In these
     units the tolerance of the program is relative to the step however small it is.  A linear objective leads to a corner
-    whatever its slope: there it is the length of ``z``, beside which a violation may be rounding."""
+    whatever its slope: there it is the length of ``z``, where a violation is rounding beside that."""
     length = largest_moduli(slope) / H.abs().flatten(1).amax(1)
     if model.count:
-        steep = at.jacobian.abs().flatten(1).amax(1)
+        steep, size = at.jacobian.abs().flatten(1).amax(1), largest_moduli(z)
         wrong = largest_moduli(model.violation(at.constraints)) / steep
-        length = torch.where(
-            steep > 0, torch.maximum(torch.where(length.isfinite(), length, largest_moduli(z)), wrong), length
-        )
+        rounded = ~length.isfinite() & (wrong > 0) & (wrong <= torch.finfo(z.dtype).eps ** 0.75 * size)
+        wrong = torch.where(rounded, size, wrong)
+        length = torch.where(steep > 0, torch.maximum(torch.where(length.isfinite(), length, 0), wrong), length)
     return torch.where(length.isfinite() & (length > 1e-150), length, 1.0).unsqueeze(1)
