@@ -752,7 +752,12 @@ MUTANTS = [
         ("for known in (self._healthy, self._held):", "for known in (self._healthy,):"),
         ("unknown = open_ & ~self._is_settled(z)", "unknown = open_"),
         ("unknown = open_ & ~self._is_settled(z)", "unknown = open_ & False"),
-        ("beginning = beginning & ~(self._is_settled(z) | is_minimum(self.f, z))", "pass"),
+        ("beginning = beginning & ~holds()", "pass"),
+        (
+            "(lambda: is_minimum(self.f, z), lambda: self._is_settled(z))",
+            "(lambda: self._is_settled(z), lambda: is_minimum(self.f, z))",
+            "tests/solver/test_nothing_ran_away.py -k bottom",
+        ),
         (
             "torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)",
             "torch.maximum(rows, least)",

@@ -95,6 +95,14 @@ def test_few_unknowns_far_out_are_judged_by_the_last_step() -> None:
     assert far <= near + 1
 
 
+@pytest.mark.parametrize(("n", "dtype"), [(1, F32), (3, F32), (3, F64)])
+def test_the_bottom_of_a_bowl_is_looked_at_once(n: int, dtype: torch.dtype) -> None:
+    """A slope that is zero to the last bit is asked how it changes for the curvature only: four evaluations in all."""
+    bottom = torch.arange(1, n + 1).to(dtype)
+    start = torch.full((n,), 0.0 if n == 1 else 1.0, dtype=dtype)
+    assert ik.argmin(lambda z: ((z - bottom) ** 2).sum(), start).evaluations <= 4
+
+
 _FADES = {
     "exp(a - z), one": (1, 1e6, lambda x: torch.exp(-x), F64),
     "log(1 + exp(a - z))": (3, 1e6, torch.nn.functional.softplus, F64),

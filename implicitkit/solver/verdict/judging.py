@@ -349,8 +349,12 @@ class Judge:
         for known in (self._healthy, self._held):
             if known is not None and known[0] is z:
                 beginning = beginning & ~known[1]
-        if bool(beginning.any()):
-            beginning = beginning & ~(self._is_settled(z) | is_minimum(self.f, z))
+        for holds in (
+            lambda: is_minimum(self.f, z),
+            lambda: self._is_settled(z),
+        ):  # what is asked later anyway comes first
+            if bool(beginning.any()):
+                beginning = beginning & ~holds()
         return beginning if bool(beginning.any()) else None
 
     def _lower(self, which: Tensor, to: Tensor) -> None:

@@ -58,9 +58,10 @@ def settled(f: Evaluations, known: Any, z: Tensor, point: Tensor, before: Tensor
 def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
     """Where a zero is near ``z``, ``(batch,)``; where not, nothing is known.
 
-    The step was short beside ``z`` (of ``exp(1e6 - z)`` each is), and ``F`` changed along it as ``N`` says; or it was a tenth
-    of ``z`` at most, and ``F`` changed along it as ``N`` says to a hundredth: a step with ``N`` took it down to that, and on
-    the way to infinity leaves a third; or it was of whatever length, and each ``F_i`` changed as ``N`` says to a millionth: the equations are linear.
+    The step was short beside ``z`` (of ``exp(1e6 - z)`` each is), and ``F`` changed along it as ``N`` says; or it was a
+    tenth of ``z`` at most, and ``F`` changed along it as ``N`` says to a hundredth: a step with ``N`` took it down to that,
+    and on the way to infinity leaves a third; or it was of whatever length, and each ``F_i`` changed as ``N`` says to a
+    millionth: the equations are linear.
     And ``c`` is beside each ``z_j`` what ``F`` near a zero is beside its changes.  An ``F_i`` that is zero to the last bit
     must be one that ``N`` says to change: it may have underflowed.  Of a program ``F`` before is that of the conditions
     that are active at ``z``, where ``N`` says what it was there.
