@@ -73,8 +73,7 @@ def _solve(
         refuse_problem(problem)
     batch_dims = _batch_dims(batch_dims)
     given, given_z0, given_args = problem, z0, (args if isinstance(args, tuple) else (args,))
-    args = given_args
-    problem = problem.within(watched["rtol"])
+    problem, args = problem.within(watched["rtol"]), given_args
     restated = _restate(problem, z0, args, batch_dims)
     if restated is not None:
         problem, z0, args, batch_dims = restated.problem, restated.start, restated.args, restated.batch_dims

@@ -532,6 +532,12 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/problem/doubts.py",
+        "tests/problem/test_initial_value.py",
+        ("if worst > APART:", "if False:"),
+        ("reached = edges[finite[:, lost].sum(0).clamp_min(1) - 1]", "reached = edges[finite[:, lost].sum(0)]"),
+    ),
+    *mutants(
         "implicitkit/problem/initial_value.py",
         "tests/problem/test_explicit_equations.py",
         ("return found.explicit and self.stages is None", "return False"),
@@ -617,10 +623,10 @@ MUTANTS = [
     *mutants(
         "implicitkit/problem/initial_value.py",
         "tests/problem/test_initial_value.py",
-        ("if worst > _APART:", "if False:"),
-        ("> _APART and self._is_new(", "> _APART and not self._is_new("),
+        ("> APART and self._is_new(", "> APART and not self._is_new("),
+        ("replace(self, accuracy=rtol) if asked else self", "self"),
+        ("asked = self.accuracy is None and", "asked ="),
         ("lead=1, shared=1)", "lead=1)"),
-        ("reached = edges[finite[:, lost].sum(0).clamp_min(1) - 1]", "reached = edges[finite[:, lost].sum(0)]"),
     ),
     *mutants(
         "implicitkit/solving/charts.py",

@@ -143,8 +143,8 @@ MUTANTS = [
         "tests/solver/test_convergence.py -k 'low_precision and (valley or Kowalik)'",
         ("line = line & ~is_lower(f, z, origin, line & ~full)", "pass"),
         (
-            "rows = torch.where(scale > 0, 1 / scale, 0)",
-            "rows = torch.where(scale > 0, 1.0, 0)",
+            "rows = torch.where(size > 0, 1 / size, 0)",
+            "rows = torch.where(size > 0, 1.0, 0)",
             "tests/solver/test_nothing_ran_away.py -k fit_most",
         ),
         ("falls = _FALLS * LEFT if f.kind.of_residuals", "falls = _FALLS**2 if f.kind.of_residuals"),

@@ -250,8 +250,9 @@ def _by_products(A: Operator, z: Tensor, F: Tensor, scale: Tensor | None, which:
     """The correction ``J d = -F`` to a tenth, ``(batch, n)``, and where it was found, ``(batch,)``; of the samples ``which``
     by more products where few do not: where positions hand on from one to the next, it takes as many as there are.
 
-    Each equation is divided by its change beside ``z``, its ``scale``, and ``z_j`` counts in units of itself: else what is
-    left of equations that vanish is nothing beside the others.  Those of a map (``None``) have one unit.
+    Each equation is divided by its change beside ``z``, its ``scale`` (or by what is left of it, if that is more), and
+    ``z_j`` counts in units of itself: else what is left of equations that vanish is nothing beside the others.  Those of a
+    map (``None``) have one unit.
     """
     A.near, b, unit = (
         None,
@@ -260,7 +261,8 @@ def _by_products(A: Operator, z: Tensor, F: Tensor, scale: Tensor | None, which:
     )  # near: far from the inverse of a stiff equation
     if scale is not None:
         unit = torch.maximum(z.abs(), FLOOR * z.abs().amax(1, keepdim=True)).to(A.like.dtype)
-        rows = torch.where(scale > 0, 1 / scale, 0).nan_to_num(posinf=0.0).to(A.like.dtype)
+        size = torch.maximum(scale, F.abs())
+        rows = torch.where(size > 0, 1 / size, 0).nan_to_num(posinf=0.0).to(A.like.dtype)
         b, A = rows * b, _scaled(A, rows, unit)
     found = GMRES().solve(A, b, rtol=0.1, atol=0.0, max_steps=_STEPS)
     left = which & ~found.converged
