@@ -752,10 +752,10 @@ MUTANTS = [
         ("for known in (self._healthy, self._held):", "for known in (self._healthy,):"),
         ("unknown = open_ & ~self._is_settled(z)", "unknown = open_"),
         ("unknown = open_ & ~self._is_settled(z)", "unknown = open_ & False"),
-        ("beginning = beginning & ~holds()", "pass"),
+        ("beginning & ~holds(self.f, z) if", "beginning if"),
         (
-            "(lambda: is_minimum(self.f, z), lambda: self._is_settled(z))",
-            "(lambda: self._is_settled(z), lambda: is_minimum(self.f, z))",
+            "(is_minimum, lambda _, z: self._is_settled(z))",
+            "(lambda _, z: self._is_settled(z), is_minimum)",
             "tests/solver/test_nothing_ran_away.py -k bottom",
         ),
         (
