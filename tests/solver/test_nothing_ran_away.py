@@ -95,6 +95,33 @@ def test_few_unknowns_far_out_are_judged_by_the_last_step() -> None:
     assert far <= near + 1
 
 
+@pytest.mark.parametrize(("n", "dtype"), [(1, F32), (3, F32), (3, F64)])
+def test_the_bottom_of_a_bowl_is_looked_at_once(n: int, dtype: torch.dtype) -> None:
+    """A slope that is zero to the last bit is asked how it changes for the curvature only: four evaluations in all."""
+    bottom = torch.arange(1, n + 1).to(dtype)
+    start = torch.full((n,), 0.0 if n == 1 else 1.0, dtype=dtype)
+    assert ik.argmin(lambda z: ((z - bottom) ** 2).sum(), start).evaluations <= 4
+
+
+_FADES = {
+    "exp(a - z), one": (1, 1e6, lambda x: torch.exp(-x), F64),
+    "log(1 + exp(a - z))": (3, 1e6, torch.nn.functional.softplus, F64),
+    "log(1 + exp(a - z)), single": (3, -1e4, torch.nn.functional.softplus, F32),
+    "1 / (1 + (z - a)^2), single": (3, 1e6, lambda x: 1 / (1 + x * x), F32),
+    "exp((a - z) / 30)": (1, 1e8, lambda x: torch.exp(-x / 30), F64),
+}
+
+
+@pytest.mark.parametrize("name", _FADES)
+def test_few_unknowns_that_run_away_do_so_far_from_the_origin(name: str) -> None:
+    """Where every step is short beside ``z``: it leaves a third of the residual even so."""
+    n, a, fades, dtype = _FADES[name]
+    side = -1 if "log" in name else 1
+    start = a + 0.06 + torch.rand(n, generator=torch.Generator().manual_seed(n), dtype=F64)
+    found = ik.root(lambda z: fades(side * (z - a)), start.to(dtype), solver="newton", on_failure="ignore")
+    assert ik.Status(int(found.status)).name == "DIVERGED"
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", ["auto", "anderson", "relay", "broyden"])
 @pytest.mark.parametrize(("size", "length"), [(0.1, 1.0), (1.0, 1.0), (1.0, 100.0)])

@@ -349,8 +349,8 @@ class Judge:
         for known in (self._healthy, self._held):
             if known is not None and known[0] is z:
                 beginning = beginning & ~known[1]
-        if bool(beginning.any()):
-            beginning = beginning & ~(self._is_settled(z) | is_minimum(self.f, z))
+        for holds in (is_minimum, lambda _, z: self._is_settled(z)):  # the first is asked of minima in any case
+            beginning = beginning & ~holds(self.f, z) if bool(beginning.any()) else beginning
         return beginning if bool(beginning.any()) else None
 
     def _lower(self, which: Tensor, to: Tensor) -> None:

@@ -19,12 +19,14 @@ from torch import Tensor
 from implicitkit.foundation import seeded
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict.fits import DENSE
 from implicitkit.solver.verdict.minima import beside, difference_step
 from implicitkit.solver.verdict.scales import FLOOR, healthy_share, in_working_precision, uneven
 
 _SHORT = 1e-3  # of z: a step of which the factors still hold behind it ...
 _BESIDE = 1e-2  # ... or of this share of the largest z_j
 _SECANT = 0.5  # of the step: how far from it the change of F along it may be, by the factors
+_NEWTON = 0.1  # ... of few unknowns, whose N is that of the point before: on the way to infinity it is a third
 _LONGER, _FAITHFUL = 100.0, 1e-2  # ... or for a step so many times as long: no more than this
 _LINEAR = 1e-6  # of each F_i: what it may change otherwise along a step that is longer still ...
 _ROUNDED = 1e-12  # ... and of the largest, where it was next to nothing
@@ -56,9 +58,10 @@ def settled(f: Evaluations, known: Any, z: Tensor, point: Tensor, before: Tensor
 def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
     """Where a zero is near ``z``, ``(batch,)``; where not, nothing is known.
 
-    The step was short, and ``F`` changed along it as ``N`` says; or the step was a tenth of ``z`` at most, and ``F`` changed
-    along it as ``N`` says to a hundredth: a step with ``N`` took it down to that, and on the way to infinity leaves a third;
-    or it was of whatever length, and each ``F_i`` changed as ``N`` says to a millionth: the equations are linear.
+    The step was short beside ``z`` (of ``exp(1e6 - z)`` each is), and ``F`` changed along it as ``N`` says; or it was a
+    tenth of ``z`` at most, and ``F`` changed along it as ``N`` says to a hundredth: a step with ``N`` took it down to that,
+    and on the way to infinity leaves a third; or it was of whatever length, and each ``F_i`` changed as ``N`` says to a
+    millionth: the equations are linear.
     And ``c`` is beside each ``z_j`` what ``F`` near a zero is beside its changes.  An ``F_i`` that is zero to the last bit
     must be one that ``N`` says to change: it may have underflowed.  Of a program ``F`` before is that of the conditions
     that are active at ``z``, where ``N`` says what it was there.
@@ -91,7 +94,8 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
         return asked & (known.solve(F).abs() <= healthy_share(F) * unit).all(1)
     c, along = known.solve(torch.stack([F, F - before], 2)).unbind(2)
     near = (c.abs() <= healthy_share(F) * unit).all(1)
-    secant = ((along - step) / wide).abs().amax(1) <= torch.where(short, _SECANT, _FAITHFUL) * length
+    far = torch.where(short, _SECANT if z.shape[1] > DENSE else _NEWTON, _FAITHFUL)
+    secant = ((along - step) / wide).abs().amax(1) <= far * length
     return asked & near & (secant | ~tenth)
 
 
