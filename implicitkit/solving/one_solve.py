@@ -40,6 +40,7 @@ from implicitkit.solver.base import Outcome, Solver
 from implicitkit.solver.catalogue import check_serves, get_solver
 from implicitkit.solver.user_solver import Start
 from implicitkit.solving.charts import through_charts
+from implicitkit.solving.kinks import along_a_kink
 from implicitkit.solving.settings import asked_for, options_of
 from implicitkit.solving.users_errors import raise_in_words
 from implicitkit.solving.wrong_options import refuse_empty_vmap, refuse_problem
@@ -87,7 +88,7 @@ def _solve(
     if not layout.batch:
         return _of_nobody(problem, layout, z0, args, restated)
     refuse_empty_vmap()
-    rule = _rule(problem, rule)
+    rule, asked = _rule(problem, rule), solver
     solver = _solver(solver, problem, layout, rule) if options.max_steps != 0 else Start()
     lifted = _lifted(problem, layout, z0, args, given_args)
     system = System.of(problem, layout, lifted, in_dims, args)
@@ -103,6 +104,12 @@ def _solve(
     solution = Solution(layout.unpack(z), stats, layout, record, record.outcome.solver or _name(solver), _name(rule))
     if restated is not None:
         solution.value, solution.multipliers = restated.parts(solution.value)
+    if record.outcome.kink is not None and restated is not None and not layout.batch_dims:
+        along = along_a_kink(_solve, solution, restated, given, given_args, {
+            **watched, "solver": asked, "rule": rule, "in_dims": None, "batch_dims": 0, "on_failure": "ignore",
+        })  # fmt: skip
+        if along is not None:
+            return along
     record.truncated = not record.outcome.all_converged and asked_for(record, options)
     if on_failure == "nan":
         if not (record.truncated and isinstance(rule, Unroll)):  # the steps themselves

@@ -1,0 +1,214 @@
+r"""Does a program have its solution in a kink of its inequalities, as of ``|z|_1 <= 1`` or of a maximum?
+
+There no gradient of ``g`` balances that of the objective, but a convex combination of those nearby does (Clarke):
+
+    df + J_h' y + sum_k lam_k g_k' = 0,   lam >= 0,   g_k' gradients of g about z
+
+Sequential quadratic programming sees one of them at a time and goes from side to side.  With all that it has seen, each a
+tangent plane that the constraint lies above, ``g(z_k) + g_k' (z - z_k) <= 0``, it comes to rest in the kink (Kelley's
+cutting planes under a model of the objective); and gradients at points about that say which branches meet there.
+
+Sources: Kelley (1960), J. SIAM 8, 703-712; Clarke (1983), *Optimization and Nonsmooth Analysis*, section 6.1; Kiwiel (1985),
+*Methods of Descent for Nondifferentiable Optimization*.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import seeded, trees
+from implicitkit.foundation.numbers import largest_moduli
+from implicitkit.problem.argmin import Bounded
+from implicitkit.solution import Status
+from implicitkit.solver.base import Outcome
+from implicitkit.solver.constrained.model import Local, Model
+from implicitkit.solver.constrained.step_program import solved
+from implicitkit.solver.evaluations import Evaluations
+
+_FEW = 64  # unknowns, and constraint values, at most
+_STEPS = 40  # cutting planes at most
+_REST = 1e-9  # of 1 + |z|: a step that is none
+_HOLDS = 1e-7  # of |J| (1 + |z|): a violation that is none, and a plane that is active
+_FORCE = 1e-7  # of the largest multiplier: it is one
+_FLAT = 0.1  # of |df| / (1 + |z|): curvature of the model of the objective at least
+_NEAR = 1e-5  # of 1 + |z|: how far from the kink gradients are looked at ...
+_JUMPS, _LIKE = 1e-2, 1e-3  # ... of |J|: by so much they differ across it, and by no more than that within a branch
+_MORE = 8  # directions beyond the number of unknowns
+_INDEPENDENT = 1e-4  # of |J|
+_BALANCED = 1e-6  # of 1 + |z|: a step within all branches that is none
+
+
+class Kink(NamedTuple):
+    """A solution in a kink, of one sample.
+
+    Attributes:
+        w: the point and the constraints' multipliers, ``(1, n + m)``. ways: short ways into branches, ``(k, n)``. picks:
+            pairs of a way and a constraint value, whose branches are independent of that along the first way. number: of the
+            constraint.
+    """
+
+    w: Tensor
+    ways: Tensor
+    picks: tuple[tuple[int, int], ...]
+    number: int
+
+    @property
+    def message(self) -> str:
+        """Which constraint has the kink, and what to do about it."""
+        return (
+            f"constraints[{self.number}] has a kink at the solution (of |z|, a maximum, relu): its gradient jumps there, and "
+            "only a mean of gradients on all sides balances the objective's. State a ball as a set "
+            "(project=ik.project.l1_ball(), or linf_ball()), a maximum by its parts (ik.Inequality(lambda z: z - c) for "
+            "max(z) <= c), or smooth it."
+        )
+
+
+def in_a_kink(f: Evaluations, total: Outcome, which: Tensor) -> Tensor:
+    """The samples ``which`` that have a solution in a kink of inequalities, ``(batch,)``: that is where they have ``STALLED``
+    then.  Asked of one sample alone; a quadratic program and an evaluation a step."""
+    model, w = Model(f), total.z
+    few = 0 < model.count <= _FEW and 1 < model.size <= _FEW and len(w) == 1 and w.dtype is torch.float64
+    known = model.problem.prox is None or isinstance(model.problem.prox, Bounded)
+    if not (few and known and bool(which.any()) and bool(model.one_sided.any())):
+        return torch.zeros_like(which)
+    z, multipliers = model.split(w)
+    with suppress(Exception):  # beside a point whose domain ends there
+        rest = _Planes(model, z).rest(multipliers)
+        total.kink = rest and _branches(model, rest)
+    if total.kink is None:
+        return torch.zeros_like(which)
+    total.z = total.kink.w
+    total.residual_norm = torch.linalg.vector_norm(f.residual(total.z), dim=1)
+    total.status = torch.full_like(total.status, int(Status.STALLED))
+    return which
+
+
+class _Rest(NamedTuple):
+    """Where tangent planes balance the objective: ``z``, multipliers ``(1, m)``, and the points whose planes do, ``(k, n)``."""
+
+    z: Tensor
+    multipliers: Tensor
+    planes: Tensor
+
+
+class _Planes:
+    """Tangent planes of the inequalities at all points so far; one sample.
+
+    Attributes:
+        at: the points, ``(1, n)`` each. rows, level: the planes ``rows z <= level``, ``(1, k, n)`` and ``(1, k)``.
+    """
+
+    def __init__(self, model: Model, z: Tensor) -> None:
+        self.model, self.z = model, z
+        self.at: list[Tensor] = []
+        self.rows = self.level = z.new_zeros(1, 0)
+        self.rows = z.new_zeros(1, 0, model.size)
+        self.bounds = model.bounds(z)
+
+    def rest(self, multipliers: Tensor) -> _Rest | None:
+        """Where it comes to rest within the constraints; ``None`` if it does not."""
+        model, z, sided = self.model, self.z, self.model.one_sided
+        count = int(sided.sum())
+        for _ in range(_STEPS):
+            here = model.local(z)
+            if not all(bool(t.isfinite().all()) for t in here):
+                return None
+            self._add(here, z)
+            step = self.step(here, z, multipliers)
+            if step is None:
+                return None
+            d, y, lam = step
+            forces = lam[:, : self.level.shape[1]].view(1, -1, count)
+            multipliers = torch.zeros_like(multipliers)
+            multipliers[:, ~sided], multipliers[:, sided] = y, forces.sum(1)
+            size = 1 + largest_moduli(z)
+            if bool((largest_moduli(d) <= _REST * size).all()):
+                steep = here.jacobian.abs().amax(2)
+                if bool((model.violation(here.constraints) > _HOLDS * size * (1 + steep)).any()):
+                    return None
+                works = (forces > _FORCE * forces.amax()).any(2)[0]
+                return _Rest(z, multipliers, torch.cat(self.at)[works])
+            z = z + d
+        return None
+
+    def _add(self, here: Local, z: Tensor) -> None:
+        sided = self.model.one_sided
+        J = here.jacobian[:, sided]
+        self.rows = torch.cat([self.rows, J], 1)
+        self.level = torch.cat([self.level, (J @ z.unsqueeze(2)).squeeze(2) - here.constraints[:, sided]], 1)
+        self.at.append(z)
+
+    def step(self, here: Local, z: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The step and the multipliers of its equalities and of all planes."""
+        sided, n = self.model.one_sided, self.model.size
+        values, V = torch.linalg.eigh(torch.nan_to_num(self.model.hessian(z, multipliers)))
+        least = _FLAT * largest_moduli(here.slope) / (1 + largest_moduli(z))
+        H = (V * values.abs().maximum(least.unsqueeze(1)).unsqueeze(1)) @ V.mT
+        G, h = self.rows, self.level - (self.rows @ z.unsqueeze(2)).squeeze(2)
+        if self.bounds is not None:
+            eye = torch.eye(n, dtype=z.dtype, device=z.device).unsqueeze(0)
+            G, h = torch.cat([G, eye, -eye], 1), torch.cat([h, self.bounds[1] - z, z - self.bounds[0]], 1)
+        A, b = here.jacobian[:, ~sided], -here.constraints[:, ~sided]
+        point, failed = solved((H, here.slope, A, b, G, h), z)
+        return None if bool(failed.any()) else point
+
+
+def _branches(model: Model, at: _Rest) -> Kink | None:
+    """The branches of active inequalities that meet there; ``None`` where none of those has a kink, or what is there is more
+    than the greatest of branches, or no mean of their gradients balances the objective."""
+    (z, multipliers, points), n, sided = at, model.size, model.one_sided
+    size, beside = 1 + float(z.abs().max()), points - z
+    beside = beside[torch.linalg.vector_norm(beside, dim=1) > _REST * size]
+    beside = torch.cat([beside, seeded.normal(n + _MORE, n, seed=0).to(z)])
+    ways = _NEAR * size * torch.nn.functional.normalize(beside, dim=1)
+    J, further = (torch.cat([model.local(z + times * way).jacobian for way in ways]) for times in (1, 3))
+    if not bool((J.isfinite() & further.isfinite()).all()):
+        return None
+    steep = J.abs().amax((0, 2)).clamp_min(torch.finfo(z.dtype).tiny)
+    within = ((further - J).abs().amax(2) <= _LIKE * steep).all(1)  # three points in one branch
+    first = int(within.to(torch.int8).argmax())
+    active = multipliers[0] > _FORCE * multipliers.max()
+    kinked = (J - J[first]).abs().amax((0, 2)) > _JUMPS * steep
+    rising = torch.einsum("kmn,jn->mkj", J, ways)[active & kinked & sided]  # of each branch along each way: the own most
+    greatest = rising.diagonal(dim1=1, dim2=2) >= rising.amax(1) - _LIKE * _NEAR * size * steep[active & kinked & sided, None]
+    if not (bool(within[first]) and len(rising) and bool(greatest.all())) or bool((kinked & ~sided).any()):
+        return None
+    about = _Planes(model, z)  # by gradients about the kink, wherever the planes come from
+    about.rows = J[within][:, sided].flatten(0, 1).unsqueeze(0)
+    here = model.local(z)
+    about.level = (about.rows @ z.unsqueeze(2)).squeeze(2) + (-here.constraints[:, sided]).clamp_min(0).repeat(1, int(within.sum()))
+    step = about.step(here, z, multipliers)
+    if step is None or float(step[0].abs().max()) > _BALANCED * size:
+        return None
+    keep = [first, *(k for k in within.nonzero().squeeze(1).tolist() if k != first)]
+    picks = _independent((J[keep] - J[first]) / steep.unsqueeze(1), active & kinked & sided)
+    w = torch.cat([z, multipliers], 1)
+    return Kink(w, ways[keep], picks, _number(model.f, w, picks[0][1]))
+
+
+def _independent(differ: Tensor, rows: Tensor) -> tuple[tuple[int, int], ...]:
+    """Branches ``k`` and ``rows`` whose gradients' differences, ``(k, m, n)``, are independent: Gram-Schmidt."""
+    picks, basis = [], differ.new_zeros(0, differ.shape[2])
+    for row in rows.nonzero().squeeze(1).tolist():
+        for k in range(1, len(differ)):
+            left = differ[k, row]
+            for _ in range(2):
+                left = left - basis.mT @ (basis @ left)
+            length = torch.linalg.vector_norm(left)
+            if float(length) > _INDEPENDENT:
+                basis = torch.cat([basis, (left / length).unsqueeze(0)])
+                picks.append((k, row))
+    return tuple(picks)
+
+
+def _number(f: Evaluations, w: Tensor, row: int) -> int:
+    """Which constraint a constraint value is of."""
+    for number, part in enumerate(f.system.layout.unpack(w).multipliers):
+        row -= sum(leaf.numel() for leaf in trees.tree_flatten(part)[0])
+        if row < 0:
+            return number
+    return 0

@@ -1,0 +1,58 @@
+"""A program with its solution in a kink of its inequalities, once more by the smooth branches that meet there.
+
+A solver that has come to rest in such a kink says which branches there are
+(:mod:`implicitkit.solver.constrained.kinked`); with these for constraints (:mod:`implicitkit.problem.branches`) it is a smooth
+program with the solution at the same point, which is solved, judged and differentiated like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from implicitkit.foundation import trees
+from implicitkit.problem.base import Restated
+from implicitkit.problem.branches import Agreement, Branches
+from implicitkit.solution import Solution
+from implicitkit.solver.base import account
+
+_SAME = 1e-6  # of 1 + |z|: how far the solution of the smooth program may be from the kink
+
+
+def along_a_kink(
+    solve_once: Callable[..., Solution],
+    found: Solution,
+    restated: Restated,
+    problem: Any,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Solution | None:
+    """The solution by branches, with the figures of both solves; ``None`` where these have another, or none.
+
+    Args:
+        solve_once: ``(problem, z0, args, **options)``. found: the solve that has come to rest in the kink, of the problem
+            as it was ``restated``; one sample. problem, args, options: as the user gave them.
+    """
+    outcome, layout, constraints = found._record.outcome, found._layout, problem.constraints
+    if any(isinstance(c.function, Agreement) for c in constraints):
+        return None  # it is one of branches
+    w, ways = outcome.kink.w, outcome.kink.ways
+    point = lambda w: restated.plain_parts(layout.unpack(w), 1)[0]  # noqa: E731
+    with torch.no_grad():
+        z = point(w)
+        moved = [torch.cat([way, way.new_zeros(w.shape[1] - len(way))]) for way in ways]
+        there = [trees.tree_map(torch.sub, point(w + way), z) for way in moved]
+    smooth = replace(problem, constraints=Branches(tuple(there), outcome.kink.picks).of(constraints))
+    again = solve_once(smooth, z, args, **options)
+    after, n = again._record.outcome, ways.shape[1]
+    if not after.all_converged or after.z.shape[0] != 1:
+        return None
+    if bool((after.z[:, :n] - w[:, :n]).abs().max() > _SAME * (1 + w[:, :n].abs().max())):
+        return None
+    account(after, outcome)
+    after.steps = after.steps + outcome.steps
+    again.multipliers = None if again.multipliers is None else again.multipliers[: len(constraints)]
+    return again
