@@ -19,7 +19,8 @@ from implicitkit.problem.branches import Agreement, Branches
 from implicitkit.solution import Solution
 from implicitkit.solver.base import account
 
-_SAME = 1e-6  # of 1 + |z|: how far the solution of the smooth program may be from the kink
+_SAME = 1e-7  # of 1 + |z|: how far the solution of the smooth program may be from the kink
+_SHARE = 1e-2  # of the tolerance, what may be left of it
 
 
 def along_a_kink(
@@ -45,6 +46,9 @@ def along_a_kink(
         z = point(w)
         moved = [torch.cat([way, way.new_zeros(w.shape[1] - len(way))]) for way in ways]
         there = [trees.tree_map(torch.sub, point(w + way), z) for way in moved]
+    if options["atol"] is None and outcome.tolerance is not None:
+        # branches agree up to rounding at the start already, of which no row has its size
+        options = {**options, "atol": _SHARE * float(outcome.tolerance)}
     smooth = replace(problem, constraints=Branches(tuple(there), outcome.kink.picks).of(constraints))
     again = solve_once(smooth, z, args, **options)
     after, n = again._record.outcome, ways.shape[1]

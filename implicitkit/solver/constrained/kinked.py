@@ -39,6 +39,8 @@ _NEAR = 1e-5  # of 1 + |z|: how far from the kink gradients are looked at ...
 _JUMPS, _LIKE = 1e-2, 1e-3  # ... of |J|: by so much they differ across it, and by no more than that within a branch
 _MORE = 8  # directions beyond the number of unknowns
 _INDEPENDENT = 1e-4  # of |J|
+_ASIDE = 1e-2  # of a way, turned to both sides
+_TURNS, _TURNED = 4, 0.1  # ways along a step, and how much they are turned
 _BALANCED = 1e-6  # of 1 + |z|: a step within all branches that is none
 
 
@@ -78,7 +80,7 @@ def in_a_kink(f: Evaluations, total: Outcome, which: Tensor) -> Tensor:
     z, multipliers = model.split(w)
     with suppress(Exception):  # beside a point whose domain ends there
         rest = _Planes(model, z).rest(multipliers)
-        total.kink = rest and _branches(model, rest)
+        total.kink = rest and _branches(model, *rest)
     if total.kink is None:
         return torch.zeros_like(which)
     total.z = total.kink.w
@@ -87,30 +89,20 @@ def in_a_kink(f: Evaluations, total: Outcome, which: Tensor) -> Tensor:
     return which
 
 
-class _Rest(NamedTuple):
-    """Where tangent planes balance the objective: ``z``, multipliers ``(1, m)``, and the points whose planes do, ``(k, n)``."""
-
-    z: Tensor
-    multipliers: Tensor
-    planes: Tensor
-
-
 class _Planes:
     """Tangent planes of the inequalities at all points so far; one sample.
 
     Attributes:
-        at: the points, ``(1, n)`` each. rows, level: the planes ``rows z <= level``, ``(1, k, n)`` and ``(1, k)``.
+        rows, level: the planes ``rows z <= level``, ``(1, k, n)`` and ``(1, k)``.
     """
 
     def __init__(self, model: Model, z: Tensor) -> None:
         self.model, self.z = model, z
-        self.at: list[Tensor] = []
-        self.rows = self.level = z.new_zeros(1, 0)
-        self.rows = z.new_zeros(1, 0, model.size)
+        self.rows, self.level = z.new_zeros(1, 0, model.size), z.new_zeros(1, 0)
         self.bounds = model.bounds(z)
 
-    def rest(self, multipliers: Tensor) -> _Rest | None:
-        """Where it comes to rest within the constraints; ``None`` if it does not."""
+    def rest(self, multipliers: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Where it comes to rest within the constraints, ``z`` and their multipliers ``(1, m)``; ``None`` if it does not."""
         model, z, sided = self.model, self.z, self.model.one_sided
         count = int(sided.sum())
         for _ in range(_STEPS):
@@ -130,8 +122,7 @@ class _Planes:
                 steep = here.jacobian.abs().amax(2)
                 if bool((model.violation(here.constraints) > _HOLDS * size * (1 + steep)).any()):
                     return None
-                works = (forces > _FORCE * forces.amax()).any(2)[0]
-                return _Rest(z, multipliers, torch.cat(self.at)[works])
+                return z, multipliers
             z = z + d
         return None
 
@@ -140,7 +131,6 @@ class _Planes:
         J = here.jacobian[:, sided]
         self.rows = torch.cat([self.rows, J], 1)
         self.level = torch.cat([self.level, (J @ z.unsqueeze(2)).squeeze(2) - here.constraints[:, sided]], 1)
-        self.at.append(z)
 
     def step(self, here: Local, z: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """The step and the multipliers of its equalities and of all planes."""
@@ -157,37 +147,70 @@ class _Planes:
         return None if bool(failed.any()) else point
 
 
-def _branches(model: Model, at: _Rest) -> Kink | None:
-    """The branches of active inequalities that meet there; ``None`` where none of those has a kink, or what is there is more
-    than the greatest of branches, or no mean of their gradients balances the objective."""
-    (z, multipliers, points), n, sided = at, model.size, model.one_sided
-    size, beside = 1 + float(z.abs().max()), points - z
-    beside = beside[torch.linalg.vector_norm(beside, dim=1) > _REST * size]
-    beside = torch.cat([beside, seeded.normal(n + _MORE, n, seed=0).to(z)])
-    ways = _NEAR * size * torch.nn.functional.normalize(beside, dim=1)
-    J, further = (torch.cat([model.local(z + times * way).jacobian for way in ways]) for times in (1, 3))
-    if not bool((J.isfinite() & further.isfinite()).all()):
+class _Ways:
+    """Short ways from a point into the branches that meet there, and the Jacobians behind them.
+
+    Attributes:
+        ways: ``(k, n)``. J: ``(k, m, n)``. steep: ``|J|`` of each constraint value, ``(m,)``.
+    """
+
+    def __init__(self, model: Model, z: Tensor) -> None:
+        self.model, self.z, self.length = model, z, _NEAR * (1 + float(z.abs().max()))
+        self.ways, self.J = z.new_zeros(0, model.size), z.new_zeros(0, model.count, model.size)
+        self.steep = z.new_full((model.count,), torch.finfo(z.dtype).tiny)
+
+    def add(self, directions: Tensor) -> int:
+        """As many as stay within one branch, and within that if turned a little."""
+        count, aside = len(self.ways), seeded.normal(len(directions), self.model.size, seed=len(self.ways)).to(self.z)
+        for way, turn in zip(_units(directions) * self.length, _units(aside) * self.length, strict=True):
+            J = self.model.local(self.z + way).jacobian
+            self.steep = torch.maximum(self.steep, J[0].abs().amax(1))
+            same = True
+            for other in (3 * way, way + _ASIDE * turn, way - _ASIDE * turn):
+                there = self.model.local(self.z + other).jacobian
+                same = same and bool(((there - J)[0].abs().amax(1) <= _LIKE * self.steep).all())  # false for NaN
+            if same:
+                self.ways, self.J = torch.cat([self.ways, way.unsqueeze(0)]), torch.cat([self.J, J])
+        return len(self.ways) - count
+
+    def balance(self, multipliers: Tensor) -> bool:
+        """Do the branches balance the objective?  Where a step within those known so far leads on, it leads into another."""
+        model, z, sided = self.model, self.z, self.model.one_sided
+        here, planes = model.local(z), _Planes(model, z)
+        for number in range(_STEPS):
+            planes.rows = self.J[:, sided].flatten(0, 1).unsqueeze(0)
+            room = (-here.constraints[:, sided]).clamp_min(0).repeat(1, len(self.J))
+            planes.level = (planes.rows @ z.unsqueeze(2)).squeeze(2) + room
+            step = planes.step(here, z, multipliers)
+            if step is None:
+                return False
+            if float(step[0].abs().max()) <= _BALANCED * self.length / _NEAR:
+                return True
+            aside = _units(seeded.normal(_TURNS, model.size, seed=number).to(z))
+            if not self.add(_units(step[0]) + _TURNED * aside):
+                return False
+        return False
+
+
+def _units(directions: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(directions, dim=1)
+
+
+def _branches(model: Model, z: Tensor, multipliers: Tensor) -> Kink | None:
+    """The branches of active inequalities that meet in ``z``; ``None`` where none of those has a kink, or what is there is
+    more than the greatest of branches, or no mean of their gradients balances the objective."""
+    about, n, sided = _Ways(model, z), model.size, model.one_sided
+    if not about.add(seeded.normal(n + _MORE, n, seed=0).to(z)) or not about.balance(multipliers):
         return None
-    steep = J.abs().amax((0, 2)).clamp_min(torch.finfo(z.dtype).tiny)
-    within = ((further - J).abs().amax(2) <= _LIKE * steep).all(1)  # three points in one branch
-    first = int(within.to(torch.int8).argmax())
-    active = multipliers[0] > _FORCE * multipliers.max()
-    kinked = (J - J[first]).abs().amax((0, 2)) > _JUMPS * steep
-    rising = torch.einsum("kmn,jn->mkj", J, ways)[active & kinked & sided]  # of each branch along each way: the own most
-    greatest = rising.diagonal(dim1=1, dim2=2) >= rising.amax(1) - _LIKE * _NEAR * size * steep[active & kinked & sided, None]
-    if not (bool(within[first]) and len(rising) and bool(greatest.all())) or bool((kinked & ~sided).any()):
+    J, ways = about.J, about.ways
+    kinked = (J - J[0]).abs().amax((0, 2)) > _JUMPS * about.steep
+    rows = kinked & sided & (multipliers[0] > _FORCE * multipliers.max())
+    rising = torch.einsum("kmn,jn->mkj", J[:, rows], ways)  # of each branch along each way: the own one is the greatest
+    greatest = rising.diagonal(dim1=1, dim2=2) >= rising.amax(1) - _LIKE * about.length * about.steep[rows, None]
+    if not bool(rows.any()) or not bool(greatest.all()) or bool((kinked & ~sided).any()):
         return None
-    about = _Planes(model, z)  # by gradients about the kink, wherever the planes come from
-    about.rows = J[within][:, sided].flatten(0, 1).unsqueeze(0)
-    here = model.local(z)
-    about.level = (about.rows @ z.unsqueeze(2)).squeeze(2) + (-here.constraints[:, sided]).clamp_min(0).repeat(1, int(within.sum()))
-    step = about.step(here, z, multipliers)
-    if step is None or float(step[0].abs().max()) > _BALANCED * size:
-        return None
-    keep = [first, *(k for k in within.nonzero().squeeze(1).tolist() if k != first)]
-    picks = _independent((J[keep] - J[first]) / steep.unsqueeze(1), active & kinked & sided)
-    w = torch.cat([z, multipliers], 1)
-    return Kink(w, ways[keep], picks, _number(model.f, w, picks[0][1]))
+    picks, w = _independent((J - J[0]) / about.steep.unsqueeze(1), rows), torch.cat([z, multipliers], 1)
+    return Kink(w, ways, picks, _number(model.f, w, picks[0][1]))
 
 
 def _independent(differ: Tensor, rows: Tensor) -> tuple[tuple[int, int], ...]:
