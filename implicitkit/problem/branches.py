@@ -50,7 +50,7 @@ class Branches(NamedTuple):
 
 @dataclass(frozen=True)
 class Branch:
-    """One branch of a constraint's values, as a function of ``(z, *args)``: that along a way ``way``, a pytree like ``z``."""
+    """One branch of a constraint's values, as a function of ``(z, *args)``: along ``way``, a pytree like ``z``."""
 
     constraint: Constraint
     way: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import torch
@@ -104,13 +105,25 @@ def _solve(
     solution = Solution(layout.unpack(z), stats, layout, record, record.outcome.solver or _name(solver), _name(rule))
     if restated is not None:
         solution.value, solution.multipliers = restated.parts(solution.value)
-    if record.outcome.kink is not None and restated is not None and not layout.batch_dims:
-        along = along_a_kink(_solve, solution, restated, given, given_args, {
-            **watched, "solver": asked, "rule": rule, "in_dims": None, "batch_dims": 0, "on_failure": "ignore",
-        })  # fmt: skip
-        if along is not None:
-            return along
+    again = functools.partial(
+        _solve, **watched, solver=asked, rule=rule, in_dims=None, batch_dims=0, on_failure="ignore"
+    )
+    if record.outcome.kink is not None and (along := along_a_kink(again, solution, restated, given, given_args)):
+        return along
     record.truncated = not record.outcome.all_converged and asked_for(record, options)
+    _report(solution, restated, on_failure, rule, given_z0, given_args)
+    if given.has_aux:
+        solution.aux = auxiliary(given.function, solution.value, given_args, bool(lifted.failed))
+    elif record.outcome.said:
+        solution.aux = said_beside(record.outcome.said, record.system.is_batched, stats)
+    return solution
+
+
+def _report(
+    solution: Solution, restated: Restated | None, on_failure: str, rule: Rule, z0: Any, args: tuple[Any, ...]
+) -> None:
+    """Say what failed, in the words of what the user gave."""
+    record, layout = solution._record, solution._layout
     if on_failure == "nan":
         if not (record.truncated and isinstance(rule, Unroll)):  # the steps themselves
             blank_failures(solution)
@@ -119,12 +132,7 @@ def _solve(
             warn_if_unsteady(record)
         elif not record.truncated:
             plain = _plain(solution, restated, len(record.outcome.z) // layout.batch)
-            report_failure(plain, on_failure, failure_hint(record, given_z0, given_args))
-    if given.has_aux:
-        solution.aux = auxiliary(given.function, solution.value, given_args, bool(lifted.failed))
-    elif record.outcome.said:
-        solution.aux = said_beside(record.outcome.said, record.system.is_batched, stats)
-    return solution
+            report_failure(plain, on_failure, failure_hint(record, z0, args))
 
 
 def _rule(problem: Problem, rule: Any) -> Rule:

@@ -24,13 +24,14 @@ from implicitkit.foundation import seeded, trees
 from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.problem.argmin import Bounded
 from implicitkit.solution import Status
-from implicitkit.solver.base import Outcome
+from implicitkit.solver.base import Outcome, account
 from implicitkit.solver.constrained.model import Local, Model
 from implicitkit.solver.constrained.step_program import solved
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.subset import subset
 
-_FEW = 64  # unknowns, and constraint values, at most
-_STEPS = 40  # cutting planes at most
+_FEW, _SAMPLES = 64, 16  # unknowns, and constraint values, and samples at most
+_STEPS = 40  # cutting planes at most, and two for each unknown
 _REST = 1e-9  # of 1 + |z|: a step that is none
 _HOLDS = 1e-7  # of |J| (1 + |z|): a violation that is none, and a plane that is active
 _FORCE = 1e-7  # of the largest multiplier: it is one
@@ -62,31 +63,44 @@ class Kink(NamedTuple):
     def message(self) -> str:
         """Which constraint has the kink, and what to do about it."""
         return (
-            f"constraints[{self.number}] has a kink at the solution (of |z|, a maximum, relu): its gradient jumps there, and "
-            "only a mean of gradients on all sides balances the objective's. State a ball as a set "
+            f"constraints[{self.number}] has a kink at the solution (of |z|, a maximum, relu): its gradient jumps there, "
+            "and only a mean of gradients on all sides balances the objective's. State a ball as a set "
             "(project=ik.project.l1_ball(), or linf_ball()), a maximum by its parts (ik.Inequality(lambda z: z - c) for "
             "max(z) <= c), or smooth it."
         )
 
 
 def in_a_kink(f: Evaluations, total: Outcome, which: Tensor) -> Tensor:
-    """The samples ``which`` that have a solution in a kink of inequalities, ``(batch,)``: that is where they have ``STALLED``
-    then.  Asked of one sample alone; a quadratic program and an evaluation a step."""
-    model, w = Model(f), total.z
-    few = 0 < model.count <= _FEW and 1 < model.size <= _FEW and len(w) == 1 and w.dtype is torch.float64
+    """Those of the samples ``which`` that have a solution in a kink of inequalities, ``(batch,)``: there they ``STALLED``,
+    then.  Each is asked by itself, the first sixteen; a quadratic program and an evaluation a step."""
+    model, found = Model(f), torch.zeros_like(which)
+    few = 0 < model.count <= _FEW and 1 < model.size <= _FEW and total.z.dtype is torch.float64
     known = model.problem.prox is None or isinstance(model.problem.prox, Bounded)
-    if not (few and known and bool(which.any()) and bool(model.one_sided.any())):
-        return torch.zeros_like(which)
+    if not (few and known and bool(model.one_sided.any())):
+        return found
+    for number in which.nonzero().squeeze(1)[:_SAMPLES].tolist():
+        mask = torch.zeros_like(which).index_fill(0, torch.tensor([number], device=which.device), True)
+        samples, system, theta = subset(f, mask)
+        part = Evaluations(system, theta, f.solves)
+        kink = None
+        if len(samples) == 1:
+            with suppress(Exception):  # beside a point whose domain ends there
+                kink = _kink(Model(part), total.z[number : number + 1])
+        if kink is not None:
+            found, total.kink = found | mask, kink
+            total.z = torch.where(mask.unsqueeze(1), kink.w, total.z)
+            norm = torch.linalg.vector_norm(part.residual(kink.w), dim=1)
+            total.residual_norm = torch.where(mask, norm, total.residual_norm)
+            total.status = torch.where(mask, int(Status.STALLED), total.status)
+        account(f, part)
+    return found
+
+
+def _kink(model: Model, w: Tensor) -> Kink | None:
+    """Of one sample, from ``w`` ``(1, n + m)`` on."""
     z, multipliers = model.split(w)
-    with suppress(Exception):  # beside a point whose domain ends there
-        rest = _Planes(model, z).rest(multipliers)
-        total.kink = rest and _branches(model, *rest)
-    if total.kink is None:
-        return torch.zeros_like(which)
-    total.z = total.kink.w
-    total.residual_norm = torch.linalg.vector_norm(f.residual(total.z), dim=1)
-    total.status = torch.full_like(total.status, int(Status.STALLED))
-    return which
+    rest = _Planes(model, z).rest(multipliers)
+    return rest and _branches(model, *rest)
 
 
 class _Planes:
@@ -105,7 +119,7 @@ class _Planes:
         """Where it comes to rest within the constraints, ``z`` and their multipliers ``(1, m)``; ``None`` if it does not."""
         model, z, sided = self.model, self.z, self.model.one_sided
         count = int(sided.sum())
-        for _ in range(_STEPS):
+        for _ in range(_STEPS + 2 * model.size):
             here = model.local(z)
             if not all(bool(t.isfinite().all()) for t in here):
                 return None
@@ -161,8 +175,8 @@ class _Ways:
 
     def add(self, directions: Tensor) -> int:
         """As many as stay within one branch, and within that if turned a little."""
-        count, aside = len(self.ways), seeded.normal(len(directions), self.model.size, seed=len(self.ways)).to(self.z)
-        for way, turn in zip(_units(directions) * self.length, _units(aside) * self.length, strict=True):
+        count, aside = len(self.ways), _spread(len(directions), self.z, len(self.ways))
+        for way, turn in zip(_units(directions) * self.length, aside * self.length, strict=True):
             J = self.model.local(self.z + way).jacobian
             self.steep = torch.maximum(self.steep, J[0].abs().amax(1))
             same = True
@@ -177,7 +191,7 @@ class _Ways:
         """Do the branches balance the objective?  Where a step within those known so far leads on, it leads into another."""
         model, z, sided = self.model, self.z, self.model.one_sided
         here, planes = model.local(z), _Planes(model, z)
-        for number in range(_STEPS):
+        for number in range(_STEPS + 2 * model.size):
             planes.rows = self.J[:, sided].flatten(0, 1).unsqueeze(0)
             room = (-here.constraints[:, sided]).clamp_min(0).repeat(1, len(self.J))
             planes.level = (planes.rows @ z.unsqueeze(2)).squeeze(2) + room
@@ -186,10 +200,15 @@ class _Ways:
                 return False
             if float(step[0].abs().max()) <= _BALANCED * self.length / _NEAR:
                 return True
-            aside = _units(seeded.normal(_TURNS, model.size, seed=number).to(z))
-            if not self.add(_units(step[0]) + _TURNED * aside):
+            if not self.add(_units(step[0]) + _TURNED * _spread(_TURNS, z, number)):
                 return False
         return False
+
+
+def _spread(count: int, z: Tensor, seed: int) -> Tensor:
+    """So many directions, ``(count, n)``, of which no entry is small, and few are alike."""
+    n = z.shape[1]
+    return _units(seeded.signs(count, n, seed=seed).to(z) * (1 + seeded.uniform(count, n, seed=seed).to(z)))
 
 
 def _units(directions: Tensor) -> Tensor:
@@ -200,7 +219,7 @@ def _branches(model: Model, z: Tensor, multipliers: Tensor) -> Kink | None:
     """The branches of active inequalities that meet in ``z``; ``None`` where none of those has a kink, or what is there is
     more than the greatest of branches, or no mean of their gradients balances the objective."""
     about, n, sided = _Ways(model, z), model.size, model.one_sided
-    if not about.add(seeded.normal(n + _MORE, n, seed=0).to(z)) or not about.balance(multipliers):
+    if not about.add(_spread(n + _MORE, z, 0)) or not about.balance(multipliers):
         return None
     J, ways = about.J, about.ways
     kinked = (J - J[0]).abs().amax((0, 2)) > _JUMPS * about.steep
