@@ -33,7 +33,7 @@ def along_a_kink(
     """The solution by branches, with the figures of both solves; ``None`` where these have another, or none.
 
     Args:
-        solve_once: ``(problem, z0, args)`` with the user's options. found: the solve that has come to rest in the kink, of the
+        solve_once: ``(problem, z0, args)`` with the user's options. found: the solve that came to rest in the kink, of the
             problem as it was ``restated``. problem, args: as the user gave them.
     """
     outcome, layout, constraints = found._record.outcome, found._layout, problem.constraints
