@@ -63,6 +63,8 @@ def test_a_batch_in_kinks_is_refused_early_with_what_to_type() -> None:
     with pytest.raises(ik.ConvergenceError, match=r"constraints\[1\] has a kink.*l1_ball") as caught:
         torch.func.vmap(solve)(torch.stack([A, 1.1 * A]))
     assert caught.value.solution.evaluations < 600
+    right = ik.project.l1_ball()(torch.stack([A, 1.1 * A]))
+    assert float((caught.value.solution.value - right).abs().max()) < 1e-8  # what is accepted is the solution
     assert "hold there" not in str(caught.value)
 
 
