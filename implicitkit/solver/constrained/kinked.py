@@ -71,7 +71,7 @@ class Kink(NamedTuple):
 
 
 def in_a_kink(f: Evaluations, total: Outcome, which: Tensor) -> Tensor:
-    """Those of the samples ``which`` that have a solution in a kink of inequalities, ``(batch,)``: there they ``STALLED``,
+    """Samples among ``which`` that have a solution in a kink of inequalities, ``(batch,)``: there they have ``STALLED``
     then.  Each is asked by itself, the first sixteen; a quadratic program and an evaluation a step."""
     model, found = Model(f), torch.zeros_like(which)
     few = 0 < model.count <= _FEW and 1 < model.size <= _FEW and total.z.dtype is torch.float64
