@@ -97,7 +97,7 @@ def in_a_kink(f: Evaluations, total: Outcome, which: Tensor) -> Tensor:
 
 
 def _kink(model: Model, w: Tensor) -> Kink | None:
-    """Of one sample, from ``w`` ``(1, n + m)`` on."""
+    """The kink that one sample comes to from ``w`` ``(1, n + m)`` on, if there is one."""
     z, multipliers = model.split(w)
     rest = _Planes(model, z).rest(multipliers)
     return rest and _branches(model, *rest)
