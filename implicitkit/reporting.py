@@ -73,6 +73,8 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
             return f"No z can satisfy the data: {', '.join(culprits)}.", _NONFINITE
         if said := _of_overflow(record):
             return said, _NONFINITE
+    if outcome.kink is not None:
+        return outcome.kink.message, frozenset({Status.STALLED})
     if said := problem.coupled(system, outcome.z, theta):
         return said, frozenset(Status) - _NONFINITE
     failed = outcome.status != int(Status.CONVERGED)

@@ -99,6 +99,7 @@ class Outcome:
         None  # minima found by a method for equations, which does not see the objective, ``(batch,)``
     )
     descended: bool = False  # did a method find this that only takes steps down?
+    kink: Any = None  # where a program of one sample has its solution in a kink of its inequalities
     _counted: tuple[Tensor, bool] | None = field(default=None, init=False, repr=False)  # a status; is all well in it?
 
     def __getstate__(self) -> dict[str, Any]:  # an exception need not be picklable, nor what a solver says

@@ -14,6 +14,7 @@ from implicitkit.foundation.options import at_least, check_options, finite, flag
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.catalogue import get_solver
+from implicitkit.solver.constrained.kinked import in_a_kink
 from implicitkit.solver.constrained.no_point import no_point_satisfies
 from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.costs import have_one_matrix
@@ -159,6 +160,7 @@ class Polyalgorithm(Solver):
             falls = falls_forever_within(f, total.z, failed)
             total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
             waiting = waiting | no_point_satisfies(f, total.z, failed & ~falls)
+            waiting = waiting | in_a_kink(f, total, failed & ~falls & ~waiting)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         rows, start_norm = start.abs(), options.size(start)
         options = replace(options, start_size=start_size(z0) if f.kind.minimisation else None, start_rows=rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from implicitkit.solver.base import Outcome, Solver
 from implicitkit.solver.catalogue import check_serves, get_solver
 from implicitkit.solver.user_solver import Start
 from implicitkit.solving.charts import through_charts
+from implicitkit.solving.kinks import along_a_kink
 from implicitkit.solving.settings import asked_for, options_of
 from implicitkit.solving.users_errors import raise_in_words
 from implicitkit.solving.wrong_options import refuse_empty_vmap, refuse_problem
@@ -86,7 +88,7 @@ def _solve(
     if not layout.batch:
         return _of_nobody(problem, layout, z0, args, restated)
     refuse_empty_vmap()
-    rule = _rule(problem, rule)
+    rule, asked = _rule(problem, rule), solver
     solver = _solver(solver, problem, layout, rule) if options.max_steps != 0 else Start()
     lifted = _lifted(problem, layout, z0, args, given_args)
     system = System.of(problem, layout, lifted, in_dims, args)
@@ -102,7 +104,25 @@ def _solve(
     solution = Solution(layout.unpack(z), stats, layout, record, record.outcome.solver or _name(solver), _name(rule))
     if restated is not None:
         solution.value, solution.multipliers = restated.parts(solution.value)
+    again = functools.partial(
+        _solve, **watched, solver=asked, rule=rule, in_dims=None, batch_dims=0, on_failure="ignore"
+    )
+    if record.outcome.kink is not None and (along := along_a_kink(again, solution, restated, given, given_args)):
+        return along
     record.truncated = not record.outcome.all_converged and asked_for(record, options)
+    _report(solution, restated, on_failure, rule, given_z0, given_args)
+    if given.has_aux:
+        solution.aux = auxiliary(given.function, solution.value, given_args, bool(lifted.failed))
+    elif record.outcome.said:
+        solution.aux = said_beside(record.outcome.said, record.system.is_batched, stats)
+    return solution
+
+
+def _report(
+    solution: Solution, restated: Restated | None, on_failure: str, rule: Rule, z0: Any, args: tuple[Any, ...]
+) -> None:
+    """Say what failed, in the words of what the user gave."""
+    record, layout = solution._record, solution._layout
     if on_failure == "nan":
         if not (record.truncated and isinstance(rule, Unroll)):  # the steps themselves
             blank_failures(solution)
@@ -111,12 +131,7 @@ def _solve(
             warn_if_unsteady(record)
         elif not record.truncated:
             plain = _plain(solution, restated, len(record.outcome.z) // layout.batch)
-            report_failure(plain, on_failure, failure_hint(record, given_z0, given_args))
-    if given.has_aux:
-        solution.aux = auxiliary(given.function, solution.value, given_args, bool(lifted.failed))
-    elif record.outcome.said:
-        solution.aux = said_beside(record.outcome.said, record.system.is_batched, stats)
-    return solution
+            report_failure(plain, on_failure, failure_hint(record, z0, args))
 
 
 def _rule(problem: Problem, rule: Any) -> Rule:

@@ -841,6 +841,17 @@ MUTANTS = [
         ("self.s[:, :1], self.s, 0)", "self.s[:, :1], self.s, self.s)"),
     ),
     *mutants(
+        "implicitkit/solver/constrained/kinked.py",
+        "tests/solver/test_kinked_constraints.py",
+        ("total.z = torch.where(mask.unsqueeze(1), kink.w, total.z)", "pass"),
+        ("if float(length) > _INDEPENDENT:", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/problem/branches.py",
+        "tests/solver/test_kinked_constraints.py",
+        ("needed[k][row] - needed[0][row]", "0 * needed[k][row]"),
+    ),
+    *mutants(
         "implicitkit/solver/constrained/no_point.py",
         "tests/solver/test_refusals_are_bounded.py -k 'no_point or elsewhere'",
         ("found = which & (level > 0) & ((left.abs()", "found = which & False & ((left.abs()"),

@@ -87,7 +87,7 @@ class Program:
             alone = -(slope + (near.unsqueeze(1) @ self.at.jacobian).squeeze(1)) / curvature
             lam = torch.cat([near[:, sided], torch.zeros_like(self.box[1])], 1)
             begin = torch.nan_to_num(alone / unit), near[:, ~sided] / unit, lam / unit
-        return _solved((H, slope / unit, self.A, self.b / unit, G, h / unit), slope, begin, known)
+        return solved((H, slope / unit, self.A, self.b / unit, G, h / unit), slope, begin, known)
 
     def _at_bounds(self, d: Tensor, lam: Tensor) -> Tensor:
         """The step, to a bound itself where that holds with force ``lam`` and is a rounding error away: a solution from
@@ -122,13 +122,13 @@ class Program:
         P = H.new_zeros(batch, n + m, n + m)
         P[:, :n, :n] = H
         q = torch.cat([slope / unit, price / unit], 1)
-        point, failed = _solved((P, q, P[:, :0], q[:, :0], G, h), slope)
+        point, failed = solved((P, q, P[:, :0], q[:, :0], G, h), slope)
         multipliers = point[2][:, :m].clone()
         multipliers[:, ~sided] -= point[2][:, m : m + int((~sided).sum())]
         return point[0][:, :n] * unit, multipliers * unit / steep, failed
 
 
-def _solved(
+def solved(
     data: tuple[Tensor, ...],
     like: Tensor,
     near: tuple[Tensor, ...] | None = None,

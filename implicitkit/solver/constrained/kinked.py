@@ -1,0 +1,256 @@
+r"""Does a program have its solution in a kink of its inequalities, as of ``|z|_1 <= 1`` or of a maximum?
+
+There no gradient of ``g`` balances that of the objective, but a convex combination of those nearby does (Clarke):
+
+    df + J_h' y + sum_k lam_k g_k' = 0,   lam >= 0,   g_k' gradients of g about z
+
+Sequential quadratic programming sees one of them at a time and goes from side to side.  With all that it has seen, each a
+tangent plane that the constraint lies above, ``g(z_k) + g_k' (z - z_k) <= 0``, it comes to rest in the kink (Kelley's
+cutting planes under a model of the objective); and gradients at points about that say which branches meet there.
+
+Sources: Kelley (1960), J. SIAM 8, 703-712; Clarke (1983), *Optimization and Nonsmooth Analysis*, section 6.1; Kiwiel (1985),
+*Methods of Descent for Nondifferentiable Optimization*.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import seeded, trees
+from implicitkit.foundation.numbers import largest_moduli
+from implicitkit.problem.argmin import Bounded
+from implicitkit.solution import Status
+from implicitkit.solver.base import Outcome, account
+from implicitkit.solver.constrained.model import Local, Model
+from implicitkit.solver.constrained.step_program import solved
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.subset import subset
+
+_FEW, _SAMPLES = 64, 16  # unknowns, and constraint values, and samples at most
+_STEPS = 40  # cutting planes at most, and two for each unknown
+_REST = 1e-9  # of 1 + |z|: a step that is none
+_HOLDS = 1e-7  # of |J| (1 + |z|): a violation that is none, and a plane that is active
+_FORCE = 1e-7  # of the largest multiplier: it is one
+_FLAT = 0.1  # of |df| / (1 + |z|): curvature of the model of the objective at least
+_NEAR = 1e-5  # of 1 + |z|: how far from the kink gradients are looked at ...
+_JUMPS, _LIKE = 1e-2, 1e-3  # ... of |J|: by so much they differ across it, and by no more than that within a branch
+_MORE = 8  # directions beyond the number of unknowns
+_INDEPENDENT = 1e-4  # of |J|
+_ASIDE = 1e-2  # of a way, turned to both sides
+_TURNS, _TURNED = 4, 0.1  # ways along a step, and how much they are turned
+_BALANCED = 1e-6  # of 1 + |z|: a step within all branches that is none
+
+
+class Kink(NamedTuple):
+    """A solution in a kink, of one sample.
+
+    Attributes:
+        w: the point and the constraints' multipliers, ``(1, n + m)``. ways: short ways into branches, ``(k, n)``. picks:
+            pairs of a way and a constraint value, whose branches are independent of that along the first way. number: of the
+            constraint.
+    """
+
+    w: Tensor
+    ways: Tensor
+    picks: tuple[tuple[int, int], ...]
+    number: int
+
+    @property
+    def message(self) -> str:
+        """Which constraint has the kink, and what to do about it."""
+        return (
+            f"constraints[{self.number}] has a kink at the solution (of |z|, a maximum, relu): its gradient jumps there, "
+            "and only a mean of gradients on all sides balances the objective's. State a ball as a set "
+            "(project=ik.project.l1_ball(), or linf_ball()), a maximum by its parts (ik.Inequality(lambda z: z - c) for "
+            "max(z) <= c), or smooth it."
+        )
+
+
+def in_a_kink(f: Evaluations, total: Outcome, which: Tensor) -> Tensor:
+    """Samples among ``which`` that have a solution in a kink of inequalities, ``(batch,)``: there they have ``STALLED``
+    then.  Each is asked by itself, the first sixteen; a quadratic program and an evaluation a step."""
+    model, found = Model(f), torch.zeros_like(which)
+    few = 0 < model.count <= _FEW and 1 < model.size <= _FEW and total.z.dtype is torch.float64
+    known = model.problem.prox is None or isinstance(model.problem.prox, Bounded)
+    if not (few and known and bool(model.one_sided.any())):
+        return found
+    for number in which.nonzero().squeeze(1)[:_SAMPLES].tolist():
+        mask = torch.zeros_like(which).index_fill(0, torch.tensor([number], device=which.device), True)
+        samples, system, theta = subset(f, mask)
+        part = Evaluations(system, theta, f.solves)
+        kink = None
+        if len(samples) == 1:
+            with suppress(Exception):  # beside a point whose domain ends there
+                kink = _kink(Model(part), total.z[number : number + 1])
+        if kink is not None:
+            found, total.kink = found | mask, kink
+            total.z = torch.where(mask.unsqueeze(1), kink.w, total.z)
+            norm = torch.linalg.vector_norm(part.residual(kink.w), dim=1)
+            total.residual_norm = torch.where(mask, norm, total.residual_norm)
+            total.status = torch.where(mask, int(Status.STALLED), total.status)
+        account(f, part)
+    return found
+
+
+def _kink(model: Model, w: Tensor) -> Kink | None:
+    """The kink that one sample comes to from ``w`` ``(1, n + m)`` on, if there is one."""
+    z, multipliers = model.split(w)
+    rest = _Planes(model, z).rest(multipliers)
+    return rest and _branches(model, *rest)
+
+
+class _Planes:
+    """Tangent planes of the inequalities at all points so far; one sample.
+
+    Attributes:
+        rows, level: the planes ``rows z <= level``, ``(1, k, n)`` and ``(1, k)``.
+    """
+
+    def __init__(self, model: Model, z: Tensor) -> None:
+        self.model, self.z = model, z
+        self.rows, self.level = z.new_zeros(1, 0, model.size), z.new_zeros(1, 0)
+        self.bounds = model.bounds(z)
+
+    def rest(self, multipliers: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Where it comes to rest within the constraints, ``z`` and their multipliers ``(1, m)``; ``None`` if it does not."""
+        model, z, sided = self.model, self.z, self.model.one_sided
+        count = int(sided.sum())
+        for _ in range(_STEPS + 2 * model.size):
+            here = model.local(z)
+            if not all(bool(t.isfinite().all()) for t in here):
+                return None
+            self._add(here, z)
+            step = self.step(here, z, multipliers)
+            if step is None:
+                return None
+            d, y, lam = step
+            forces = lam[:, : self.level.shape[1]].view(1, -1, count)
+            multipliers = torch.zeros_like(multipliers)
+            multipliers[:, ~sided], multipliers[:, sided] = y, forces.sum(1)
+            size = 1 + largest_moduli(z)
+            if bool((largest_moduli(d) <= _REST * size).all()):
+                steep = here.jacobian.abs().amax(2)
+                if bool((model.violation(here.constraints) > _HOLDS * size * (1 + steep)).any()):
+                    return None
+                return z, multipliers
+            z = z + d
+        return None
+
+    def _add(self, here: Local, z: Tensor) -> None:
+        sided = self.model.one_sided
+        J = here.jacobian[:, sided]
+        self.rows = torch.cat([self.rows, J], 1)
+        self.level = torch.cat([self.level, (J @ z.unsqueeze(2)).squeeze(2) - here.constraints[:, sided]], 1)
+
+    def step(self, here: Local, z: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The step and the multipliers of its equalities and of all planes."""
+        sided, n = self.model.one_sided, self.model.size
+        values, V = torch.linalg.eigh(torch.nan_to_num(self.model.hessian(z, multipliers)))
+        least = _FLAT * largest_moduli(here.slope) / (1 + largest_moduli(z))
+        H = (V * values.abs().maximum(least.unsqueeze(1)).unsqueeze(1)) @ V.mT
+        G, h = self.rows, self.level - (self.rows @ z.unsqueeze(2)).squeeze(2)
+        if self.bounds is not None:
+            eye = torch.eye(n, dtype=z.dtype, device=z.device).unsqueeze(0)
+            G, h = torch.cat([G, eye, -eye], 1), torch.cat([h, self.bounds[1] - z, z - self.bounds[0]], 1)
+        A, b = here.jacobian[:, ~sided], -here.constraints[:, ~sided]
+        point, failed = solved((H, here.slope, A, b, G, h), z)
+        return None if bool(failed.any()) else point
+
+
+class _Ways:
+    """Short ways from a point into the branches that meet there, and the Jacobians behind them.
+
+    Attributes:
+        ways: ``(k, n)``. J: ``(k, m, n)``. steep: ``|J|`` of each constraint value, ``(m,)``.
+    """
+
+    def __init__(self, model: Model, z: Tensor) -> None:
+        self.model, self.z, self.length = model, z, _NEAR * (1 + float(z.abs().max()))
+        self.ways, self.J = z.new_zeros(0, model.size), z.new_zeros(0, model.count, model.size)
+        self.steep = z.new_full((model.count,), torch.finfo(z.dtype).tiny)
+
+    def add(self, directions: Tensor) -> int:
+        """As many as stay within one branch, and within that if turned a little."""
+        count, aside = len(self.ways), _spread(len(directions), self.z, len(self.ways))
+        for way, turn in zip(_units(directions) * self.length, aside * self.length, strict=True):
+            J = self.model.local(self.z + way).jacobian
+            self.steep = torch.maximum(self.steep, J[0].abs().amax(1))
+            same = True
+            for other in (3 * way, way + _ASIDE * turn, way - _ASIDE * turn):
+                there = self.model.local(self.z + other).jacobian
+                same = same and bool(((there - J)[0].abs().amax(1) <= _LIKE * self.steep).all())  # false for NaN
+            if same:
+                self.ways, self.J = torch.cat([self.ways, way.unsqueeze(0)]), torch.cat([self.J, J])
+        return len(self.ways) - count
+
+    def balance(self, multipliers: Tensor) -> bool:
+        """Do the branches balance the objective?  Where a step within those known so far leads on, it leads into another."""
+        model, z, sided = self.model, self.z, self.model.one_sided
+        here, planes = model.local(z), _Planes(model, z)
+        for number in range(_STEPS + 2 * model.size):
+            planes.rows = self.J[:, sided].flatten(0, 1).unsqueeze(0)
+            room = (-here.constraints[:, sided]).clamp_min(0).repeat(1, len(self.J))
+            planes.level = (planes.rows @ z.unsqueeze(2)).squeeze(2) + room
+            step = planes.step(here, z, multipliers)
+            if step is None:
+                return False
+            if float(step[0].abs().max()) <= _BALANCED * self.length / _NEAR:
+                return True
+            if not self.add(_units(step[0]) + _TURNED * _spread(_TURNS, z, number)):
+                return False
+        return False
+
+
+def _spread(count: int, z: Tensor, seed: int) -> Tensor:
+    """So many directions, ``(count, n)``, of which no entry is small, and few are alike."""
+    n = z.shape[1]
+    return _units(seeded.signs(count, n, seed=seed).to(z) * (1 + seeded.uniform(count, n, seed=seed).to(z)))
+
+
+def _units(directions: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(directions, dim=1)
+
+
+def _branches(model: Model, z: Tensor, multipliers: Tensor) -> Kink | None:
+    """The branches of active inequalities that meet in ``z``; ``None`` where none of those has a kink, or what is there is
+    more than the greatest of branches, or no mean of their gradients balances the objective."""
+    about, n, sided = _Ways(model, z), model.size, model.one_sided
+    if not about.add(_spread(n + _MORE, z, 0)) or not about.balance(multipliers):
+        return None
+    J, ways = about.J, about.ways
+    kinked = (J - J[0]).abs().amax((0, 2)) > _JUMPS * about.steep
+    rows = kinked & sided & (multipliers[0] > _FORCE * multipliers.max())
+    rising = torch.einsum("kmn,jn->mkj", J[:, rows], ways)  # of each branch along each way: the own one is the greatest
+    greatest = rising.diagonal(dim1=1, dim2=2) >= rising.amax(1) - _LIKE * about.length * about.steep[rows, None]
+    if not bool(rows.any()) or not bool(greatest.all()) or bool((kinked & ~sided).any()):
+        return None
+    picks, w = _independent((J - J[0]) / about.steep.unsqueeze(1), rows), torch.cat([z, multipliers], 1)
+    return Kink(w, ways, picks, _number(model.f, w, picks[0][1]))
+
+
+def _independent(differ: Tensor, rows: Tensor) -> tuple[tuple[int, int], ...]:
+    """Branches ``k`` and ``rows`` whose gradients' differences, ``(k, m, n)``, are independent: Gram-Schmidt."""
+    picks, basis = [], differ.new_zeros(0, differ.shape[2])
+    for row in rows.nonzero().squeeze(1).tolist():
+        for k in range(1, len(differ)):
+            left = differ[k, row]
+            for _ in range(2):
+                left = left - basis.mT @ (basis @ left)
+            length = torch.linalg.vector_norm(left)
+            if float(length) > _INDEPENDENT:
+                basis = torch.cat([basis, (left / length).unsqueeze(0)])
+                picks.append((k, row))
+    return tuple(picks)
+
+
+def _number(f: Evaluations, w: Tensor, row: int) -> int:
+    """Which constraint a constraint value is of."""
+    for number, part in enumerate(f.system.layout.unpack(w).multipliers):
+        row -= sum(leaf.numel() for leaf in trees.tree_flatten(part)[0])
+        if row < 0:
+            return number
+    return 0
