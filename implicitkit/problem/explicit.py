@@ -263,8 +263,8 @@ class March:
 
     def _first(self) -> float:
         """A first step in which the state changes by a hundredth."""
-        change = _size((self.t[1] - self.t[0]) * self.slope) / _size(self.y).clamp_min(torch.finfo(self.y.dtype).tiny)
-        change = largest(torch.where(self.lost, 0, change))
+        size = _size(self.y).clamp_min(torch.finfo(self.y.dtype).tiny)
+        change = largest(torch.where(self.lost, 0, _size((self.t[1] - self.t[0]) * self.slope) / size))
         return float(self.t[1] - self.t[0]) * min(1.0, max(1e-6, 0.01 / change if change > 0 else 0.01))
 
     def _step(self, h: float, goal: Tensor) -> float:
@@ -358,5 +358,5 @@ class March:
 
 def _size(v: Tensor) -> Tensor:
     """The root of the mean square of the numbers of each sample, ``(..., n) -> (...)``."""
-    size: Tensor = torch.linalg.vector_norm(v, dim=-1) * v.shape[-1] ** -0.5
+    size: Tensor = torch.linalg.vector_norm(v, dim=-1) * max(v.shape[-1], 1) ** -0.5
     return size

@@ -100,7 +100,8 @@ class InitialValue(Problem):
             (:mod:`~implicitkit.problem.integration`).
 
     Warns:
-        ConvergenceWarning: the trajectory is not determined to two digits (chaos over a long time).
+        ConvergenceWarning: the trajectory is not determined to two digits (chaos over a long time), or a stiff one has too
+            many steps for its derivatives to be followed.
 
     Raises:
         TypeError, ValueError: what is given does not fit.
