@@ -98,7 +98,7 @@ def with_variation(
         if found.explicit and not stiff and explicit.halved[1]:
             return found.on(explicit.halved[0], slope, known)
         finer = found._replace(explicit=False, stiff=stiff).on(implicit.halved[0], slope, known)
-        if implicit.lost:
+        if implicit.lost and bool(torch.isfinite(states).all()):  # what runs away is lost in any case
             tell_lost()
         return finer
     if stiff:
