@@ -312,7 +312,7 @@ class March:
         return grown if goal is None or abs(grown) > abs(h) else h
 
     def _largest(self, sizes: Tensor, step: float) -> tuple[float, float]:
-        """The largest error, in units of what is allowed, and ``h |lambda|`` of the samples that are not lost, in one read."""
+        """The largest error, in units of what is allowed, and ``h |lambda|`` of samples that are not lost, in one read."""
         shown = torch.where(self.lost, 0, sizes) if self._some_lost else sizes
         read = numbers(compat.batches_in_front(shown)[0])
         error, old, after, bent, moved = (read[..., i, :] for i in range(5))
