@@ -44,6 +44,7 @@ __all__ = [
     "reverse_inside_forward",
     "tracked",
     "transforms_active",
+    "underived",
     "unseen",
     "untracked",
     "unwatched",
@@ -193,11 +194,12 @@ def unseen() -> Any:
     return torch._C.DisableTorchFunction()
 
 
-def unwatched() -> Any:
-    """A context in which modes of ``__torch_function__`` whose class says that it ``watches`` do not see what is done: for
-    values of which nobody asks where they come from.  Others, which put tensors in place of others, stay in force."""
+def unwatched(*why: str) -> Any:
+    """A context in which modes of ``__torch_function__`` whose class says that it ``watches``, or else something of ``why``,
+    do not see what is done: for values of which nobody asks where they come from.  Others, which put tensors in place of
+    others, stay in force."""
     stack = torch.overrides._get_current_function_mode_stack()
-    watching = [getattr(mode, "watches", False) for mode in stack]
+    watching = [any(getattr(mode, name, False) for name in why or ("watches",)) for mode in stack]
     return _set_aside(stack, watching) if any(watching) else contextlib.nullcontext()
 
 
@@ -274,6 +276,13 @@ def outside_inference(function: C) -> C:
 def ordinary(x: Any) -> Any:
     """A copy of a plain inference tensor that autograd may save; anything else as it is."""
     return x.clone() if isinstance(x, Tensor) and x.is_inference() else x
+
+
+@contextlib.contextmanager
+def underived() -> Iterator[None]:
+    """Inside, no derivative is recorded, nor carried along forwards."""
+    with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+        yield
 
 
 def untracked() -> Any:

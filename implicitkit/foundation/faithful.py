@@ -26,7 +26,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -92,7 +92,9 @@ class unfused(AbstractContextManager[None]):
 
 
 class _Instead(TorchFunctionMode):
-    """Other functions in the place of some."""
+    """Other functions in the place of some, for the sake of their derivatives."""
+
+    derives: ClassVar[bool] = True
 
     def __init__(self, instead: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, recording
 from implicitkit.foundation.autocast import cast_as_now, casts, full_precision, under
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.base import Problem
@@ -108,6 +108,14 @@ def unasked() -> Any:
     operation.  Not inside transforms of ``torch.func``, whose tensors are followed through all that is made of them."""
     followed = compat.transforms_active() or compat.has_forward_level()
     return contextlib.nullcontext() if followed else compat.unwatched()
+
+
+@contextlib.contextmanager
+def values_only(device: str) -> Iterator[None]:
+    """Inside, values are found of which nobody takes a derivative (:func:`unasked`), in full precision: by torch's own
+    functions, whatever their derivatives are."""
+    with compat.underived(), recording.unrecorded(), full_precision(device), unasked(), compat.unwatched("derives"):
+        yield
 
 
 def slope_of(rhs: Callable[..., Any], layout: Layout) -> Callable[..., Tensor]:

@@ -39,3 +39,13 @@ def compare(followed: Tensor, found: Tensor, share: float) -> None:
             "as uncertain. Ask for a shorter time, a smaller accuracy= or more stages=",
             ConvergenceWarning,
         )
+
+
+def tell_lost() -> None:
+    """Warn that derivatives move by what the steps do not follow."""
+    warn(
+        "InitialValue: the steps follow the trajectory, but not its derivatives, by more than 0.01 of their size: something "
+        "at rest, or nearly so, moves faster than they are long once it is disturbed, over so long a time that steps short "
+        "enough are too many. Ask for a shorter time or give shorter steps (accuracy=, steps=)",
+        ConvergenceWarning,
+    )

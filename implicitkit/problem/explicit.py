@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ConvergenceError
-from implicitkit.foundation.numbers import largest
+from implicitkit.foundation.numbers import largest, numbers
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 Between = Callable[[Tensor, Tensor], Tensor]
@@ -123,7 +124,10 @@ def stages(f: Slope, t: Tensor, y: Tensor, first: Tensor, h: float | Tensor) -> 
     """One step, or some side by side, at ``t (N,)`` from ``y (..., N, n)`` by ``h (N, 1)``: the states of the stages, of
     which the last is that at the step's end and the one before it at the same time, and six slopes: the seventh is that at
     the end."""
-    times = (t.unsqueeze(-1) + h * t.new_tensor(_C)).unbind(-1)
+    if isinstance(h, float):
+        times: Sequence[Tensor] = [t + h * c for c in _C]
+    else:
+        times = (t.unsqueeze(-1) + h * t.new_tensor(_C)).unbind(-1)
     slopes, states = [first], [y]
     for row, now in zip(_A, times, strict=True):
         states.append(_along(y, h, row, slopes))
@@ -207,6 +211,7 @@ class March:
         self.lost = ~(torch.isfinite(y0).all(1) & torch.isfinite(self.slope).all(1))
         self._some_lost = self._is_any(self.lost)
         self.units = self._units(y0.abs())
+        self._some_zero = True
         self._edges, self._states, self._slopes = [self.now], [y0], [self.slope]
         self._middles: list[Tensor] = []
         self.growth, self._due = 0.0, _LOOKS
@@ -258,9 +263,8 @@ class March:
 
     def _first(self) -> float:
         """A first step in which the state changes by a hundredth."""
-        size = lambda v: v.square().mean(1).sqrt()  # noqa: E731
-        change = size((self.t[1] - self.t[0]) * self.slope) / size(self.y).clamp_min(torch.finfo(self.y.dtype).tiny)
-        change = largest(torch.where(self.lost, 0, change))
+        size = _size(self.y).clamp_min(torch.finfo(self.y.dtype).tiny)
+        change = largest(torch.where(self.lost, 0, _size((self.t[1] - self.t[0]) * self.slope) / size))
         return float(self.t[1] - self.t[0]) * min(1.0, max(1e-6, 0.01 / change if change > 0 else 0.01))
 
     def _step(self, h: float, goal: Tensor) -> float:
@@ -280,10 +284,8 @@ class March:
         units = self._units(torch.maximum(self.units, new.abs()))
         error = _along(torch.zeros_like(new), step, _ERROR, slopes)
         vectors = torch.stack((error, self.y, new, slopes[-1] - slopes[-2], new - before))
-        weights = torch.where(units == 0, torch.inf, units)
-        error, old, after, bent, moved = (vectors / weights).square().mean(2).sqrt().unbind()
-        ratios = error / (self.accuracy * (torch.maximum(old, after) + _ZERO))
-        ratio = largest(torch.where(self.lost, 0, ratios) if self._some_lost else ratios)
+        sizes = _size(vectors / (torch.where(units == 0, torch.inf, units) if self._some_zero else units))
+        ratio, moves = self._largest(sizes, step)
         if not ratio <= 1:
             shorter = step * (0.1 if ratio != ratio or ratio == math.inf else max(0.2, 0.9 * ratio**-0.2))
             farthest = max(abs(float(self.now)), abs(float(self.now) + step))
@@ -291,15 +293,16 @@ class March:
                 return shorter
             self._forced += 1
             if ratio == math.inf or ratio != ratio or self._forced > _JUMPS:  # else a jump of f, which such steps cross
+                ratios = self._ratios(*sizes[:3])
                 if self._may_hand_over and not bool((self.lost | ~torch.isfinite(ratios)).all()):
                     self.cornered = True
                     return step
                 self.lost = self.lost | ~(ratios <= 1)
                 self._some_lost = True
+                moves = self._largest(sizes, step)[1]
         else:
             self._forced = 0
-        moves = (abs(step) * bent / moved).nan_to_num(0.0)
-        self._watch(largest(torch.where(self.lost, 0, moves)))
+        self._watch(moves)
         if self.look is not None:
             self._middles.append(_along(self.y, step, _MIDDLE, slopes))
         self._go(self.now + step if goal is None else goal, new, slopes[-1], units)
@@ -307,6 +310,19 @@ class March:
             return float(self.t[-1]) - float(self.now)
         grown = step * min(5.0, 0.9 * max(ratio, 1e-8) ** -0.2) if ratio <= 1 else step
         return grown if goal is None or abs(grown) > abs(h) else h
+
+    def _largest(self, sizes: Tensor, step: float) -> tuple[float, float]:
+        """The largest error, in units of what is allowed, and ``h |lambda|`` of samples that are not lost, in one read."""
+        shown = torch.where(self.lost, 0, sizes) if self._some_lost else sizes
+        read = numbers(compat.batches_in_front(shown)[0])
+        error, old, after, bent, moved = (read[..., i, :] for i in range(5))
+        with np.errstate(all="ignore"):
+            ratios = error / (self.accuracy * (np.maximum(old, after) + _ZERO))
+            moves = np.fmax(abs(step) * bent / moved, 0)  # of what does not move: 0
+        return float(ratios.max()), float(moves.max())
+
+    def _ratios(self, error: Tensor, old: Tensor, after: Tensor) -> Tensor:
+        return error / (self.accuracy * (torch.maximum(old, after) + _ZERO))
 
     def _go(self, now: Tensor, new: Tensor, slope: Tensor, units: Tensor) -> None:
         self.now = now
@@ -317,13 +333,14 @@ class March:
                 for old, value in ((self.y, new), (self.slope, slope), (self.units, units))
             )
         self.y, self.slope, self.units = new, slope, units
+        self._some_zero = self._some_zero and self._is_any(units == 0)  # they never fall
         self._edges.append(now)
         self._states.append(torch.where(lost, torch.nan, new) if self._some_lost else new)
         self._slopes.append(slope)
 
     @staticmethod
-    def _is_any(lost: Tensor) -> bool:
-        return bool(compat.batches_in_front(lost)[0].any())
+    def _is_any(which: Tensor) -> bool:
+        return bool(compat.batches_in_front(which)[0].any())
 
     def _watch(self, moves: float) -> None:
         """Count steps at the edge of the region of stability: there ``|f(y_7) - f(y_6)| / |y_7 - y_6|`` is ``|lambda|``."""
@@ -336,4 +353,10 @@ class March:
 
     def _units(self, peaks: Tensor) -> Tensor:
         floor = max(1e-6, _FINEST * torch.finfo(peaks.dtype).eps / self.accuracy)
-        return torch.maximum(peaks, floor * peaks.square().mean(1, keepdim=True).sqrt())
+        return torch.maximum(peaks, floor * _size(peaks).unsqueeze(1))
+
+
+def _size(v: Tensor) -> Tensor:
+    """The root of the mean square of the numbers of each sample, ``(..., n) -> (...)``."""
+    size: Tensor = torch.linalg.vector_norm(v, dim=-1) * max(v.shape[-1], 1) ** -0.5
+    return size

@@ -11,13 +11,23 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat, recording
-from implicitkit.foundation.autocast import HALF, full_precision
+from implicitkit.foundation.autocast import HALF
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError
 from implicitkit.foundation.options import at_least, between, check_call, check_options, optional
 from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
-from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, slope_of, times, unasked
+from implicitkit.problem.collocation import (
+    INITIAL_VALUE,
+    Collocation,
+    Mesh,
+    evaluate,
+    radau,
+    slope_of,
+    times,
+    unasked,
+    values_only,
+)
 from implicitkit.problem.crossing import Crossing, Lookout, first_crossing
 from implicitkit.problem.doubts import APART, compare, end_of
 from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow
@@ -90,7 +100,8 @@ class InitialValue(Problem):
             (:mod:`~implicitkit.problem.integration`).
 
     Warns:
-        ConvergenceWarning: the trajectory is not determined to two digits (chaos over a long time).
+        ConvergenceWarning: the trajectory is not determined to two digits (chaos over a long time), or a stiff one has too
+            many steps for its derivatives to be followed.
 
     Raises:
         TypeError, ValueError: what is given does not fit.
@@ -152,7 +163,7 @@ class InitialValue(Problem):
             if doubted and len(y0):
                 with recording.unrecorded(), unasked():
                     forcing = forcing_of(self.rhs, layout, t.detach(), y0.detach(), args)
-            with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type), unasked():
+            with values_only(layout.device.type):
                 evaluate(slope, t[:1], y0.reshape(*layout.batch_shape, 1, layout.size))  # can it be mapped over points?
                 begun = self._begin(layout, slope, t, y0, args, forcing)
         except RuntimeError as error:
@@ -177,7 +188,7 @@ class InitialValue(Problem):
             else:
                 later = state[..., begun.mesh.last, -1, :]
                 if doubted:
-                    with torch.no_grad(), recording.unrecorded(), full_precision(layout.device.type), unasked():
+                    with values_only(layout.device.type):
                         self._doubt(begun, later.detach(), slope, t.detach(), y0.detach())
                 found = _unpacked(layout, z0, packed, later)
             return (found if digits is None else tree_map(lambda leaf: leaf.to(digits), found)), None

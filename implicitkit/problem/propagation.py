@@ -25,11 +25,12 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, seeded
 from implicitkit.foundation.numbers import numbers
+from implicitkit.problem.doubts import APART
 from implicitkit.problem.explicit import NODES, ROWS, Between
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 
-_NUMBERS = 1 << 22  # of matrices, at once
+_NUMBERS = 1 << 24  # of matrices, at once
 _UNSTABLE = 1.5  # times the exponential, is the matrix of an explicit step that is not stable, whatever is damped later
 _SHARE = 0.1  # of the accuracy, for each of them that is halved
 _ZERO = 1e-4  # of the largest values so far, that is as good as zero
@@ -78,6 +79,7 @@ class Propagation:
         self.f, self.states_in, self.edges, self.asked, self.units = f, between, edges, asked, units
         (self.A, self.c), self.accuracy, self.allowed = rule, accuracy, allowed
         self.explicit = not bool(self.A.triu().any())
+        self.lost = False
         (self.batch, self.n), self.forced = units.shape, seeded.normal(units.shape[1], seed=1).to(units)
 
     def fits(self, count: int) -> bool:
@@ -125,9 +127,9 @@ class Propagation:
         every = every.unflatten(0, (len(cuts), -1)).movedim(0, 2)  # (P, 2, cuts, batch, m, m)
         return Parts(step, begin, end, every[:, 0, 2] if whole is None else whole, every[:, 0, :2], every[:, 1, :2])
 
-    def losses(self, parts: Parts) -> tuple[Tensor, bool]:
+    def losses(self, parts: Parts, allowed: float) -> tuple[Tensor, bool]:
         """What each part loses ``(P,)``, in units of its share, and whether all of them together lose no more than what
-        is allowed: of all samples and both variations, at the times asked for."""
+        is ``allowed``: of all samples and both variations, at the times asked for."""
         whole, halves, flows, n = *(numbers(v) for v in parts[3:]), self.n
         with np.errstate(all="ignore"):  # of steps that are not stable
             off, flows = whole - halves[:, 1] @ halves[:, 0], flows[:, 1] @ flows[:, 0]
@@ -151,7 +153,7 @@ class Propagation:
                     unit = np.tile(unit, 2)
                     units.append(_SHARE * self.accuracy * (size + _ZERO) * unit)
                     loss = _size(total[:, :n] / unit)
-                    good = good and bool((loss <= self.allowed * size + self.accuracy * _ZERO).all())
+                    good = good and bool((loss <= allowed * size + self.accuracy * _ZERO).all())
             each, onward = np.empty(len(ends)), flows[0]
             for i in range(len(ends) - 1, -1, -1):
                 if ends[i]:
@@ -162,14 +164,16 @@ class Propagation:
 
     @functools.cached_property
     def halved(self) -> tuple[Tensor, bool]:
-        """The edges of steps by which derivatives are followed, and whether they are."""
+        """The edges of steps by which derivatives are followed, and whether they are: else they are ``lost`` by more than a
+        hundredth, or not, by steps that are too many to be halved once more."""
         step = torch.arange(len(self.edges) - 1, device=self.edges.device)
         parts = self.parts(step, torch.zeros_like(self.edges[1:]), torch.ones_like(self.edges[1:]))
-        each, good = self.losses(parts)
+        each, good = self.losses(parts, self.allowed)
         added: list[Tensor] = []
         while not good and bool((each > 1).any()):
             coarse = each > 1
             if not self.fits(len(each) + int(coarse.sum())):
+                self.lost = not self.losses(parts, APART)[1]
                 return self._with(added), False
             step, begin, end, _, halves, _ = (part[coarse] for part in parts)
             middle = (begin + end) / 2
@@ -179,7 +183,7 @@ class Propagation:
             both = [torch.cat((old[~coarse], new)) for old, new in zip(parts, cut, strict=True)]
             order = (both[0] + both[1]).argsort()
             parts = Parts(*(part[order] for part in both))
-            each = self.losses(parts)[0]
+            each = self.losses(parts, self.allowed)[0]
         return self._with(added), True
 
     def _with(self, added: list[Tensor]) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, compat, seeded
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.problem.collocation import radau
+from implicitkit.problem.doubts import tell_lost
 from implicitkit.problem.explicit import Between, Followed
 from implicitkit.problem.integration import auto
 from implicitkit.problem.propagation import Propagation, explicit_rule
@@ -96,7 +97,10 @@ def with_variation(
         stiff = stiff or (many > len(edges) and many > len(implicit.halved[0]))
         if found.explicit and not stiff and explicit.halved[1]:
             return found.on(explicit.halved[0], slope, known)
-        return found._replace(explicit=False, stiff=stiff).on(implicit.halved[0], slope, known)
+        finer = found._replace(explicit=False, stiff=stiff).on(implicit.halved[0], slope, known)
+        if implicit.lost and bool(torch.isfinite(states).all()):  # what runs away is lost in any case
+            tell_lost()
+        return finer
     if stiff:
         return found
     try:

@@ -102,6 +102,24 @@ def test_untracked() -> None:
             assert torch.is_grad_enabled() == on
 
 
+def test_underived() -> None:
+    x = TWO.clone().requires_grad_()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(TWO, TWO)
+        with compat.underived():
+            assert not compat.has_tangent(3 * dual)
+            assert not (3 * x).requires_grad
+        assert compat.has_tangent(3 * dual)
+        assert (3 * x).requires_grad
+
+    def inside(x: Tensor) -> Tensor:
+        with compat.underived():
+            kept = 3 * x
+        return x * kept
+
+    assert jvp(inside, (TWO,), (TWO,))[1].equal(3 * TWO * TWO)
+
+
 def test_tree_map() -> None:
     assert pytrees.tree_map(lambda x: x + 1, {"a": (1, [2])}) == {"a": (2, [3])}
     kept = pytrees.tree_map(lambda x: "leaf", [(1, 2), 3], is_leaf=lambda x: isinstance(x, tuple))
@@ -882,6 +900,7 @@ CONTRACTS = {
     test_unseen: "unseen",
     test_unwatched: "unwatched",
     test_untracked: "untracked",
+    test_underived: "underived",
     test_empty_batch: "empty_batch",
     test_is_legacy_batched: "is_legacy_batched",
     test_below_legacy_batch: "below_legacy_batch",

@@ -575,6 +575,7 @@ MUTANTS = [
         ("R @ along[..., 2:]", "E @ along[..., 2:]"),
         ("onward = onward @ flows[i]", "pass"),
         ("coarse = each > 1\n", "coarse = each > 1e6\n"),
+        ("self.lost = not self", "self.lost = False and self"),
     ),
     *mutants(
         "implicitkit/problem/integration.py",
@@ -594,7 +595,8 @@ MUTANTS = [
         ("self.lost = self.lost | ~(ratios <= 1)", "self.lost = self.lost | True"),
         ("torch.where(lost, torch.nan, new) if self._some_lost else new", "new"),
         ("torch.maximum(self.units, new.abs())", "torch.ones_like(new)"),
-        ("return torch.maximum(peaks, floor * peaks", "return torch.maximum(peaks, 1.0 + 0 * peaks"),
+        ("return torch.maximum(peaks, floor * _size(peaks)", "return torch.maximum(peaks, 1.0 + 0 * _size(peaks)"),
+        ("torch.where(self.lost, 0, sizes) if", "sizes if"),
     ),
     *mutants(
         "implicitkit/problem/integration.py",

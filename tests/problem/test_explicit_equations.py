@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation.trees import Layout
 from implicitkit.linear.steps_pattern import coloured_steps
+from implicitkit.problem import propagation
 from implicitkit.problem.collocation import Mesh
 from implicitkit.problem.crossing import first_crossing
 from implicitkit.problem.explicit import March, follow, quartic
@@ -257,6 +259,17 @@ def test_derivatives_beside_what_is_stiff(name: str) -> None:
     wanted = torch.linalg.matrix_exp(torch.tensor(whole, **DOUBLE)).sum(0)
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5 * float(wanted.norm()))
     assert calls < (200 if "at rest" in name else 1_200)
+
+
+def test_derivatives_that_steps_do_not_follow_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where steps short enough are too many to look at: off by as much as they are, without a word."""
+    rhs, start, _ = BESIDE_STIFF["what turns"]
+    monkeypatch.setattr(propagation, "_NUMBERS", 1 << 15)
+    with pytest.warns(ik.ConvergenceWarning, match="but not its derivatives"):
+        ik.solve(ik.InitialValue(rhs, (0.0, 30.0)), torch.tensor(start, **DOUBLE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ik.solve(ik.InitialValue(rhs, (0.0, 0.1)), torch.tensor(start, **DOUBLE))
 
 
 def test_derivatives_of_what_is_damped_ask_for_no_shorter_steps(monkeypatch: pytest.MonkeyPatch) -> None:

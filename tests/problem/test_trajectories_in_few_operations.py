@@ -10,11 +10,13 @@ import pytest
 import scipy.sparse as sp
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import implicitkit as ik
 from implicitkit.foundation import compat
+from implicitkit.foundation.faithful import faithful
 from implicitkit.foundation.trees import Layout
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
@@ -56,7 +58,7 @@ def test_an_explicit_step_takes_few_operations() -> None:
         walk.run()
     steps = len(walk.path[0]) - 1
     assert steps > 10
-    assert mode.count - begun <= 80 * steps
+    assert mode.count - begun <= 66 * steps
 
 
 def test_a_solve_around_it_looks_at_no_step() -> None:
@@ -64,6 +66,27 @@ def test_a_solve_around_it_looks_at_no_step() -> None:
     with torch.no_grad(), Looks() as mode:
         ik.InitialValue(lambda t, y: y.neg(), (0.0, 5.0)).restate(torch.ones(3, 2, **DOUBLE), (), 1)
     assert mode.count <= 100
+
+
+def test_forward_mode_follows_no_step() -> None:
+    """Tangents of parameters were carried through the steps of the integrator, and torch's own functions replaced there."""
+    seen = []
+
+    def rhs(t: Tensor, y: Tensor, p: Tensor) -> Tensor:
+        out = -p * y
+        tangent = not compat.transforms_active() and compat.has_tangent(out)
+        modes = torch.overrides._get_current_function_mode_stack()
+        seen.append((tangent, any(type(mode).__name__ == "_Instead" for mode in modes)))
+        return out
+
+    p, y0 = torch.tensor(2.0, **DOUBLE), torch.ones(2, **DOUBLE)
+    problem = ik.InitialValue(rhs, (0.0, 1.0))
+    with faithful(), forward_ad.dual_level():
+        out = ik.solve(problem, y0, (forward_ad.make_dual(p, torch.ones_like(p)),)).value[-1]
+        found = forward_ad.unpack_dual(out).tangent
+    assert torch.allclose(found, -torch.exp(-p) * y0, atol=1e-5)
+    assert sum(tangent for tangent, _ in seen) < 10 < len(seen)
+    assert sum(replaced for _, replaced in seen) < 0.6 * len(seen), len(seen)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
