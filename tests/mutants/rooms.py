@@ -618,9 +618,13 @@ MUTANTS = [
     *mutants(
         "implicitkit/problem/initial_value.py",
         "tests/problem/test_initial_value.py",
-        ("if worst > _APART:", "if False:"),
-        ("> _APART and self._is_new(", "> _APART and not self._is_new("),
+        ("> APART and self._is_new(", "> APART and not self._is_new("),
         ("lead=1, shared=1)", "lead=1)"),
+    ),
+    *mutants(
+        "implicitkit/problem/doubts.py",
+        "tests/problem/test_initial_value.py",
+        ("if worst > APART:", "if False:"),
         ("reached = edges[finite[:, lost].sum(0).clamp_min(1) - 1]", "reached = edges[finite[:, lost].sum(0)]"),
     ),
     *mutants(
