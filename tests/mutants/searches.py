@@ -29,7 +29,7 @@ MUTANTS = [
         ("z = with_multipliers(f, z)", "z = torch.cat([z, 0 * z0[:, layout.size :]], 1)"),
     ),
     *mutants(
-        "implicitkit/problem/initial_value.py",
+        "implicitkit/problem/doubts.py",
         "tests/problem/test_initial_value.py -k fail_in_words",
         ("or compat.batches_in_front(followed)[1] or", "or"),
     ),
