@@ -35,6 +35,8 @@ _UNSTABLE = 1.5  # times the exponential, is the matrix of an explicit step that
 _SHARE = 0.1  # of the accuracy, for each of them that is halved
 _ZERO = 1e-4  # of the largest values so far, that is as good as zero
 _LEAST = 1e-6  # of the mean of these, for the smallest
+_ROUNDED = 10.0  # times what rounding leaves of Jacobians: what steps lose is not told from less
+_ROUGH = 1e-8  # relative: where less is asked for, differences are too rough
 
 
 class Parts(NamedTuple):
@@ -78,6 +80,8 @@ class Propagation:
     ) -> None:
         self.f, self.states_in, self.edges, self.asked, self.units = f, between, edges, asked, units
         (self.A, self.c), self.accuracy, self.allowed = rule, accuracy, allowed
+        self.differences, eps = edges.dtype == torch.float64 and accuracy > _ROUGH, torch.finfo(edges.dtype).eps
+        self.rounded = _ROUNDED * (eps ** (2 / 3) if self.differences else eps)
         self.explicit = not bool(self.A.triu().any())
         self.lost = False
         (self.batch, self.n), self.forced = units.shape, seeded.normal(units.shape[1], seed=1).to(units)
@@ -91,7 +95,7 @@ class Propagation:
         n, small = self.n, torch.finfo(y.dtype).eps ** (1 / 3)
         ways = torch.diag_embed(self.units).movedim(1, 0).unsqueeze(1).expand(n, len(t), -1, -1).flatten(0, 1)
         t, y = t.repeat(n), y.repeat(n, 1, 1)
-        if y.dtype == torch.float64:
+        if self.differences:  # which take a third of a product
             columns = (self.f(t, y + small * ways) - self.f(t, y - small * ways)) / (2 * small)
         else:
             columns = autodiff.jvp(lambda y: self.f(t, y), (y,), (ways,))
@@ -135,14 +139,16 @@ class Propagation:
             off, flows = whole - halves[:, 1] @ halves[:, 0], flows[:, 1] @ flows[:, 0]
             largest = np.maximum(np.abs(flows).max((1, 2, 3)), 1)
             stable = (not self.explicit) | (np.abs(whole).max((1, 2, 3)) <= _UNSTABLE * largest)
+            rounded = np.maximum(np.abs(flows), np.where(stable[:, None, None, None], np.abs(whole), 0)) * self.rounded
         start = np.zeros((self.batch, n + 1, 2))
         start[:, :n, 0], start[:, n, 1] = numbers(seeded.normal(n, seed=0)), 1
         along = np.concatenate((start, start), -1)  # by the exponentials, and by the steps
         peaks, total, lost, units, good = np.abs(start[:, :n]), np.zeros_like(along), [], [], True
         ends = (self.asked[parts.step] & (parts.end == 1)).tolist()
         with np.errstate(all="ignore"):
-            for R, D, E, asked in zip(whole, off, flows, ends, strict=True):
-                lost.append(D @ along)
+            for R, D, E, least, asked in zip(whole, off, flows, rounded, ends, strict=True):
+                loss = D @ along
+                lost.append(np.where(np.abs(loss) <= least @ np.abs(along), 0, loss))
                 total = E @ total + lost[-1]
                 along = np.concatenate((E @ along[..., :2], R @ along[..., 2:]), -1)
                 peaks = np.maximum(peaks, np.abs(along[:, :n, :2]))
@@ -152,8 +158,8 @@ class Propagation:
                     size = np.tile(_size(along[:, :n, :2] / unit), 2)
                     unit = np.tile(unit, 2)
                     units.append(_SHARE * self.accuracy * (size + _ZERO) * unit)
-                    loss = _size(total[:, :n] / unit)
-                    good = good and bool((loss <= allowed * size + self.accuracy * _ZERO).all())
+                    off_by = _size(total[:, :n] / unit)
+                    good = good and bool((off_by <= allowed * size + self.accuracy * _ZERO).all())
             each, onward = np.empty(len(ends)), flows[0]
             for i in range(len(ends) - 1, -1, -1):
                 if ends[i]:

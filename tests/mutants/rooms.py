@@ -571,7 +571,8 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/problem/propagation.py",
-        "tests/problem/test_explicit_equations.py -k 'stiff or damped or rest or unseen or hardly'",
+        "tests/problem/test_explicit_equations.py -k 'stiff or damped or rest or unseen or hardly or rounding'",
+        ("_ROUNDED = 10.0", "_ROUNDED = 0.0"),
         ("R @ along[..., 2:]", "E @ along[..., 2:]"),
         ("onward = onward @ flows[i]", "pass"),
         ("coarse = each > 1\n", "coarse = each > 1e6\n"),
