@@ -97,6 +97,7 @@ class Operator:
         definite: Krylov vectors have said that ``A`` (or one like it) is symmetric and definite; not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
         matrix: the blocks, once :meth:`dense` has formed them.
+        formed_dense: is told the blocks once they are formed.
         exact: the dense matrices of ``A`` itself with their factors, once a direct method has made them.
         selects: makes the operator of some of the samples (:meth:`select`); ``None`` where they cannot be told apart.
         step: products with ``J`` and its transposed, of ``A = J - I``, where those with ``A`` are made of them.
@@ -107,7 +108,7 @@ class Operator:
 
     # fmt: off
     __slots__ = (
-        "_alike", "_dense", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "exact", "fixed_point",
+        "_alike", "_dense", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "exact", "fixed_point", "formed_dense",
         "graph", "known", "like", "matrix", "near", "own", "preconditioner", "price", "read", "selects", "size", "step",
         "structure", "symmetric", "told_singular", "wants_factors", "weight",
     )
@@ -136,6 +137,7 @@ class Operator:
         self.selects: Callable[[Tensor], Operator | None] | None = None
         self.step: tuple[MatVec, MatVec] | None = None
         self.weight = 0
+        self.formed_dense: Callable[[Tensor], object] = id  # to nobody
         self.graph: Callable[[], tuple[int, int, int] | None] = _unknown
         self.read: Callable[[], Matrices] = Matrices
         self.own: Callable[[], bool] = bool
@@ -169,6 +171,7 @@ class Operator:
         self.asked = True
         if self.matrix is None:
             self.matrix = self._dense()
+            self.formed_dense(self.matrix)
         return self.matrix
 
     def alike(self) -> bool:

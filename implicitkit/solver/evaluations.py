@@ -67,7 +67,7 @@ class Evaluations(Counted):
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
         self.curved: Any = None
         self._point: dict[str, Any] = {}
-        self.linearised: tuple[Tensor, Operator] | None = None  # where the last Jacobian was asked for, and that
+        self.jacobian_there: tuple[Tensor, Tensor] | None = None  # a point, and the dense Jacobian formed there last
         self._limits: tuple[tuple[Tensor, Tensor] | None] | None = None
         self._outside = Outside()
         fit = getattr(self.problem, "is_fit", False)
@@ -123,7 +123,7 @@ class Evaluations(Counted):
         if not (self.of_map or self.of_gradient):
             A.near = problem.near_inverse
         A.selected_anew(selection(self.system, z, self.theta, self._of_fewer, **known))
-        self.linearised = (z, A) if z.shape[1] < SMALLEST else None
+        A.formed_dense = lambda J: setattr(self, "jacobian_there", (z, J) if J.shape[1] < SMALLEST else None)
         return A
 
     def _equations(self, kernel: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

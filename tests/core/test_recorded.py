@@ -190,6 +190,22 @@ def test_a_function_that_is_given_nan_does_not_write() -> None:
 
 # ------------------------------------------------------------------------------------------------- compiled objectives
 @pytest.mark.filterwarnings("ignore")
+def test_a_compiled_objective_is_minimised_far_out_too() -> None:
+    """Whether a minimum beyond five is one was asked of second derivatives that there are not."""
+    torch._dynamo.reset()
+
+    @torch.compile(backend="aot_eager")
+    def bowl(z: Tensor, x: Tensor) -> Tensor:
+        return ((z - x) ** 2).sum() + 1e-3 * (z**4).sum()
+
+    found = ik.argmin(bowl, START, (SHIFT + 8,))
+    assert float(found.value.abs().min()) > 5
+    torch.testing.assert_close(
+        2 * (found.value - SHIFT - 8) + 4e-3 * found.value**3, torch.zeros_like(START), rtol=0, atol=1e-8
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["argmin", "bounds", "prox", "least_squares", "mixed"])
 def test_the_derivative_of_a_compiled_minimisation_is_refused_in_words(kind: str) -> None:
     """AOTAutograd has no second derivative of what it compiled, and where the state is a view says so by zeros."""

@@ -937,7 +937,12 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/step_program.py",
         "tests/solver/test_short_programs.py -k 'handed or linear_program'",
-        ("torch.where(length.isfinite(), length, largest_moduli(z))", "torch.where(length.isfinite(), length, 0)"),
+        ("wrong = torch.where(rounded, size, wrong)", "pass"),
+        (
+            "rounded = ~length.isfinite() & (wrong > 0)",
+            "rounded = ~length.isfinite()",
+            "tests/solver/test_lengths.py -k ball_however",
+        ),
         ("point = known.with_rest(programs, from_inside)", "point = known"),
         (
             "or self.G.shape[1] or not worth_sets(slope, from_inside=True)",

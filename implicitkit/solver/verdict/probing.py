@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.autodiff import OnceDifferentiable
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.dense import lstsq_batched, solve_batched
 from implicitkit.linear.iterative.gmres import GMRES
@@ -114,7 +115,10 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
             few = fit[1].shape[1] <= z.shape[1]
             near = near | (orthogonal & _by_factors(f, H, F, z, F, scale, off, loose, lines=few))
         return which & (vanished | ~near | has_a_limit(f, *fit, z, open_ & near))
-    A = f.linearize(z)
+    try:
+        A = f.linearize(z)
+    except OnceDifferentiable:  # a compiled objective
+        return which & (vanished | ~sound)
     if z.shape[1] <= DENSE:
         J = in_working_precision(A.dense())
         off = off | _apart(J, (F == 0) & (scale > 0))

@@ -102,10 +102,8 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
 def last_jacobian(f: Evaluations, point: Tensor) -> DenseBlocks | None:
     """The matrices ``dF/dz`` of few unknowns at the point where the last step began, if it has formed them; ``None`` of
     fixed points, whose steps are judged by themselves."""
-    if f.linearised is None or f.linearised[0] is not point or f.kind.iteration:
-        return None
-    matrix = f.linearised[1].matrix
-    return None if matrix is None else DenseBlocks(matrix)
+    at, J = f.jacobian_there or (None, None)
+    return DenseBlocks(J) if J is not None and at is point and not f.kind.iteration else None
 
 
 def is_minimum(f: Evaluations, z: Tensor) -> Tensor:

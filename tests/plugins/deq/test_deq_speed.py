@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import implicitkit as ik
 from implicitkit import system
-from implicitkit.foundation import graph_size, refill, tracers, trees
+from implicitkit.foundation import graph_size, tracers, trees
+from implicitkit.lifting import refill
 from implicitkit.linear import independence
 from implicitkit.linear.iterative import cycles
 from implicitkit.solver import costs, polyalgorithm
