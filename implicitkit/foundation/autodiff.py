@@ -47,10 +47,6 @@ _SAME = 1e-2  # of the largest number: what the same function, made of other ope
 _UNKNOWN = 50  # nodes that one counts as whose work is not known: somebody's own, factors of matrices, convolutions
 
 
-class OnceDifferentiable(RuntimeError):
-    """A second derivative was asked for of a function that ``torch.compile`` has compiled."""
-
-
 def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
     """``function(*primals)`` and the map ``w -> (df/dp_i)^T w`` for every primal.
 
@@ -242,7 +238,7 @@ def products(
         RuntimeError: the graph goes through the derivative of a compiled function.
     """
     if tracers.lost_second_derivative(out):
-        raise OnceDifferentiable(COMPILED_ONCE)
+        raise RuntimeError(COMPILED_ONCE)
     if not out.requires_grad:
         return lambda v: torch.zeros_like(out), lambda w: torch.zeros_like(point)
     transposed: list[Tensor] = []
@@ -309,7 +305,7 @@ def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
     """The Jacobian ``(batch, m, n)`` of ``out`` ``(batch, m)`` by ``point`` ``(batch, n)``, by going through the graph of
     ``out``, which is kept."""
     if tracers.lost_second_derivative(out):
-        raise OnceDifferentiable(COMPILED_ONCE)
+        raise RuntimeError(COMPILED_ONCE)
     (batch, n), m = point.shape, out.shape[1]
     z = point.detach()
     if not out.requires_grad:

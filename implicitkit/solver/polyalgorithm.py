@@ -144,7 +144,8 @@ class Polyalgorithm(Solver):
         if f.kind.minimisation or f.kind.returns_program:  # whose residual is a slope
             waiting = waiting & ~torch.isfinite(total.residual_norm)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
-        drifting = drifts(f, z0, failed) if f.kind.iteration else torch.zeros_like(failed)
+        unlimited = f.kind.iteration and options.max_steps is None
+        drifting = drifts(f, z0, failed) if unlimited else torch.zeros_like(failed)
         if bool(drifting.any()):
             total.status, total.message = torch.where(drifting, int(Status.DIVERGED), total.status), DRIFTS
         waiting = waiting & ~drifting

@@ -227,7 +227,7 @@ def test_steps_count_on(in_dims):
     kinds, seen = torch.tensor([[-3.5], [1.0]], dtype=torch.float64), []
 
     def step(z, kind):
-        return torch.where(kind < 0, -kind * z * (1 - z), z + 1)
+        return torch.where(kind < 0, -kind * z * (1 - z), z + 1.5 + torch.sin(z))
 
     def solve(**options):
         start = torch.full((2, 2), 0.3, dtype=torch.float64)

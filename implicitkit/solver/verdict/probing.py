@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.autodiff import OnceDifferentiable
+from implicitkit.foundation.autodiff import lacks_second_derivative
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.dense import lstsq_batched, solve_batched
 from implicitkit.linear.iterative.gmres import GMRES
@@ -117,7 +117,9 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
         return which & (vanished | ~near | has_a_limit(f, *fit, z, open_ & near))
     try:
         A = f.linearize(z)
-    except OnceDifferentiable:  # a compiled objective
+    except RuntimeError as error:
+        if not lacks_second_derivative(error):
+            raise
         return which & (vanished | ~sound)
     if z.shape[1] <= DENSE:
         J = in_working_precision(A.dense())

@@ -80,7 +80,9 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
     length = (step / wide).abs().amax(1)
     short = length <= _SHORT
     tenth = length <= _LONGER * _SHORT
-    asked = (tenth | _is_linear(known, step, F, before, ~tenth)) & known.factor.ok.to(z.device)
+    few = z.shape[1] <= DENSE
+    asked = tenth if few else tenth | _is_linear(known, step, F, before, ~tenth)
+    asked = asked & known.factor.ok.to(z.device)
     if bool((F == 0).any()):
         size, share = known.size(z), torch.finfo(z.dtype).tiny ** (1 / 3)
         changes = size > share * size.amax(1, keepdim=True)
@@ -94,8 +96,11 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
         return asked & (known.solve(F).abs() <= healthy_share(F) * unit).all(1)
     c, along = known.solve(torch.stack([F, F - before], 2)).unbind(2)
     near = (c.abs() <= healthy_share(F) * unit).all(1)
-    far = torch.where(short, _SECANT if z.shape[1] > DENSE else _NEWTON, _FAITHFUL)
-    secant = ((along - step) / wide).abs().amax(1) <= far * length
+    secant = ((along - step) / wide).abs().amax(1) <= torch.where(
+        short, _NEWTON if few else _SECANT, _FAITHFUL
+    ) * length
+    if few:  # whose step may have been but a small part of that
+        secant = secant & ((c / wide).abs().amax(1) <= _NEWTON * ((c - along) / wide).abs().amax(1))
     return asked & near & (secant | ~tenth)
 
 
