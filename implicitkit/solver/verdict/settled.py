@@ -96,9 +96,8 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
         return asked & (known.solve(F).abs() <= healthy_share(F) * unit).all(1)
     c, along = known.solve(torch.stack([F, F - before], 2)).unbind(2)
     near = (c.abs() <= healthy_share(F) * unit).all(1)
-    secant = ((along - step) / wide).abs().amax(1) <= torch.where(
-        short, _NEWTON if few else _SECANT, _FAITHFUL
-    ) * length
+    far = torch.where(short, _NEWTON if few else _SECANT, _FAITHFUL)
+    secant = ((along - step) / wide).abs().amax(1) <= far * length
     if few:  # whose step may have been but a small part of that
         secant = secant & ((c / wide).abs().amax(1) <= _NEWTON * ((c - along) / wide).abs().amax(1))
     return asked & near & (secant | ~tenth)
