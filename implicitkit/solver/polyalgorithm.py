@@ -161,7 +161,8 @@ class Polyalgorithm(Solver):
             falls = falls_forever_within(f, total.z, failed)
             total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
             waiting = waiting | no_point_satisfies(f, total.z, failed & ~falls)
-            waiting = waiting | in_a_kink(f, total, failed & ~falls & ~waiting)
+            if options.max_steps is None or int(total.steps.max()) < options.max_steps:
+                waiting = waiting | in_a_kink(f, total, failed & ~falls & ~waiting)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         rows, start_norm = start.abs(), options.size(start)
         options = replace(options, start_size=start_size(z0) if f.kind.minimisation else None, start_rows=rows)

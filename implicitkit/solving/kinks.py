@@ -52,7 +52,9 @@ def along_a_kink(
         # branches agree up to rounding at the start already, of which no row has its size
         atol = _SHARE * float(outcome.tolerance)
     smooth = replace(problem, constraints=Branches(tuple(there), outcome.kink.picks).of(constraints))
-    again = solve_once(smooth, z, args, atol=atol)
+    limit = solve_once.keywords["max_steps"]  # of both solves together; there is one step left, at least
+    limit = None if limit is None else max(1, limit - int(outcome.steps.max()))
+    again = solve_once(smooth, z, args, atol=atol, max_steps=limit)
     after, n = again._record.outcome, ways.shape[1]
     if not after.all_converged or after.z.shape[0] != 1:
         return None

@@ -963,6 +963,11 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/polyalgorithm.py",
+        "tests/solver/test_kinked_constraints.py -k branches_are",
+        ("if options.max_steps is None or int(total.steps.max()) < options.max_steps:", "if True:"),
+    ),
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
         "tests/solver/test_no_higher_than_the_start.py",
         ("        total.descended = False\n", ""),
     ),
@@ -981,7 +986,7 @@ MUTANTS = [
         ),
         ("(self.by_bounds | ~self.kept.all(1))", "~self.kept.all(1)", FAMILIES + " -k bound_ends"),
         ("_STILL = 1e-3", "_STILL = 1e-8", FAMILIES + " -k no_nearer"),
-        ("(f.kind.minimisation or (", "((f.kind.minimisation and not few) or (", FAMILIES + " -k turned"),
+        ("(f.kind.minimisation and z.dtype not in HALF)", "False", FAMILIES + " -k turned"),
     ),
     *mutants(
         "implicitkit/solver/verdict/drifts.py",
@@ -992,7 +997,10 @@ MUTANTS = [
         "implicitkit/solver/verdict/judging.py",
         FAMILIES + " -k any_unit",
         ("if self.f.kind.minimisation and self._unit", "if self.f.kind.of_residuals and self._unit"),
-        ("self._unit > 0, self._unit, start_size(z))", "self._unit > 0, self._unit, 1)"),
+        (
+            "self._unit.maximum(self._walks * start_size(z - self.came_from[0]))",
+            "self._unit.maximum(1.0 * self._walks)",
+        ),
     ),
     *mutants(
         "implicitkit/solver/polyalgorithm.py",

@@ -76,3 +76,14 @@ def test_the_corner_of_two_sets_of_which_one_is_enough_is_no_kink_to_rest_in() -
         constraints=[ik.Inequality(lambda z: z.min())],
     )
     assert float(((solution.value - torch.tensor([0.0, 1.0], dtype=torch.float64)).abs()).max()) < 1e-8
+
+
+def test_steps_by_branches_are_steps_of_the_solve() -> None:
+    """They count against ``max_steps``, and where none is left after the first method, nothing is looked for."""
+    constraint, c, _ = SETS["l1 ball"]
+    whole = nearest(A, c, constraint)
+    assert bool(whole.converged)
+    for most in (1, 3, int(whole.steps) - 1, int(whole.steps)):
+        found = nearest(A, c, constraint, max_steps=most, on_failure="ignore")
+        assert int(found.steps) <= most
+        assert bool(found.converged) or most < int(whole.steps)

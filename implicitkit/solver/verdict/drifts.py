@@ -12,7 +12,8 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.scales import in_working_precision
 
 DRIFTS = (
-    "The map moves a component by the same amount, and not by zero, wherever it was asked, near and far: no fixed point"
+    "The map moves a component by the same amount, and not by zero, wherever it was asked, near and far: it seems to have "
+    "no fixed point"
 )
 _FAR = (1e-2, 1.0, 1e2, 1e4)  # times max(|z|, 1)
 _WAYS = 3  # and their opposites

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
+from implicitkit.foundation.autocast import HALF
 from implicitkit.linear.factors.dense import svd_batched
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.scales import FLOOR, NOISE, in_working_precision, is_rounding
@@ -40,10 +41,9 @@ def in_a_family(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     A predictor-corrector method for curves of solutions: Allgower & Georg, *Introduction to Numerical Continuation Methods*
     (2003), chapter 2; of ``n`` products and a few evaluations a correction.
     """
-    few = (
-        z.dtype != torch.float64
-    )  # digits, with which of a program, whose objective is not asked, nothing tells a curve
-    if z.shape[1] > _FEW or not (f.kind.minimisation or (f.kind.returns_program and not few)):
+    # with few digits nothing tells a curve of a program, whose objective is not asked; in half precision no curve at all
+    digits = z.dtype == torch.float64 or (f.kind.minimisation and z.dtype not in HALF)
+    if z.shape[1] > _FEW or not digits or not (f.kind.minimisation or f.kind.returns_program):
         return torch.zeros_like(which)
     if not bool(which.any()):
         return which

@@ -74,7 +74,7 @@ class Judge:
         # |F_i(z0)|, where nobody gave ``atol`` and the equations may have units of their own, ``(batch, n)``
         self._by_default = options.atol_is_default and options.rtol > 0 and not f.kind.like_state
         self._unit: Tensor | None = options.start_size  # of a minimum, what is far in units of its start: at most 1
-        self._begins = False  # has no step been looked at yet?
+        self._walks: Tensor | None = None  # which began at zero, and have their largest step for a unit
         self._has_rows = self._by_default and not f.kind.iteration and f.system.size > 1
         self._again: Tensor | None = None  # |F| at which a claim below atol is looked at once more; or see falls_on
         self._rows: Tensor | None = None
@@ -112,7 +112,8 @@ class Judge:
             return torch.addcmul(self._least, size, self._rate)
         if self.bound is None:
             if self.f.kind.minimisation and self._unit is None:
-                self._unit, self._begins = start_size(z), True
+                self._unit = start_size(z)
+                self._walks = self._unit == 0 if not bool((self._unit > 0).all()) else None
             norm = norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
             self.first = self.bound = torch.nan_to_num(norm * self.rtol, 0, 0, 0).add_(self.atol)
@@ -129,8 +130,8 @@ class Judge:
                 if bool(tiny.any()):
                     noise = ask(self.f, rounding, z, tiny, self._began)
                     self._rows = torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)
-        elif self._begins and self._unit is not None:  # a start of zero has the units of the first step
-            self._unit, self._begins = torch.where(self._unit > 0, self._unit, start_size(z)), False
+        elif self._walks is not None and self._unit is not None and self.came_from is not None:
+            self._unit = self._unit.maximum(self._walks * start_size(z - self.came_from[0]))
         return self.bound
 
     def measured(self, z: Tensor, norm: Tensor) -> Tensor:
@@ -148,7 +149,7 @@ class Judge:
         judge = copy.copy(self)
         judge.f, judge._last, judge.asked = (self.f if f is None else f), None, self.asked.select(samples)
         judge._healthy = judge._held = judge._settled = judge.came_from = None
-        for name in (*_BY_SAMPLE, "_again"):
+        for name in (*_BY_SAMPLE, "_again", "_walks"):
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.ndim:
                 setattr(judge, name, value.index_select(0, samples))
@@ -333,8 +334,7 @@ class Judge:
             if in_working_precision(z) is z:  # of fewer digits no correction is next to nothing
                 out = saved & (z.abs().amax(1) > (1 if self._unit is None else self._unit))  # further than its start
                 strode = out if strode is None else strode | out
-        lost = (failed | (status == int(Status.NONFINITE))) & (norm <= self.atol)
-        small = (status == int(Status.CONVERGED)) | lost
+        small = (status == int(Status.CONVERGED)) | ((failed | (status == int(Status.NONFINITE))) & (norm <= self.atol))
         return torch.where(self.gone(z, small, strode), int(Status.DIVERGED), status)
 
     def _may_vanish(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None) -> Tensor | None:

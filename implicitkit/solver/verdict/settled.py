@@ -98,8 +98,9 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
     near = (c.abs() <= healthy_share(F) * unit).all(1)
     far = torch.where(short, _NEWTON if few else _SECANT, _FAITHFUL)
     secant = ((along - step) / wide).abs().amax(1) <= far * length
-    if few:  # whose step may have been but a small part of that
-        secant = secant & ((c / wide).abs().amax(1) <= _NEWTON * ((c - along) / wide).abs().amax(1))
+    if few:  # whose step may have been but a small part of that, or none
+        fell = (c / wide).abs().amax(1) <= _NEWTON * ((c - along) / wide).abs().amax(1)
+        secant = secant & (fell | (c.abs() <= _NEXT * unit).all(1))
     return asked & near & (secant | ~tenth)
 
 
