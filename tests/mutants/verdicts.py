@@ -730,7 +730,7 @@ MUTANTS = [
         ("asked = asked & known.factor.ok.to(z.device)", "pass"),
         ("<= far * length", "<= _SECANT * length"),
         ("<= far * length", "<= _FAITHFUL * length"),
-        ("if few:  # whose", "if False:  # whose", "tests/solver/test_convergence.py -k beyond_every_power"),
+        ("secant = secant & (fell | (c.abs() <= _NEXT * unit).all(1))", "pass"),
         ("asked = asked & (_share_of_damping(known, z) <= _DAMPED)", "pass"),
         ("known.solve(mu * D * v", "known.solve(mu * v"),
         ("torch.nan_to_num(D * known.solve", "torch.nan_to_num(known.solve"),

@@ -103,6 +103,27 @@ def test_how_far_factors_hold(name: str) -> None:
     assert bool(is_settled(known, z, F(z), point, F(point))) is settled
 
 
+# of two unknowns, both of which come from ``first`` by a share of Newton's step
+FEW: dict[str, tuple[Callable[[Tensor], Tensor], float, float, bool]] = {
+    "a zero": (lambda z: z**2 - 9, 3.0001, 1.0, True),
+    "on the way to a zero": (lambda z: z**2 - 9, 3.0001, 0.05, False),
+    "on the way to infinity, far out": (lambda z: torch.exp(1e7 - z), 1e7 + 20, 1.0, False),
+    "on the way to infinity, far out, by a small share": (lambda z: torch.exp(1e7 - z), 1e7 + 20, 0.05, False),
+    "at a zero, from where it is": (lambda z: z**2 - 9, 3.0 + 1e-13, 0.0, True),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_few_unknowns_are_settled_by_a_step_that_has_led_there(name: str) -> None:
+    f, first, share, settled_there = FEW[name]
+    point = torch.full((1, 2), first, dtype=F64, requires_grad=True)
+    before = f(point)
+    (slope,) = torch.autograd.grad(before.sum(), point)
+    point, before, known = point.detach(), before.detach(), Factors(slope)
+    z = point - share * known.solve(before)
+    assert bool(is_settled(known, z, f(z), point, before)) is settled_there
+
+
 # what R'R is along the first of a hundred unknowns, its unit D, and mu; of the others both are one
 DAMPED: dict[str, tuple[float, float, float, bool]] = {
     "no damping": (1e-12, 1.0, 0.0, True),
