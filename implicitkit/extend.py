@@ -68,7 +68,7 @@ from implicitkit.solver.qp.plain import solve_qp
 from implicitkit.solver.qp.polish import QPPoint
 from implicitkit.solver.qp.statuses import CLARABEL_ENDS, DAQP_ENDS, SCS_ENDS
 from implicitkit.solver.steps.refinement import damped_newton
-from implicitkit.solver.verdict.judging import Judge
+from implicitkit.solver.verdict.judge import Judge
 from implicitkit.system import LevelKernel, System
 
 __all__ = [

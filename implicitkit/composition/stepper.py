@@ -12,8 +12,8 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.verdict.judging import Judge
-from implicitkit.solver.verdict.strides import by_the_last_step
+from implicitkit.solver.verdict.judge import Judge
+from implicitkit.solver.verdict.last_step import by_the_last_step
 
 RUNNING = -1  # the status of a sample still in work
 

@@ -19,7 +19,7 @@ from implicitkit.solver.evaluating.differentiated import plain
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.return_checks import point, steps_of
 from implicitkit.solver.subset import subset
-from implicitkit.solver.verdict.judging import Judge
+from implicitkit.solver.verdict.judge import Judge
 
 #: Exceptions that tell of a mistake in the program of a user's solver, not of a point that it could not find.
 #: (An IndexError may be of either kind: the first sign change of a sample that has none.)

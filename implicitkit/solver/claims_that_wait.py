@@ -20,8 +20,8 @@ from torch import Tensor
 
 from implicitkit.solver.costs import waiting_pays
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.judging import Judge
-from implicitkit.solver.verdict.strides import by_the_last_step
+from implicitkit.solver.verdict.judge import Judge
+from implicitkit.solver.verdict.last_step import by_the_last_step
 
 
 class Point(NamedTuple):

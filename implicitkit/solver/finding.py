@@ -1,6 +1,6 @@
 """A solve from outside: a solver is run, and what it found is looked at once more.
 
-Every solver judges its own points by the one :class:`~implicitkit.solver.verdict.judging.Judge`.  Of a minimisation the
+Every solver judges its own points by the one :class:`~implicitkit.solver.verdict.judge.Judge`.  Of a minimisation the
 gradient is only half the question: here a maximum or a saddle point is left again, whoever came to it, and a failure is
 asked whether there is a minimum at all.
 """
@@ -26,12 +26,12 @@ from implicitkit.solver.norms import warn_of_seminorm
 from implicitkit.solver.polyalgorithm import Polyalgorithm
 from implicitkit.solver.starts_without_slope import beside, is_lowest
 from implicitkit.solver.subset import subset
-from implicitkit.solver.verdict.fits import DENSE
+from implicitkit.solver.verdict.curvature import ROUNDING, downhill, falls_forever
+from implicitkit.solver.verdict.higher_than_start import RISEN, Start
 from implicitkit.solver.verdict.kinks import KINK
-from implicitkit.solver.verdict.minima import ROUNDING, downhill, falls_forever
-from implicitkit.solver.verdict.noise import refuse_noise
-from implicitkit.solver.verdict.risen import RISEN, Start
-from implicitkit.solver.verdict.scales import in_working_precision
+from implicitkit.solver.verdict.no_solution import refuse_noise
+from implicitkit.solver.verdict.rounding_level import in_working_precision
+from implicitkit.solver.verdict.stationary_fit import DENSE
 
 _SPECTRUM = 256  # unknowns up to which it is asked whether a flow leaves the state found
 _FAR = 1e6  # times the start, or 1

@@ -36,7 +36,7 @@ from implicitkit.solver.black_box import MISTAKES, verdict
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.return_checks import point
-from implicitkit.solver.verdict.judging import Judge
+from implicitkit.solver.verdict.judge import Judge
 
 _CUT = 1e-12  # singular values below that share of the largest are none, and below ten units of rounding
 _STEPS = 20  # through a proximal map, which is made of few pieces as a rule

@@ -19,7 +19,7 @@ from implicitkit.solution import Solution, Status
 from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.black_box import verdict
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.judging import Judge
+from implicitkit.solver.verdict.judge import Judge
 
 _CHARTS = 8
 _NEAR = 0.5  # a sample that went no further than this in its chart is not looked at again

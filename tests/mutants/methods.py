@@ -100,7 +100,7 @@ MUTANTS = [
         "implicitkit/solver/black_box.py", PARTS, ("if not (isinstance(z, Tensor) and compat.tracked(z)):", "if True:")
     ),
     *mutants(
-        "implicitkit/solver/verdict/judging.py",
+        "implicitkit/solver/verdict/judge.py",
         "tests/problem/test_initial_value.py -k single_precision_is",
         ("self.size_of(z) + norm if self.f.kind.like_state else norm", "norm"),
     ),
@@ -1035,7 +1035,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/noise.py",
+        "implicitkit/solver/verdict/no_solution.py",
         f"{REFUSED} -k 'noise or draws'",
         ("noisy = (change > allowed) &", "noisy = (change >= 0) &"),
     ),

@@ -584,7 +584,7 @@ MUTANTS = [
         ('_STAGES = {"DOP853": 5}', "_STAGES: dict[str, int] = {}"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/minima.py",
+        "implicitkit/solver/verdict/curvature.py",
         "tests/problem/test_explicit_equations.py",
         ("known = factors_of_fit(f, z, g)", "pass"),
     ),

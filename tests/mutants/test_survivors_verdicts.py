@@ -12,10 +12,10 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.autodiff import linearise
-from implicitkit.solver.verdict.crossings import is_lower
-from implicitkit.solver.verdict.fits import well_fitted
-from implicitkit.solver.verdict.probing import runs_away
-from implicitkit.solver.verdict.scales import grows, rounding, row_scales
+from implicitkit.solver.verdict.condition import is_lower
+from implicitkit.solver.verdict.rounding_level import grows, rounding, row_scales
+from implicitkit.solver.verdict.runaway import runs_away
+from implicitkit.solver.verdict.stationary_fit import well_fitted
 
 D = torch.float64
 EPS = torch.finfo(D).eps

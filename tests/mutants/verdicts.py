@@ -62,7 +62,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/excess.py",
+        "implicitkit/solver/verdict/backward_error.py",
         SINGLE + " -k hides",
         ("careful, began, both_sides", "careful, both_sides"),
         (", both_sides=f.kind.returns_program)", ")"),
@@ -82,7 +82,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/strides.py",
+        "implicitkit/solver/verdict/last_step.py",
         "tests/solver/test_nothing_ran_away.py -k vanishes",
         ("_LEAP, _OF_A_LEAP = 0.1, 0.5", "_LEAP, _OF_A_LEAP = 0.1, 0.02"),
         ("_FAR, _HARDLY = 1e-3, 0.02", "_FAR, _HARDLY = 0.1, 0.02"),
@@ -121,7 +121,7 @@ MUTANTS = [
         ("J = f.kind.flow * in_working", "J = -f.kind.flow * in_working"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/crossings.py",
+        "implicitkit/solver/verdict/condition.py",
         STAYED + " -k 'discount or company'",
         ("clear = (there * back < 0) &", "clear = (there * back > 0) &"),
         ("found = found & (~asked | (clear & straight))", "found = found & ~asked"),
@@ -139,7 +139,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
+        "implicitkit/solver/verdict/runaway.py",
         "tests/solver/test_convergence.py -k 'low_precision and (valley or Kowalik)'",
         ("line = line & ~is_lower(f, z, origin, line & ~full)", "pass"),
         (
@@ -167,7 +167,7 @@ MUTANTS = [
         ("(missing.cumsum(1) == k) if k else missing", "(missing.cumsum(1) == k) if False else missing"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
+        "implicitkit/solver/verdict/runaway.py",
         "tests/solver/test_nothing_ran_away.py -k resistors",
         ("enough = count > 1 and bool((moved", "enough = count > 1 or bool((moved"),
         ("moved = (size > least) |", "moved = (size > 0) |"),
@@ -186,7 +186,7 @@ MUTANTS = [
         ("gauges = (transposed or self.reversed_) and isinstance", "gauges = transposed and isinstance"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/lengths.py",
+        "implicitkit/solver/verdict/along_the_ray.py",
         "tests/solver/test_lengths.py",
         ("which = which & (F.abs() <= NOISE * noise).all(1)", ""),
         ("& ~(there.abs() <= healthy_share(F) * beside).all(1)", ""),
@@ -280,7 +280,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/judging.py",
+        "implicitkit/solver/verdict/judge.py",
         UNITS,
         ("claims & (norm > self.floor)", "claims & (norm > self.atol)"),
         (
@@ -295,13 +295,13 @@ MUTANTS = [
         ("self.tolerance = self._floor + self", "self.tolerance = self.options.atol + self"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/scales.py",
+        "implicitkit/solver/verdict/rounding_level.py",
         "tests/solver/test_convergence.py -k 'held or runaway'",
         ("held = torch.isfinite(torch.linalg.vector_norm(z, dim=1))", "held = torch.isfinite(z).all(1)"),
         ("small = size < _LARGE * size.amax(1, keepdim=True)", "small = size < size.amax(1, keepdim=True)"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
+        "implicitkit/solver/verdict/runaway.py",
         "tests/solver/test_convergence.py tests/mutants/test_survivors_verdicts.py "
         "-k 'that_were_claimed or steep_root or does_not_follow'",
         ("near = near & _moves_as_said(f, A, z, F, scale)", "pass"),
@@ -323,7 +323,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/scales.py",
+        "implicitkit/solver/verdict/rounding_level.py",
         "tests/solver/test_differences_in_rows.py",
         ("yield from directions(z, share=_SHARE, most=_FEW + 2 * math.ceil(math.log2(n)), began=began)[_FEW:]", "pass"),
         ("    elif n > 2:", "    elif n > 8:"),
@@ -432,12 +432,12 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/crossings.py",
+        "implicitkit/solver/verdict/condition.py",
         FAR,
         ("unit = torch.where(columns > 0, rows / columns, unit)", "unit = unit"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
+        "implicitkit/solver/verdict/runaway.py",
         FAR,
         ("torch.where(ray, _SHORT, 0)", "torch.where(ray, 0, 0)"),
         (
@@ -447,7 +447,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/judging.py",
+        "implicitkit/solver/verdict/judge.py",
         "tests/solver/test_units.py -k 'still_falls or atol_that or zeros_at_zero or as_precise'",
         ("return claims & ~loose", "return claims"),
         ("options.atol_is_default and options.rtol > 0 and not f.kind.like_state", "not f.kind.like_state"),
@@ -456,20 +456,20 @@ MUTANTS = [
         ("torch.where(asked, _FAST * norm, self._again)", "self._again"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
+        "implicitkit/solver/verdict/runaway.py",
         "tests/solver/test_nothing_ran_away.py -k nor_does",
         ("_SURE if z.shape[1] <= DENSE else _HALF", "_HALF"),
         ("(tiny & is_rounding(f, z, F, drifts & tiny))", "is_rounding(f, z, F, drifts)"),
         ("(F.abs() > _DRIFTS * scale)", "(F.abs() > 0.1 * scale)"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/strides.py",
+        "implicitkit/solver/verdict/last_step.py",
         "tests/solver/test_units.py -k still_falls",
         ("misses = (left > rtol * size)", "misses = (left > size)"),
         ("misses.any(1) & (norm > 0)", "misses.all(1) & (norm > 0)"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/scales.py",
+        "implicitkit/solver/verdict/rounding_level.py",
         "tests/solver/test_units.py -k last_place",
         ("left = torch.where(still, _least_change", "left = torch.where(still & False, _least_change"),
     ),
@@ -486,7 +486,7 @@ MUTANTS = [
         ("2 * self.norm if self.method.encloses else self.last.norm", "self.last.norm"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/vanishing.py",
+        "implicitkit/solver/verdict/runaway_near_origin.py",
         FAR,
         (
             "stands = (d == 0).all(1)",
@@ -501,7 +501,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/strides.py",
+        "implicitkit/solver/verdict/last_step.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or behind_zeros'",
         ("_STEEPEST = 1e5", "_STEEPEST = 700.0"),
         ("outwards = torch.where(across, size + start, size - start)", "outwards = torch.zeros_like(size)"),
@@ -512,13 +512,13 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
+        "implicitkit/solver/verdict/runaway.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or behind_zeros'",
         ("plateau, vanished = vanished & ends, underflowed | (vanished & ~ends)", "plateau = ends & vanished"),
         ("return open_ & (~outwards | (torch.stack(beyond) >= before).any(0))", "return open_"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/vanishing.py",
+        "implicitkit/solver/verdict/runaway_near_origin.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or behind_zeros'",
         ("_OUTWARD, _BESIDE_ZERO = 1e-5,", "_OUTWARD, _BESIDE_ZERO = 1e-2,"),
         ("cut = has_underflowed(f, z, flat)[0] if bool(flat.any()) else", "cut ="),
@@ -532,18 +532,18 @@ MUTANTS = [
         ("return (known & lost).any(1), plateau.all(1) & flat.any(1)", "return (known & lost).any(1), known.any(1)"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
+        "implicitkit/solver/verdict/runaway.py",
         ROUNDED,
         ("which = which & ~plateau", "pass"),
         ("scale = torch.where(still & ~grows(f, z, F, still, seen), 0, scale)\n    sound", "scale = scale\n    sound"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/vanishing.py",
+        "implicitkit/solver/verdict/runaway_near_origin.py",
         ROUNDED,
         ("scale = torch.where(still & ~grows(f, z, F, still), 0, scale)\n    suspect", "scale = scale\n    suspect"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/scales.py",
+        "implicitkit/solver/verdict/rounding_level.py",
         ROUNDED,
         ("_DOUBLES = 1.9", "_DOUBLES = 0.9"),
         ("found = found | (asked & crosses)", "pass"),
@@ -564,7 +564,7 @@ MUTANTS = [
         ("_STARTS = 2", "_STARTS = 1"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/minima.py",
+        "implicitkit/solver/verdict/curvature.py",
         "tests/solver/test_convergence.py -k without_curvature",
         ("open_ = which & ~kinked & (best == z).all(1)", "open_ = which & ~suspect"),
     ),
@@ -602,14 +602,14 @@ MUTANTS = [
         ("flat = flat & ~_has_derivative(f, z, flat)", "pass", "tests/solver/test_convergence.py -k with_a_derivative"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/scales.py",
+        "implicitkit/solver/verdict/rounding_level.py",
         "tests/solver/test_convergence.py -k 'kinks_meet or takes_all or do_not_vanish or beside_zero'",
         ("direction, h / 16) > 4 * size, 0, size)", "direction, h / 16) > 4 * size, size, size)"),
         ("<= 0.5 * moved.abs(), 0, left)", "<= 0.5 * moved.abs(), left, left)"),
         ("_UNIT = 0.7", "_UNIT = 1.0"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/scales.py",
+        "implicitkit/solver/verdict/rounding_level.py",
         "tests/solver/test_units.py",
         (
             "yield from directions(z, share=_SHARE, most=_FEW, began=began)",
@@ -620,7 +620,7 @@ MUTANTS = [
         ("_left(_Smooth(f), z, which & t", "_left(f, z, which & t", "tests/solver/test_units.py -k 'box or violates'"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
+        "implicitkit/solver/verdict/runaway.py",
         "tests/solver/test_convergence.py -k 'kinks_meet or takes_all or do_not_vanish or beside_zero'",
         ("near = near | (orthogonal & _by_factors(f, H", "near = near & (orthogonal & _by_factors(f, H"),
     ),
@@ -642,13 +642,13 @@ MUTANTS = [
         ("torch.where(gap >= 0, plus(-gap, kappa), plus(gap, kappa))", "plus(gap, kappa)"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/judging.py",
+        "implicitkit/solver/verdict/judge.py",
         "tests/solver/test_convergence.py -k 'economies or infinity or runs_away or diverge'",
         ("near = self.f.problem.determined or self.largest(z) <= _FAR", "near = True"),
         ("return self.largest(z) <= _FAR_FIXED and not", "return not"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/judging.py",
+        "implicitkit/solver/verdict/judge.py",
         "tests/solver/test_large_least_squares.py -k 'questions_of_the_judge'",
         ("self.asked.note(z, asked | open_, away, self.came_from)", "pass"),
         ("noise=not fast", "noise=True"),
@@ -671,12 +671,12 @@ MUTANTS = [
         ("N.diagonal(dim1=1, dim2=2).sqrt()", "torch.ones_like(N[:, 0])"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/minima.py",
+        "implicitkit/solver/verdict/curvature.py",
         "tests/solver/test_hessian_factors.py",
         ("which = which & ~(f.curved.hold(product, z) & descended)", "pass"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/minima.py",
+        "implicitkit/solver/verdict/curvature.py",
         "tests/solver/test_large_least_squares.py -k 'like or saddle'",
         ("_LIKE = 0.5", "_LIKE = 50.0"),
         ("which = which & ~_is_like(product, known, z, steps)", "pass"),
@@ -703,12 +703,12 @@ MUTANTS = [
         ("return (norm > 0.5 * before) & ~(needed <= limit - steps)", "return norm > 0.5 * before"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/settled.py",
+        "implicitkit/solver/verdict/kantorovich.py",
         "tests/solver/test_short_programs.py -k dense_program",
         ("changes | ~known.where[0]", "changes"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/settled.py",
+        "implicitkit/solver/verdict/kantorovich.py",
         "tests/solver/test_settled.py",
         ("asked & near & (secant | ~tenth)", "asked & near"),
         ("asked & near & (secant | ~tenth)", "asked & (secant | ~tenth)"),
@@ -746,7 +746,7 @@ MUTANTS = [
         ("(known.solve(F).abs() <= _NEXT * unit).all(1)", "True"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/judging.py",
+        "implicitkit/solver/verdict/judge.py",
         "tests/solver/test_settled.py",
         ("torch.where(F.abs() <= self._floor(), 0, F)", "F"),
         ("for known in (self._healthy, self._held):", "for known in (self._healthy,):"),
@@ -788,13 +788,13 @@ MUTANTS = [
         ("open_ & ((norm < began) |", "open_ & (~failed | failed |", STRANGERS + " -k larger_than_the_slope"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/scales.py",
+        "implicitkit/solver/verdict/rounding_level.py",
         JUMPS,
         ("size = torch.minimum(size, change(f, z, F, direction, -h))", "pass"),
         ("torch.minimum(slope.abs(), back.abs())", "slope.abs()"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/fits.py",
+        "implicitkit/solver/verdict/stationary_fit.py",
         FITS,
         ("regular = regular & (values[:, -1] >", "regular = regular | (values[:, -1] >"),
         ("return regular & is_small(d / columns, z, torch.finfo(z.dtype).eps) &", "return regular &"),
@@ -815,12 +815,12 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/vanishing.py",
+        "implicitkit/solver/verdict/runaway_near_origin.py",
         STAYED + " -k before_it_underflows",
         ("torch.where(cut | fades, AWAY, 0)", "torch.where(cut, AWAY, 0)"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/crossings.py",
+        "implicitkit/solver/verdict/condition.py",
         FAMILIES + " -k falls_for_ever",
         ("which = which & (values[:, 0] <= eps**0.5)", "which = which & False"),
         ("falls & (last - value > NOISE", "falls & (last - value > -NOISE"),
@@ -865,7 +865,7 @@ MUTANTS = [
         ("held(g, None, x)", "g"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/together.py",
+        "implicitkit/solver/verdict/runaway_together.py",
         TOGETHER,
         ("| (norm(way) > 0)", ""),
         ("(size > left * norm(before))", "(size < left * norm(before))"),
@@ -874,12 +874,12 @@ MUTANTS = [
         ("which = which & ~(doubtful & ~(further", "which = which & ~(doubtful & False & ~(further"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/asked.py",
+        "implicitkit/solver/verdict/runaway_record.py",
         TOGETHER,
         ("return torch.where(gone, int(Status.DIVERGED), status), handed & ~gone", "return status, handed"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
+        "implicitkit/solver/verdict/runaway.py",
         FITS,
         ("if fit is not None and bool((well_fitted(*fit, z, F, which) & ~loose | ~which).all()):", "if False:"),
         ("well_fitted(*fit, z, F, which) & ~loose |", "well_fitted(*fit, z, F, which) |", LENGTHS),
@@ -920,7 +920,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/minima.py",
+        "implicitkit/solver/verdict/curvature.py",
         STRANGERS + " -k 'on_waves or valley'",
         ("return self.runs >= _RUNS", "return self.runs > 1000"),
         ("self.runs + 1, 0)\n        self.far", "self.runs + 1, self.runs + 1)\n        self.far"),
@@ -943,7 +943,7 @@ MUTANTS = [
         ("Stage(Impatient(DFSANE(), window=50, horizon=500), max_steps=500)", '_stage("df_sane", max_steps=500)'),
     ),
     *mutants(
-        "implicitkit/solver/verdict/risen.py",
+        "implicitkit/solver/verdict/higher_than_start.py",
         "tests/solver/test_no_higher_than_the_start.py",
         ("rise > _VALLEY * self._explained(z, start)", "rise > 0 * self._explained(z, start)"),
         ("_SHOWN * rise <=", "0 * rise <="),
@@ -972,7 +972,7 @@ MUTANTS = [
         ("        total.descended = False\n", ""),
     ),
     *mutants(
-        "implicitkit/solver/verdict/families.py",
+        "implicitkit/solver/verdict/curve_of_minima.py",
         "tests/solver/test_families_of_minima.py",
         ("found, open_, before = found | (open_ & ends)", "found, open_, before = found"),
         ("wide = self.unit.maximum(_ACROSS", "wide = self.unit.maximum(0"),
@@ -994,7 +994,7 @@ MUTANTS = [
         ("(F.abs() > _CLEAR * noise)", "(F.abs() < _CLEAR * noise)"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/judging.py",
+        "implicitkit/solver/verdict/judge.py",
         FAMILIES + " -k any_unit",
         ("if self.f.kind.minimisation and self._unit", "if self.f.kind.of_residuals and self._unit"),
         (
@@ -1018,7 +1018,7 @@ MUTANTS = [
         ("same = same & (norm(near) > least)", "same = same & (norm(near) > 0)"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/minima.py",
+        "implicitkit/solver/verdict/curvature.py",
         "tests/solver/test_second_order.py -k wall",
         ("for t in SHORT if curvature is not None and bool(walled.any()) else ():", "for t in ():"),
         (

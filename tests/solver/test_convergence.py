@@ -24,7 +24,7 @@ from convergence_audit import DTYPES, Verdict, audit, right, wrong_and_refused
 from convergence_exceptions import EXCEPTIONS, ROUNDED
 from convergence_table import FACTORS, claims
 
-from implicitkit.solver.verdict.strides import fell_steeply
+from implicitkit.solver.verdict.last_step import fell_steeply
 
 F64 = torch.float64
 TABLE = {claim.name: claim for claim in claims()}

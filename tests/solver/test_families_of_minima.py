@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.solver.verdict.families import in_a_family
+from implicitkit.solver.verdict.curve_of_minima import in_a_family
 from tests.tables.ends import Ends
 
 F64 = torch.float64

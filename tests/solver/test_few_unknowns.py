@@ -14,7 +14,7 @@ from implicitkit.manifold import SO3
 from implicitkit.problem.robust import LOSSES
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps import convex_model
-from implicitkit.solver.verdict import fits
+from implicitkit.solver.verdict import stationary_fit
 from implicitkit.sparsity.patterns import SMALLEST
 
 F64 = torch.float64
@@ -165,8 +165,8 @@ def test_a_batch_of_good_fits_is_judged_without_singular_values(monkeypatch: pyt
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("singular values have been taken")
 
-    monkeypatch.setattr(fits, "lstsq_batched", refuse)
-    monkeypatch.setattr(fits, "_by_normal_equations", lambda *given: (asked.append(1), plain(*given))[1])
+    monkeypatch.setattr(stationary_fit, "lstsq_batched", refuse)
+    monkeypatch.setattr(stationary_fit, "_by_normal_equations", lambda *given: (asked.append(1), plain(*given))[1])
     x = torch.linspace(0.5, 1.5, 20, dtype=F64).expand(8, 20)
     fit = lambda z, x: torch.cat([z + z**3 - x, 0.1 * z], -1)  # noqa: E731
     s = ik.least_squares(fit, torch.zeros(8, 20, dtype=F64), (x,), batch_dims=1, rtol=1e-4)

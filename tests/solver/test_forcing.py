@@ -12,7 +12,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.solver.steps.forcing import forcing_term
-from implicitkit.solver.verdict import judging
+from implicitkit.solver.verdict import judge
 
 D = torch.float64
 
@@ -53,7 +53,7 @@ def test_what_many_equations_claim_at_last_holds(monkeypatch: pytest.MonkeyPatch
         refused.append(int((claims & ~holds).count_nonzero()))
         return holds
 
-    monkeypatch.setattr(judging.Judge, "examine", counted)
+    monkeypatch.setattr(judge.Judge, "examine", counted)
     ramp, which = torch.linspace(0.5, 1.5, 300, dtype=D), torch.arange(64)
     turned = (torch.arange(300) + (which * 300 // 64).unsqueeze(1)) % 300
     x = ramp[turned] * (1 + 1.5 * which / 64).unsqueeze(1)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.solver.verdict import minima
+from implicitkit.solver.verdict import curvature
+from implicitkit.solver.verdict.curvature import lanczos
 from implicitkit.solver.verdict.kinks import in_a_kink
-from implicitkit.solver.verdict.minima import lanczos
 
 F64 = torch.float64
 _AT = torch.tensor([1.0, 2.0, 3.0], dtype=F64)
@@ -441,7 +441,7 @@ def test_a_kink_of_one_sample_is_none_of_the_others() -> None:
 
 def test_what_comes_from_afar_is_not_asked_for_kinks(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(minima, "jumps_at", lambda f, z, *_: asked.append(len(z)))
+    monkeypatch.setattr(curvature, "jumps_at", lambda f, z, *_: asked.append(len(z)))
     for objective in (
         lambda z: ((z - 3) ** 2).sum(),
         lambda z: torch.cosh(z - 2).sum(),

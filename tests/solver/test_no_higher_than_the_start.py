@@ -12,7 +12,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.extend import BlackBox
 from implicitkit.solver import finding
-from implicitkit.solver.verdict.risen import Start
+from implicitkit.solver.verdict.higher_than_start import Start
 
 F64 = torch.float64
 ANGLES = [21.158931, 17.591719, 14.046854, 10.519732, 7.0058392, 3.5007293, 0.0]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.solver.steps.region import taken_where
-from implicitkit.solver.verdict.judging import Judge
+from implicitkit.solver.verdict.judge import Judge
 
 D = torch.float64
 N = 12

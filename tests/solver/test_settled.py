@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.solver.verdict import judging
-from implicitkit.solver.verdict.settled import is_settled, settled, still_holds
+from implicitkit.solver.verdict import judge
+from implicitkit.solver.verdict.kantorovich import is_settled, settled, still_holds
 
 F64 = torch.float64
 N = 100
@@ -231,8 +231,8 @@ def test_all_that_is_asked_of_a_large_system_at_rounding_is_one_evaluation(monke
     """Equations that hold at the start, boundary values of zero and a point far out: three reasons to ask more."""
     asked: list[str] = []
     for name in ("runs_away", "vanishes", "excess"):
-        whole = getattr(judging, name)
-        monkeypatch.setattr(judging, name, lambda *a, _n=name, _w=whole, **k: (asked.append(_n), _w(*a, **k))[1])
+        whole = getattr(judge, name)
+        monkeypatch.setattr(judge, name, lambda *a, _n=name, _w=whole, **k: (asked.append(_n), _w(*a, **k))[1])
     load = torch.full((51, 1), 100.0, dtype=F64)
     s = ik.root(beam, torch.zeros(51, 4, dtype=F64), (load,))
     assert bool(s.converged) and float(s.value.abs().max()) > 5
@@ -244,7 +244,7 @@ def test_a_point_far_out_is_not_asked_where_factors_tell(kind: str, monkeypatch:
     def refuse(*_: Any) -> Any:
         raise AssertionError("asked")
 
-    monkeypatch.setattr(judging, "runs_away", refuse)
+    monkeypatch.setattr(judge, "runs_away", refuse)
     n = 300
     data = 20 + torch.linspace(0, 1, n, dtype=F64)
     z0 = data - 0.005
@@ -266,7 +266,7 @@ def test_a_fit_is_asked_nothing_where_factors_tell(monkeypatch: pytest.MonkeyPat
         raise AssertionError("asked")
 
     for name in ("runs_away", "vanishes"):
-        monkeypatch.setattr(judging, name, refuse)
+        monkeypatch.setattr(judge, name, refuse)
     d = 20 + torch.linspace(0, 1, 300, dtype=F64)
     fit = lambda z, d: torch.cat([torch.sinh(z - d), (z - d).diff()])  # noqa: E731
     s = ik.least_squares(fit, d - 0.1, (d,), solver="levenberg_marquardt")

@@ -10,7 +10,7 @@ bounds hold to first order (Nocedal & Wright 2006, theorem 12.5).  A set or a te
 
 where the second term is the curvature of ``phi``: ``D^{-1} = I + s d^2 phi`` on its range (Parikh & Boyd 2014, section
 3.3); it vanishes for a polyhedron.  Lanczos finds a ``u`` with ``q(u) < 0``, as without constraints
-(:mod:`implicitkit.solver.verdict.minima`), and a lower feasible point beside ``z`` is the proof; of a term nobody knows the
+(:mod:`implicitkit.solver.verdict.curvature`), and a lower feasible point beside ``z`` is the proof; of a term nobody knows the
 value, and the curvature has to do.
 """
 
@@ -26,8 +26,7 @@ from implicitkit.linear.factors.dense import lstsq_batched, svd_batched
 from implicitkit.problem.argmin import Bounded, Projected
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.inflection import inflected
-from implicitkit.solver.verdict.minima import (
+from implicitkit.solver.verdict.curvature import (
     LENGTHS,
     POWERS,
     ROUNDING,
@@ -38,6 +37,7 @@ from implicitkit.solver.verdict.minima import (
     promised,
     random_unit,
 )
+from implicitkit.solver.verdict.inflection import inflected
 
 _AFFORDABLE = 2e8  # numbers times rows of the constraints' Jacobian up to which its null space is looked for
 _LONG = 100.0  # times 1 / |H|: the step s, so that a kink that is just active counts as open

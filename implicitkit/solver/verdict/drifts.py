@@ -9,7 +9,7 @@ from torch import Tensor
 
 from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.scales import in_working_precision
+from implicitkit.solver.verdict.rounding_level import in_working_precision
 
 DRIFTS = (
     "The map moves a component by the same amount, and not by zero, wherever it was asked, near and far: it seems to have "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from implicitkit.linear.factors.dense import factor_batched
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.scales import NOISE, in_working_precision
+from implicitkit.solver.verdict.rounding_level import NOISE, in_working_precision
 
 _WAY = 0.05  # of the unknowns, to both sides
 _MOST = 4  # directions that rounding may leave open

@@ -3,7 +3,7 @@ r"""What "converged" means: a verdict on a point, whoever found it and wherever 
 A fixed point has converged when ``|F(z)| <= atol + rtol |z|``: its residual has the units of ``z`` (in a composition,
 those of each part).  Any other residual has units of its own, and only the function says what is small: a point is taken
 when ``|F(z)| <= atol``, or when every equation holds to ``|F_i| <= atol + rtol S_i``, where ``S_i`` is the size of what
-cancels in it *near* ``z`` (:func:`~implicitkit.solver.verdict.scales.row_scales`).  That is asked only where a sample claims
+cancels in it *near* ``z`` (:func:`~implicitkit.solver.verdict.rounding_level.row_scales`).  That is asked only where a sample claims
 to have converged while ``|F| > atol``.  What rounding leaves of ``F`` is measured too: less cannot be asked for.
 
 Where nobody gave an ``atol``, it must not depend on the units: it is then ``min(eps^(2/3), rtol s)``, with ``s = |F(z0)|``
@@ -13,7 +13,7 @@ from where it began by ``rtol``, ``|F_i| > 10 rtol |F_i(z0)|``, is asked for ``S
 equations in small units behind others in large ones (a penalty of 1e13).
 
 A residual can also vanish because ``z`` runs away (``exp(-z)``, prices at infinity, ``z = sqrt(z^2 + 1)``).  Such a point is
-no solution, however small ``|F|`` is (:func:`~implicitkit.solver.verdict.probing.runs_away`): ``DIVERGED``.
+no solution, however small ``|F|`` is (:func:`~implicitkit.solver.verdict.runaway.runs_away`): ``DIVERGED``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.steps.factored import is_noise
 from implicitkit.solver.subset import ask
-from implicitkit.solver.verdict.asked import Asked
-from implicitkit.solver.verdict.excess import by_pieces, excess
-from implicitkit.solver.verdict.fits import DENSE
-from implicitkit.solver.verdict.probing import runs_away
-from implicitkit.solver.verdict.scales import NOISE, in_working_precision, rounding, steepness
-from implicitkit.solver.verdict.settled import is_minimum, last_jacobian, settled, still_holds
-from implicitkit.solver.verdict.strides import falls_on, gets_on
-from implicitkit.solver.verdict.vanishing import AWAY, STANDS, vanishes
+from implicitkit.solver.verdict.backward_error import by_pieces, excess
+from implicitkit.solver.verdict.kantorovich import is_minimum, last_jacobian, settled, still_holds
+from implicitkit.solver.verdict.last_step import falls_on, gets_on
+from implicitkit.solver.verdict.rounding_level import NOISE, in_working_precision, rounding, steepness
+from implicitkit.solver.verdict.runaway import runs_away
+from implicitkit.solver.verdict.runaway_near_origin import AWAY, STANDS, vanishes
+from implicitkit.solver.verdict.runaway_record import Asked
+from implicitkit.solver.verdict.stationary_fit import DENSE
 
 _FAR, _FAR_FIXED = 5.0, 8.0  # max |z| beyond which a vanishing residual, a fixed point's, may vanish at infinity ...
 _GROWN = 100.0  # ... or |z| of so many times |z0| + |F(z0)|
@@ -312,7 +312,7 @@ class Judge:
     ) -> Tensor:
         """The status of every sample, once the solver has done all it can: some that it gave up have converged
         (:meth:`last_word`), and others have come to rest nowhere (:meth:`gone`, and
-        :func:`~implicitkit.solver.verdict.vanishing.vanishes` unless the way there was ``steep``: of fixed points that means
+        :func:`~implicitkit.solver.verdict.runaway_near_origin.vanishes` unless the way there was ``steep``: of fixed points that means
         where they strode out).  ``converged``: the caller knows that every one has."""
         beginning = None if self.f.problem.determined else self._may_vanish(z, norm, status, steep)
         if beginning is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.scales import NOISE, in_working_precision, is_healthy, rounding, row_scales
+from implicitkit.solver.verdict.rounding_level import NOISE, in_working_precision, is_healthy, rounding, row_scales
 
 _PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
 
@@ -30,7 +30,7 @@ def excess(
 
     Args:
         which: ``(batch,)``, the samples. floor: ``(batch, n)`` where it is a tensor. began: ``|z|`` at the start.
-        careful: as in :func:`~implicitkit.solver.verdict.scales.row_scales`. worst: ``(batch, n) -> (batch,)``, of the
+        careful: as in :func:`~implicitkit.solver.verdict.rounding_level.row_scales`. worst: ``(batch, n) -> (batch,)``, of the
             equations'.
     """
     F = in_working_precision(f.residual(z)).abs()

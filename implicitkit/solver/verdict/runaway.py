@@ -1,6 +1,6 @@
 r"""Has a residual that is small at a point a zero near it, or is it on its way to infinity?
 
-By evaluating ``F`` beside ``z`` (:mod:`~implicitkit.solver.verdict.scales`), and by the Newton correction where that
+By evaluating ``F`` beside ``z`` (:mod:`~implicitkit.solver.verdict.rounding_level`), and by the Newton correction where that
 cannot tell.
 """
 
@@ -14,12 +14,11 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.dense import lstsq_batched, solve_batched
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.crossings import crosses, in_units, is_lower, moved_by_rounding, runs_down, without
-from implicitkit.solver.verdict.families import in_a_family
-from implicitkit.solver.verdict.fits import DENSE, as_fit, explains, is_small, well_fitted
-from implicitkit.solver.verdict.lengths import has_no_length, stays
+from implicitkit.solver.verdict.along_the_ray import has_no_length, stays
+from implicitkit.solver.verdict.condition import crosses, in_units, is_lower, moved_by_rounding, runs_down, without
+from implicitkit.solver.verdict.curve_of_minima import in_a_family
 from implicitkit.solver.verdict.limiting_fits import has_a_limit
-from implicitkit.solver.verdict.scales import (
+from implicitkit.solver.verdict.rounding_level import (
     FLOOR,
     NOISE,
     change,
@@ -32,7 +31,8 @@ from implicitkit.solver.verdict.scales import (
     rounding,
     uneven,
 )
-from implicitkit.solver.verdict.together import fade_together
+from implicitkit.solver.verdict.runaway_together import fade_together
+from implicitkit.solver.verdict.stationary_fit import DENSE, as_fit, explains, is_small, well_fitted
 from implicitkit.solver.verdict.underflow import has_underflowed
 
 _MOVE = 1e-2  # by which z moves in the test for infinity
@@ -150,7 +150,7 @@ def _by_factors(
     columns of ``J``).  Where ``J`` then is singular but to half the digits (a fit: to rounding), the correction may also be
     that of lower rank, but the zeros (or fits as good) must go on along its null space to the point nearest to the
     origin: a line of them, no way to infinity. Without ``lines`` a singular ``J`` is refused; a square one is not,
-    whatever its condition, where the correction is small and determined (:mod:`~implicitkit.solver.verdict.crossings`).
+    whatever its condition, where the correction is small and determined (:mod:`~implicitkit.solver.verdict.condition`).
     Unknowns that are ``off``, on which an objective does not depend where it is, stay as they are.
     """
     norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731

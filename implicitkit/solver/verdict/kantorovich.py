@@ -1,7 +1,7 @@
 r"""Has Newton's method come to a zero, as the factors of its last step tell?
 
 With ``N`` near ``dF/dz`` at the point before, the correction ``c = N^{-1} F(z)`` costs one solve, where to ask how ``F``
-changes beside ``z`` (:mod:`~implicitkit.solver.verdict.probing`) costs evaluations.  Near a zero ``c`` is next to nothing
+changes beside ``z`` (:mod:`~implicitkit.solver.verdict.runaway`) costs evaluations.  Near a zero ``c`` is next to nothing
 beside ``z``; on the way to infinity it is ``z / 745`` and more (of ``exp(-z)``, which underflows there).
 
 Factors of a fit are those of ``N = R'R + mu D^2``, near the Hessian where residuals or their curvature are small, which the
@@ -19,9 +19,9 @@ from torch import Tensor
 from implicitkit.foundation import seeded
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.fits import DENSE
-from implicitkit.solver.verdict.minima import beside, difference_step
-from implicitkit.solver.verdict.scales import FLOOR, healthy_share, in_working_precision, uneven
+from implicitkit.solver.verdict.curvature import beside, difference_step
+from implicitkit.solver.verdict.rounding_level import FLOOR, healthy_share, in_working_precision, uneven
+from implicitkit.solver.verdict.stationary_fit import DENSE
 
 _SHORT = 1e-3  # of z: a step of which the factors still hold behind it ...
 _BESIDE = 1e-2  # ... or of this share of the largest z_j

@@ -26,7 +26,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps.normal_equations import factors_of_fit
 from implicitkit.solver.verdict.inflection import inflected
 from implicitkit.solver.verdict.kinks import jumps_at
-from implicitkit.solver.verdict.scales import in_working_precision
+from implicitkit.solver.verdict.rounding_level import in_working_precision
 
 _PRODUCTS = 12  # Lanczos steps where the solver may have climbed, or not moved
 _FEW = 3  # ... where it has come down to the point

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.scales import (
+from implicitkit.solver.verdict.rounding_level import (
     NOISE,
     change,
     healthy_share,

@@ -9,9 +9,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.dense import lstsq_batched
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.fits import DENSE
-from implicitkit.solver.verdict.probing import BEHIND, LEFT
-from implicitkit.solver.verdict.scales import (
+from implicitkit.solver.verdict.rounding_level import (
     NOISE,
     grows,
     healthy_share,
@@ -20,6 +18,8 @@ from implicitkit.solver.verdict.scales import (
     rounding,
     row_scales,
 )
+from implicitkit.solver.verdict.runaway import BEHIND, LEFT
+from implicitkit.solver.verdict.stationary_fit import DENSE
 from implicitkit.solver.verdict.underflow import has_underflowed
 
 _HIGH = 0.37  # what a step leaves of a zero of any order, less than 1 / e

@@ -8,7 +8,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.scales import in_working_precision
+from implicitkit.solver.verdict.rounding_level import in_working_precision
 
 DENSE = 64  # unknowns up to which a correction is found by factors
 _SOUND = 1e-3  # a correction this small beside z is that of a point near a solution
