@@ -46,7 +46,7 @@ def graph(z: Tensor, x: Tensor) -> Tensor:
 
 def test_what_many_equations_claim_at_last_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 samples of 300: hardly a claim is refused, in few evaluations."""
-    refused, examine = [], judging.Judge.examine
+    refused, examine = [], judge.Judge.examine
 
     def counted(self: Any, z: Tensor, norm: Tensor, claims: Tensor, *more: Any) -> Tensor:
         holds = examine(self, z, norm, claims, *more)
