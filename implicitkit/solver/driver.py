@@ -26,9 +26,9 @@ from implicitkit.solver.return_checks import kept, stepped
 from implicitkit.solver.starts_without_slope import has_a_value
 from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.subset import WholeBatch
-from implicitkit.solver.verdict.curvature import Progress
 from implicitkit.solver.verdict.judge import Judge
 from implicitkit.solver.verdict.last_step import by_the_last_step
+from implicitkit.solver.verdict.unbounded import Progress
 
 _DROP = 0.8  # rows are dropped when no more than this share of them is still at work
 _RESCUES = 30  # steps out of the domain that plain ones take the place of

@@ -22,10 +22,9 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.starts_without_slope import has_no_slope
 from implicitkit.solver.subset import subset
-from implicitkit.solver.verdict.drifts import DRIFTS, drifts
 from implicitkit.solver.verdict.kinks import Kinks
-from implicitkit.solver.verdict.no_solution import refuse_noise
-from implicitkit.solver.verdict.stationary_fit import DENSE
+from implicitkit.solver.verdict.newton_correction import DENSE
+from implicitkit.solver.verdict.no_solution import DRIFTS, drifts, refuse_noise
 
 _ENOUGH = 2  # stages that find that an objective falls forever, or that say a sample has run away
 _SURE = 3  # ... of a program, whose multipliers may run away beside a solution

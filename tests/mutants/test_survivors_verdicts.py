@@ -12,8 +12,9 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.autodiff import linearise
+from implicitkit.solver.verdict.backward_error import row_scales
 from implicitkit.solver.verdict.condition import is_lower
-from implicitkit.solver.verdict.rounding_level import grows, rounding, row_scales
+from implicitkit.solver.verdict.rounding_level import grows, rounding
 from implicitkit.solver.verdict.runaway import runs_away
 from implicitkit.solver.verdict.stationary_fit import well_fitted
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.solver.verdict.rounding_level import row_scales
+from implicitkit.solver.verdict.backward_error import row_scales
 
 F64 = torch.float64
 

@@ -160,7 +160,7 @@ def test_robust_means_take_few_steps_under_a_loss_of_somebody_else(name: str) ->
 def test_a_batch_of_good_fits_is_judged_without_singular_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """They took more time than all steps of 64 fits of 30 unknowns."""
     asked = list[int]()
-    plain = fits._by_normal_equations
+    plain = stationary_fit._by_normal_equations
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("singular values have been taken")

@@ -20,7 +20,7 @@ from implicitkit.problem.robust import LOSSES, Robust
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps import normal_equations
 from implicitkit.solver.steps.robust_model import next_share, root
-from implicitkit.solver.verdict.limiting_fits import has_a_limit
+from implicitkit.solver.verdict.along_the_ray import has_a_limit
 
 D = torch.float64
 N = 150

@@ -213,12 +213,12 @@ def test_what_is_like_a_matrix_and_what_is_not() -> None:
 
     asked: list[Tensor] = []
     product = lambda q: asked.append(q) or share * units**2 * q  # noqa: E731
-    like = minima._is_like(product, Diagonal(), torch.ones(4, n, dtype=D), 3)
+    like = curvature._is_like(product, Diagonal(), torch.ones(4, n, dtype=D), 3)
     assert like.tolist() == [True, True, False, False]
     assert len(asked) == 3 and all(bool((q.norm(dim=1) - 1 < 1e-12).all()) for q in asked)
     share[:] = 1.0
     asked.clear()
-    assert bool(minima._is_like(product, Diagonal(), torch.ones(4, n, dtype=D), 3).all()) and len(asked) == 1
+    assert bool(curvature._is_like(product, Diagonal(), torch.ones(4, n, dtype=D), 3).all()) and len(asked) == 1
 
 
 def test_factors_of_a_fit_serve_further_steps_and_the_derivative(monkeypatch: pytest.MonkeyPatch) -> None:

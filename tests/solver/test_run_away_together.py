@@ -13,7 +13,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation.autodiff import linearise
 from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
-from implicitkit.solver.verdict.runaway import LEFT
+from implicitkit.solver.verdict.newton_correction import LEFT
 from implicitkit.solver.verdict.runaway_together import fade_together
 
 F64 = torch.float64

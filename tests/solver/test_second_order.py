@@ -15,7 +15,7 @@ import implicitkit as ik
 from implicitkit.solver import finding
 from implicitkit.solver.constrained.second_order import _Look, falls_forever_within
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict import curvature
+from implicitkit.solver.verdict import curvature as second_order_look
 
 F64 = torch.float64
 
@@ -357,7 +357,7 @@ def test_a_wall_beside_one_sample_says_nothing_of_another(monkeypatch: pytest.Mo
         told.append(curvature)
         return z
 
-    monkeypatch.setattr(curvature, "_lower", lower)
+    monkeypatch.setattr(second_order_look, "_lower", lower)
     wall = torch.tensor([1.0, 0.0], dtype=torch.float64)
 
     def objective(z: torch.Tensor, wall: torch.Tensor) -> torch.Tensor:

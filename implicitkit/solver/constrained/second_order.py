@@ -28,7 +28,6 @@ from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.curvature import (
     LENGTHS,
-    POWERS,
     ROUNDING,
     SHORT,
     difference_step,
@@ -38,6 +37,7 @@ from implicitkit.solver.verdict.curvature import (
     random_unit,
 )
 from implicitkit.solver.verdict.inflection import inflected
+from implicitkit.solver.verdict.unbounded import POWERS
 
 _AFFORDABLE = 2e8  # numbers times rows of the constraints' Jacobian up to which its null space is looked for
 _LONG = 100.0  # times 1 / |H|: the step s, so that a kink that is just active counts as open

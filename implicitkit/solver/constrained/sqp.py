@@ -19,7 +19,7 @@ from implicitkit.solver.constrained.model import First, Local, Model
 from implicitkit.solver.constrained.step_program import Program
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.verdict.stationary_fit import DENSE
+from implicitkit.solver.verdict.newton_correction import DENSE
 
 _FALLS = 0.95  # of |F| that a step may leave whose active set is not that of its quadratic program yet
 _EXPECTATIONS = 4  # programs a step, each of what the one before let down; the last expects equalities only

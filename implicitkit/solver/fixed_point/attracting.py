@@ -20,7 +20,7 @@ from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.fixed_point.picard import Picard
 from implicitkit.solver.method import Method
 from implicitkit.solver.subset import subset
-from implicitkit.solver.verdict.rounding_level import in_working_precision
+from implicitkit.solver.verdict.differences import in_working_precision
 
 #: The map's own path, for as long as its residual falls, or rises: neither says that it goes round in circles.
 PATH, PATH_STEPS = Impatient(Picard(), window=32, horizon=500.0, reach=1e6, follow=True), 1000

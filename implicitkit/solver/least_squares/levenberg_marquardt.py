@@ -19,7 +19,7 @@ from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, weighted, with_old_factors
 from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.steps.robust_model import curvature, next_share, root, weights
-from implicitkit.solver.verdict.rounding_level import FLOOR
+from implicitkit.solver.verdict.differences import FLOOR
 from implicitkit.sparsity.patterns import SMALLEST
 
 _EASE = 1 / 3  # by which mu falls after a good step ...

@@ -1,8 +1,9 @@
-r"""Does a residual say how long ``z`` is?
+r"""What is ``F`` along the ray from the origin through ``z``?  What ``F`` does not say of the length of ``z`` is no solution.
 
 ``sin(z_0 + z_1) + (z_0 - z_1)^2 + z_1`` falls along ``-(1, 1)`` for ever, on waves.  At 1e10 its gradient is 1e-11 of what
 cancels in it, and so are the corrections of Newton's method of ``z``; at 1e16 rounding hides it.  But all along the ray from
-the origin to ``z`` it is of this size: how long ``z`` is, nothing in ``F`` says.
+the origin to ``z`` it is of this size.  And ``z_1 s / (z_2 + s)`` fits a straight line ``(z_1 / z_2) s`` in the end: out
+there residuals hardly change with the length of ``z``, and what ``J`` has of that direction is rounding.
 """
 
 from __future__ import annotations
@@ -11,21 +12,20 @@ import torch
 from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.rounding_level import (
-    NOISE,
-    change,
-    healthy_share,
-    in_working_precision,
-    is_rounding,
-    rounding,
-    uneven,
-)
+from implicitkit.solver.verdict.backward_error import healthy_share
+from implicitkit.solver.verdict.differences import change, in_working_precision, uneven
+from implicitkit.solver.verdict.rounding_level import NOISE, is_rounding, rounding
 
 _LOOSE = 100.0  # times |F(z)|: what is left of F where z is as long as it is by chance ...
 _BEFORE = (0.5, 0.99)  # ... of z, and near it: far from a peak all may vanish
 _LIKE = 10.0  # times |F(z)|, or what rounding leaves of it: F of the same size
 _IN = tuple(10.0 ** -(2**k) for k in range(1, 9))  # of z, where F is of the same size too
 _RAY = (1e-2, 1e-8, 1e-32)  # of z, where of a ray of zeros rounding errors are left; waves are more at one of these
+_FIT_OUT = (1.1, 2.0, 16.0, 256.0, 4096.0)  # times z, where a fit is no worse than at z
+_FIT_IN = (16.0, 1e3, 1e6, 1e9, 1e12)  # parts of z, at one of which it is another one
+_OTHER = 16.0  # times what equal values may differ by: values that are not equal
+_MAP_OUT = (16.0, 256.0)  # times a point, from where a map that is held brings it back to half as far at least ...
+_LARGE = 0.1  # ... in every component of this share of the largest
 
 
 def has_no_length(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
@@ -63,3 +63,44 @@ def stays(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
             break
         which = which & (in_working_precision(f.residual(share * z)).abs() <= _LIKE * size).all(1)
     return which
+
+
+def has_a_limit(f: Evaluations, J: Tensor, r: Tensor, z: Tensor, which: Tensor) -> Tensor:
+    r"""Where a fit is no worse further out along the ray through ``z``, and another one further in, ``(batch,)``.
+
+    ``|r(c z)| <= |r(z)| + eps^(2/3) (|r| + max_k |J_k z_k|)`` for ``c`` from 1.1 to 4096: out of a minimum one of them is
+    more, as far as any residual depends on the length of ``z``.  Where none does on all the way to the origin
+    (``z_1 / z_2``), every point of the ray is a fit as good; and where no ``J_k z_k`` is left, it ends on a plateau.  Five
+    evaluations, and up to five more where these agree.
+
+    Args:
+        f: the problem's. J: ``dr/dz``, ``(batch, m, n)``. r: ``(batch, m)``. z: ``(batch, n)``. which: the samples in
+            question, ``(batch,)``.
+    """
+    norm, terms = torch.linalg.vector_norm(r, dim=1), (torch.linalg.vector_norm(J, dim=1) * z.abs()).amax(1)
+    same = f.eps ** (2 / 3) * (norm + terms)
+
+    def at(times: float, less: Tensor | float = 0.0) -> Tensor:
+        there = f.problem.flat_residuals(f.kernel, times * z).detach().to(r)
+        return torch.linalg.vector_norm(there - less, dim=1).nan_to_num(torch.inf, torch.inf)
+
+    still, moved = which & (terms > _OTHER * same), torch.zeros_like(which)
+    for times in _FIT_OUT:
+        if bool(still.any()):
+            still = still & (at(times) <= norm + same)
+    for part in _FIT_IN:
+        if bool((still & ~moved).any()):
+            moved = moved | (at(1 / part, less=r) > _OTHER * same)
+    return still & moved
+
+
+def is_held(f: Evaluations, z: Tensor) -> Tensor:
+    """Where a map brings every large component of ``16 z`` and ``256 z`` back to half of that or less, ``(batch,)``: there
+    is no way to infinity along which ``f(z) = z`` holds better and better."""
+    size = z.abs()
+    small = size < _LARGE * size.amax(1, keepdim=True)
+    held = torch.isfinite(torch.linalg.vector_norm(z, dim=1))  # else the tolerance is no number either
+    for times in _MAP_OUT:
+        back = f.residual(times * z) * z.sign()  # how much further out the map leads
+        held = held & ((back <= -0.5 * times * size) & torch.isfinite(back) | small).all(1)
+    return held

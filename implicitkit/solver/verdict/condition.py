@@ -1,4 +1,4 @@
-r"""What is known of a Newton correction, and does the residual cross zero near a point where rounding leaves little of it?
+r"""The condition: is a Newton correction determined, and what may be said where the Jacobian is singular?
 
 ``V = r + g P V`` with ``g = 0.9999`` loses four digits: in float32 the correction is known to one or two, and says little.
 But ``F`` goes through zero there, which it never does on the way to infinity: that is seen a few hundredths of the way to
@@ -10,15 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit.linear.factors.dense import factor_batched
+from implicitkit.linear.factors.dense import factor_batched, lstsq_batched
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.rounding_level import NOISE, in_working_precision
+from implicitkit.solver.verdict.differences import in_working_precision
+from implicitkit.solver.verdict.rounding_level import NOISE, rounding
 
 _WAY = 0.05  # of the unknowns, to both sides
 _MOST = 4  # directions that rounding may leave open
 _CLEAR = 4.0  # times rounding: F there, to both sides
 _ON = (2.0, 4.0, 16.0)  # so many times as far, by what its null vector says, an objective falls that falls for ever
 _STRAIGHT = 0.5  # of what J says: how far the change of F over that way may be from it, at most
+_CORRECTIONS = 8  # evaluations to come back to a curve of zeros
 
 
 def crosses(f: Evaluations, z: Tensor, M: Tensor, unit: Tensor, rows: Tensor, sound: float) -> Tensor:
@@ -132,3 +134,43 @@ def in_units(matrix: Tensor, point: Tensor, unit: Tensor, square: bool) -> tuple
         columns = torch.linalg.vector_norm(matrix, dim=1)
         unit = torch.where(columns > 0, rows / columns, unit)
     return matrix * unit.unsqueeze(1) / rows.unsqueeze(2), unit, rows
+
+
+def solves(matrix: Tensor, low: Tensor, b: Tensor, point: Tensor, units: Tensor | None) -> Tensor:
+    """Where a correction of ``low`` rank solves ``matrix d = b`` but for a half, and for rounding of itself and of what
+    ``b`` is made of, ``(batch,)``: of a matrix whose rank is cut at the root of eps it is wrong by more.
+
+    ``units``: of a number that a map hands on as it is, ``(batch, n)``: no correction changes its equation."""
+    eps = torch.finfo(matrix.dtype).eps
+    left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
+    rounded = eps * (low.abs().amax(1, keepdim=True) + (matrix * point.unsqueeze(1)).abs().sum(2))
+    rounded = rounded + 4 * eps**0.5 * torch.maximum(low.abs(), b.abs()).amax(1, keepdim=True)
+    return (left <= 0.5 * b.abs() + (rounded if units is None else rounded + units)).all(1)
+
+
+def goes_on(
+    f: Evaluations, z: Tensor, matrix: tuple[Tensor, ...], ahead: Tensor, scale: Tensor, which: Tensor, straight: Tensor
+) -> Tensor:
+    """Where zeros go on along a line, which is ``straight`` or a curve, ``(batch,)``: from a step ``ahead``, on a tangent
+    towards the origin, corrections of lower rank come back to where next to nothing is left of ``F``.
+
+    On the way to infinity ``F`` is larger there, and its changes beside ``z``, ``scale``, are no larger than itself.
+    Curves are looked for of steady states, whose flow may conserve amounts, and in double precision: with fewer digits
+    nothing tells a curve from a nearly singular matrix.
+
+    Args: ``matrix, unit, rows`` of :func:`by_factors`, in whose units is ``ahead`` ``(batch, n)``.
+    """
+    bent, eps = which & ~straight, f.eps
+    flow = f.kind.equation and f.kind.flow > 0
+    if z.dtype != torch.float64 or not flow or not bool(bent.any()):
+        return which & straight
+    bent = bent & (NOISE * rounding(f, z, bent) <= eps**0.75 * scale).all(1)
+    M, unit, rows = matrix
+    back = torch.zeros_like(bent)
+    for _ in range(_CORRECTIONS if bool(bent.any()) else 0):
+        there = f.residual(z + unit * ahead)
+        back = (there.abs() <= eps**0.75 * scale).all(1)
+        if bool((back | ~bent).all()):
+            break
+        ahead = ahead + lstsq_batched(M, -there.nan_to_num() / rows, rcond=eps**0.5)[0]
+    return which & (straight | (bent & back))

@@ -1,4 +1,4 @@
-r"""Is a stationary point a minimum, does a minimisation still get on, and is there a minimum at all?
+r"""Is a stationary point a minimum?  Curvature of the objective, to second order.
 
 A vanishing gradient is all that a minimiser sees of a solution, and a maximum or a saddle point has one too.  A few
 Lanczos steps on the Hessian (its products are differences of gradients) look for a direction in which the objective falls.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,9 +23,9 @@ from torch import Tensor
 from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps.normal_equations import factors_of_fit
+from implicitkit.solver.verdict.differences import in_working_precision
 from implicitkit.solver.verdict.inflection import inflected
 from implicitkit.solver.verdict.kinks import jumps_at
-from implicitkit.solver.verdict.rounding_level import in_working_precision
 
 _PRODUCTS = 12  # Lanczos steps where the solver may have climbed, or not moved
 _FEW = 3  # ... where it has come down to the point
@@ -47,16 +46,7 @@ SHORT = (
     -1e-8,
 )  # ... where a wall is near: with a share of the fall ...
 SHOWN = 0.1  # ... that the curvature promises
-POWERS = (2, 4, 6, 8, 10, 12)  # of ten: how far a ray is followed, likewise
-_EVERY = 50  # steps between two looks at the progress
-_PATIENCE = 3  # looks in a row without any, before a sample is given up
-_STEEP = 0.9  # where the gradient has not come down to this, the objective may fall forever
-_LOWER = 0.999  # it gets on if it has come down to this ...
-_FALLEN = 1e-2  # ... or the objective by this share of what it has fallen since the first look ...
-_STEADY = 0.25  # ... or by this share of what it has fallen between two looks on the average: it goes along a valley
 _LIKE = 0.5  # of one, how far eigenvalues of N^-1 H may be from it for H to be taken for positive definite
-_SHARE = 1e-2  # of what a slope promises: so much an objective falls that falls forever
-_FURTHER, _RUNS = 10.0, 2  # times as far out as a look before, so often in a row
 _FORMED = 32  # unknowns of a fit, whose R'R costs less than what it saves
 _UNITS = 4  # in the last place, by which z moves at least in a difference
 ROUNDING = 100  # units of it that a difference of objectives must exceed
@@ -195,106 +185,6 @@ def _tried(function: Callable[[Tensor], Tensor], moved: Tensor, z: Tensor, like:
         with suppress(Exception):
             out[i] = function(torch.where(mine[i].unsqueeze(1), moved, z))[i]
     return out
-
-
-def falls_forever(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
-    """Where the objective falls along a ray from ``z`` as far as it is followed, at least a hundredth as fast as the slope
-    at ``z`` says, ``(batch,)``: along steepest descent, or, which waves do not turn aside, away from the origin."""
-    probe = f.beside("minimise")
-    g, value = probe(z), probe.value(z)
-    slope = torch.linalg.vector_norm(g, dim=1)
-    which = which & torch.isfinite(value) & torch.isfinite(slope) & (slope > 0)
-    falls = _falls_along(probe, z, -g, which, value, slope)
-    return falls | _falls_along(probe, z, z, which & ~falls & (z != 0).any(1), value, slope)
-
-
-def _falls_along(f: Evaluations, z: Tensor, way: Tensor, which: Tensor, value: Tensor, slope: Tensor) -> Tensor:
-    """Where the objective falls from its ``value`` at ``z`` along a ``way``, a hundredth as fast as ``slope`` or more."""
-    length = torch.linalg.vector_norm(way, dim=1, keepdim=True)
-    ray = way / length.clamp_min(torch.finfo(z.dtype).tiny)
-    falls, size, last = which, z.abs().amax(1).clamp_min(1), value
-    for power in POWERS:
-        if not bool(falls.any()):
-            break
-        t = size * 10.0**power
-        new = f.value(z + t.unsqueeze(1) * ray)
-        falls = falls & ((new < last) | (new == -torch.inf)) & (value - new >= _SHARE * t * slope)
-        last = new
-    return falls
-
-
-@dataclass
-class Progress:
-    """Looks every fifty steps whether a minimisation still gets on, ``(batch,)`` each.
-
-    Attributes:
-        first: the objective at the first look. value, norm: the least objective and gradient at the last one.
-        slope: the gradient at the first look. far: ``max |z|``, 1 or more, at the last one.
-        idle: looks in a row at which neither had come down. looks: how many so far.
-        runs: looks in a row at which it had run on downhill.
-        unbounded: samples whose gradient has not, and whose objective falls forever.
-        endless: searches along a line without an end.
-    """
-
-    first: Tensor | None = None
-    value: Tensor | None = None
-    norm: Tensor | None = None
-    slope: Tensor | None = None
-    far: Tensor | None = None
-    idle: Tensor | None = None
-    runs: Tensor | None = None
-    unbounded: Tensor | None = None
-    endless: Tensor | None = None
-    looks: int = 0
-
-    @staticmethod
-    def due(f: Evaluations, step: int) -> bool:
-        """Is there something to look at?"""
-        return step % _EVERY == 0 and step > 0 and f.of_gradient and f.kind.minimisation
-
-    def spent(self, f: Evaluations, z: Tensor) -> Tensor:
-        """Samples to be given up; which of them are ``unbounded`` is kept."""
-        value, norm = f.value(z), f.best_norm
-        if self.first is None or self.value is None or self.norm is None or self.idle is None:
-            self.first, self.value, self.norm, self.slope = value, value, norm, norm
-            self.far = z.abs().amax(1).clamp_min(1)
-            self.idle = self.runs = torch.zeros_like(norm, dtype=torch.int64)
-            return self.idle > 0
-        steep = f.active & ~(norm < _STEEP * self.norm)
-        idle = f.active & ~(norm < _LOWER * self.norm)
-        rounding = ROUNDING * f.eps * self.value.abs()
-        self.looks += 1
-        fallen = torch.maximum(rounding, min(_FALLEN, _STEADY / self.looks) * (self.first - self.value))
-        self.unbounded = steep & self._runs_on(z, value)
-        if bool((steep & ~self.unbounded).any()):
-            self.unbounded = self.unbounded | falls_forever(f, z, steep & ~self.unbounded)
-        self.idle = torch.where(idle & ~(value < self.value - fallen), self.idle + 1, 0)
-        self.value, self.norm = torch.minimum(value, self.value), norm
-        return self.unbounded | (self.idle >= _PATIENCE)
-
-    def _runs_on(self, z: Tensor, value: Tensor) -> Tensor:
-        """Where look after look has found ``z`` ten times as far out, and the objective lower by a hundredth of what its
-        first slope promised over that way, ``(batch,)``: it falls forever, though no ray shows it that leads down on a
-        wave (``z + sin(z)``) or beside the bottom of a valley."""
-        assert self.far is not None and self.slope is not None and self.value is not None and self.runs is not None
-        far = z.abs().amax(1).clamp_min(1)
-        fallen = self.value - value >= _SHARE * self.slope * (far - self.far)
-        self.runs = torch.where((far >= _FURTHER * self.far) & fallen, self.runs + 1, 0)
-        self.far = far
-        return self.runs >= _RUNS
-
-    def fallen(self, f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
-        """Samples to be given up among those for which a search along a line found no end: as ``unbounded``, or because it
-        is not the first time (``-log(z)`` falls forever, ever more slowly)."""
-        self.unbounded = falls_forever(f, z, which)
-        self.endless = which.long() if self.endless is None else self.endless + which
-        return self.unbounded | (self.endless >= _PATIENCE)
-
-    def select(self, samples: Tensor) -> None:
-        """Only these samples are left."""
-        for name in ("first", "value", "norm", "slope", "far", "idle", "runs", "unbounded", "endless"):
-            kept = getattr(self, name)
-            setattr(self, name, kept if kept is None else kept.index_select(0, samples))
 
 
 def products(which: Tensor, descended: Tensor) -> int:

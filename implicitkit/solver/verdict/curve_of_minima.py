@@ -14,7 +14,8 @@ from implicitkit.foundation import seeded
 from implicitkit.foundation.autocast import HALF
 from implicitkit.linear.factors.dense import svd_batched
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.rounding_level import FLOOR, NOISE, in_working_precision, is_rounding
+from implicitkit.solver.verdict.differences import FLOOR, in_working_precision
+from implicitkit.solver.verdict.rounding_level import NOISE, is_rounding
 
 _FEW = 64  # unknowns, at most
 _NEAR = 5.0  # max |z|: no farther out, nothing has run away

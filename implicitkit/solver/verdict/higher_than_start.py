@@ -17,7 +17,7 @@ from implicitkit.problem.argmin import Bounded, Projected
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.curvature import ROUNDING
-from implicitkit.solver.verdict.rounding_level import in_working_precision
+from implicitkit.solver.verdict.differences import in_working_precision
 
 RISEN = (
     "The objective is higher at the point found than at z0: a stationary point that no descent from there leads to, since a "

@@ -19,9 +19,10 @@ from torch import Tensor
 from implicitkit.foundation import seeded
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict.backward_error import healthy_share
 from implicitkit.solver.verdict.curvature import beside, difference_step
-from implicitkit.solver.verdict.rounding_level import FLOOR, healthy_share, in_working_precision, uneven
-from implicitkit.solver.verdict.stationary_fit import DENSE
+from implicitkit.solver.verdict.differences import FLOOR, in_working_precision, uneven
+from implicitkit.solver.verdict.newton_correction import DENSE
 
 _SHORT = 1e-3  # of z: a step of which the factors still hold behind it ...
 _BESIDE = 1e-2  # ... or of this share of the largest z_j

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.subset import ask
-from implicitkit.solver.verdict.rounding_level import in_working_precision, is_rough
+from implicitkit.solver.verdict.differences import in_working_precision
+from implicitkit.solver.verdict.rounding_level import is_rough
 
 _STEEPEST = 1e5  # d log |F| / d log |z| of functions on their way to zero at infinity, at most: 745 p of exp(-z^p)
 _LOCAL = 10.0  # times |z|: a longer step says nothing of F near z

@@ -1,17 +1,27 @@
-r"""A function that draws random numbers: is there anything to converge to?
-
-Of one that is known to draw them (:mod:`implicitkit.lifting.purity`), ``F`` is evaluated twice at the point where a solver
-ended.  Where the two differ by more than what ``|F|`` had to come down to, no point solves it, and whatever was claimed was
-chance.
-"""
+r"""Is there anything to converge to?  Not where a function draws random numbers, nor where a map moves a component by the same
+amount wherever it is (``z + 1``)."""
 
 from __future__ import annotations
 
-import torch
+from contextlib import suppress
 
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import seeded
 from implicitkit.solution import Status
 from implicitkit.solver.base import Outcome, account
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict.differences import in_working_precision
+
+DRIFTS = (
+    "The map moves a component by the same amount, and not by zero, wherever it was asked, near and far: it seems to have "
+    "no fixed point"
+)
+_FAR = (1e-2, 1.0, 1e2, 1e4)  # times max(|z|, 1)
+_WAYS = 3  # and their opposites
+_ROUNDED = 4.0  # units in the last place of z + F
+_CLEAR = 10.0  # times that, what a component is moved by
 
 
 def refuse_noise(f: Evaluations, outcome: Outcome) -> bool:
@@ -34,3 +44,26 @@ def refuse_noise(f: Evaluations, outcome: Outcome) -> bool:
             "the numbers once outside and pass them as an argument"
         )
     return bool(noisy.all())
+
+
+def drifts(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    """Samples among ``which`` for which some ``map_i(z) - z_i`` is one number but zero at points all around, near and far,
+    ``(batch,)``.
+
+    Where each of them changes, as that of a map with a fixed point does, one evaluation; else 24.
+    """
+    F = in_working_precision(f.residual(z))
+    size = z.abs().amax(1, keepdim=True).clamp_min(1)
+    same = which.unsqueeze(1) & torch.isfinite(F) & (F != 0)
+    with suppress(Exception):  # outside its domain
+        for way in seeded.normal(_WAYS, z.shape[1], seed=0).to(z):
+            for share in _FAR:
+                for side in (size, -size):
+                    if not bool(same.any()):
+                        return same.any(1)
+                    there = z + share * side * way
+                    noise = _ROUNDED * f.eps * (there.abs() + F.abs())
+                    moved = in_working_precision(f.residual(there))
+                    same = same & ((moved - F).abs() <= noise) & (F.abs() > _CLEAR * noise)  # false for NaN
+        return same.any(1)
+    return torch.zeros_like(which)

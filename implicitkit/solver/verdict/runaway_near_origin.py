@@ -9,17 +9,10 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.dense import lstsq_batched
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.rounding_level import (
-    NOISE,
-    grows,
-    healthy_share,
-    in_working_precision,
-    is_healthy,
-    rounding,
-    row_scales,
-)
-from implicitkit.solver.verdict.runaway import BEHIND, LEFT
-from implicitkit.solver.verdict.stationary_fit import DENSE
+from implicitkit.solver.verdict.backward_error import healthy_share, is_healthy, row_scales
+from implicitkit.solver.verdict.differences import in_working_precision
+from implicitkit.solver.verdict.newton_correction import BEHIND, DENSE, LEFT
+from implicitkit.solver.verdict.rounding_level import NOISE, grows, rounding
 from implicitkit.solver.verdict.underflow import has_underflowed
 
 _HIGH = 0.37  # what a step leaves of a zero of any order, less than 1 / e

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.rounding_level import NOISE, in_working_precision, rounding
+from implicitkit.solver.verdict.differences import in_working_precision
+from implicitkit.solver.verdict.rounding_level import NOISE, rounding
 
 _LONG = 5e-4  # of |z|: 1 / (745 p) of exp(-z^p)
 _LINE = 1e3  # times |F|, at most, what is left of it all along a line of zeros, which lead nowhere

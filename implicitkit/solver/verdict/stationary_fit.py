@@ -8,11 +8,9 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.rounding_level import in_working_precision
+from implicitkit.solver.verdict.differences import in_working_precision
+from implicitkit.solver.verdict.newton_correction import DENSE, is_small
 
-DENSE = 64  # unknowns up to which a correction is found by factors
-_SOUND = 1e-3  # a correction this small beside z is that of a point near a solution
-_SOUND_LOW, _SOUND_EPS = 5e-3, 8  # ... in lower precisions, or so many eps if that is more
 _COSINE, _GOOD_FIT = 0.1, 1e-4  # of residuals of a fit with a column of J, or of what cancels there
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
 
@@ -64,9 +62,3 @@ def explains(matrix: Tensor, r: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
     along = (matrix.mT @ r.unsqueeze(2)).squeeze(2).abs()
     orthogonal = (along <= _COSINE * columns * norm.unsqueeze(1)).all(1)
     return orthogonal, orthogonal | (norm <= _GOOD_FIT * (columns * point.abs()).amax(1))
-
-
-def is_small(d: Tensor, z: Tensor, eps: float) -> Tensor:
-    """Is the correction ``d`` small beside ``z``, ``(batch,)``?"""
-    sound = _SOUND if z.dtype == torch.float64 else max(_SOUND_LOW, _SOUND_EPS * eps)
-    return (d.abs() <= sound * torch.maximum(z.abs(), 0.1 * z.abs().amax(1, keepdim=True))).all(1)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from implicitkit.foundation.tracers import TorchDispatchMode
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.rounding_level import doubling, grows, in_working_precision, uneven
+from implicitkit.solver.verdict.differences import doubling, in_working_precision, uneven
+from implicitkit.solver.verdict.rounding_level import grows
 
 _HALVINGS = 40  # of the way from the origin to z, or of its logarithm, at most ...
 _BLIND = 8  # ... and as long as nothing but zeros has been seen
@@ -37,7 +38,7 @@ def has_underflowed(
     overflowed (:func:`has_overflowed`).  One that is zero all the way, origin included, is a plateau.  An equation that has
     a derivative at ``z`` has not been cut off (``z_0 - z_1`` does not change along ``z`` either, where it is zero).
 
-    ``seen``: :func:`~implicitkit.solver.verdict.rounding_level.doubling` the uneven way, where that is known.
+    ``seen``: :func:`~implicitkit.solver.verdict.differences.doubling` the uneven way, where that is known.
     """
     tiny = torch.finfo(z.dtype).tiny
     if z.shape[1] > _DENSE:  # one that grows as z moves otherwise than along itself has not: that costs no Jacobian
