@@ -10,8 +10,8 @@ bounds hold to first order (Nocedal & Wright 2006, theorem 12.5).  A set or a te
 
 where the second term is the curvature of ``phi``: ``D^{-1} = I + s d^2 phi`` on its range (Parikh & Boyd 2014, section
 3.3); it vanishes for a polyhedron.  Lanczos finds a ``u`` with ``q(u) < 0``, as without constraints
-(:mod:`implicitkit.solver.verdict.curvature`), and a lower feasible point beside ``z`` is the proof; of a term nobody knows the
-value, and the curvature has to do.
+(:mod:`implicitkit.solver.verdict.curvature`), and a lower feasible point beside ``z`` is the proof; of a term nobody knows
+the value, and the curvature has to do.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-r"""What is ``F`` along the ray from the origin through ``z``?  What ``F`` does not say of the length of ``z`` is no solution.
+r"""What is ``F`` along the ray from the origin through ``z``?  A point whose length ``F`` does not tell is no solution.
 
 ``sin(z_0 + z_1) + (z_0 - z_1)^2 + z_1`` falls along ``-(1, 1)`` for ever, on waves.  At 1e10 its gradient is 1e-11 of what
-cancels in it, and so are the corrections of Newton's method of ``z``; at 1e16 rounding hides it.  But all along the ray from
-the origin to ``z`` it is of this size.  And ``z_1 s / (z_2 + s)`` fits a straight line ``(z_1 / z_2) s`` in the end: out
-there residuals hardly change with the length of ``z``, and what ``J`` has of that direction is rounding.
+cancels in it, and Newton's corrections of ``z``; but it is of this size all along the ray.  ``z_1 s / (z_2 + s)`` fits a
+straight line ``(z_1 / z_2) s`` in the end: out there residuals hardly change with the length of ``z``.
 """
 
 from __future__ import annotations

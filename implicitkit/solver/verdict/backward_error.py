@@ -95,24 +95,21 @@ def row_scales(
     began: Tensor | None = None,
     both_sides: bool = False,
 ) -> Tensor:
-    """The size of what cancels in each ``F_i`` near ``z``, ``max_k |(J w_k)_i|``, ``(batch, n)``.
+    """The size of what cancels in each ``F_i`` near ``z``, ``S_i = max_k |(J w_k)_i|``, ``(batch, n)``.
 
-    Stops as soon as ``|F_i| <= atol + good scale_i`` for all samples ``which``: one evaluation then.  A ``careful`` one
-    looks to both sides along ``w_k`` and takes the smaller change, since of a jump one side may see nothing, and nearer:
-    what changes by as much over a sixteenth of the way is no scale either.
+    Stops as soon as ``|F_i| <= atol + good S_i`` for all samples ``which``: one evaluation then.  Two terms of an ``F_i``
+    (``(z_{i+1} - z_i) / h``) cancel along every second ``w_k``: of more than 8 unknowns it is asked along ``3 + 2 log_2 n``
+    (all miss one of ``n`` with probability ``1 / (4 n)``), for as long as no more than four times as many are refused as by
+    chance (of those refused at first; of all, where the look is ``careful``).  Not where a step more costs less: some
+    ``F_i`` is too large by more than a half, and none a hundred times too large, as where all that was seen of it had
+    cancelled; after a ``careful`` look there is no step.  Of 3 to 8, along one more, in which each ``z_j`` moves by another
+    share of itself, and neither first nor second differences stay as they are.
 
-    Two terms of an ``F_i`` (``(z_{i+1} - z_i) / h``) cancel along every second ``w_k``, so of thousands of equations some
-    see nothing in three of them: of more than 8, as long as no more than four times as many are refused as would be by
-    chance (of those refused at first; of all, where the look is ``careful``), it is asked along ``3 + 2 log_2 n`` (all of
-    them miss one of ``n`` with probability ``1 / (4 n)``).  Not where that will not do, and a step
-    more costs less: some ``F_i`` is too large by more than a half, and none a hundred times too large, as where all that was
-    seen of it had cancelled (of a sum of random signs a hundredth of what it is mostly: once in a million in three vectors);
-    unless the look is ``careful``, after which there is no step.  Of 3 to 8, along one more, in which
-    each ``z_j`` moves by another share of itself, and neither first nor second differences stay as they are.
-
-    ``began``: ``|z|`` at the start, ``(batch, n)``.  No ``z_j`` moves by more than by itself and that for the sake of others
-    that are larger by sixteen orders of magnitude: its units are others.  ``both_sides``: of natural maps too, which beyond
-    a bound change as ``z`` does, whatever their slopes: the smaller change counts.
+    Args:
+        careful: the smaller change to both sides counts, since of a jump one side may see nothing, and none that is as large
+            over a sixteenth of the way. both_sides: the former, of natural maps, which beyond a bound change as ``z`` does.
+        began: ``|z|`` at the start, ``(batch, n)``: no ``z_j`` moves by more than itself and that for the sake of others that
+            are larger by sixteen orders of magnitude: its units are others.
     """
     F = in_working_precision(f.residual(z))
     scale, h, first = torch.zeros_like(F), f.eps**0.5, 0
@@ -134,13 +131,12 @@ def row_scales(
 
 
 def _takes_a_step(size: Tensor, most: Tensor) -> bool:
-    """Is some ``F_i`` so much too large that a step is to be taken, and none so much that its terms have cancelled?"""
+    """Is some ``F_i`` so much too large that a step is needed, and none so much that its terms have cancelled?"""
     return bool((size > _STEP * most).any()) and not bool((size > _CANCELLED * most).any())
 
 
 def _ways(z: Tensor, began: Tensor | None) -> Iterator[Tensor]:
-    """:func:`directions`, the first three, and as many more as leave none of ``n`` pairs of equal signs, almost surely; of
-    few unknowns one that leaves no pair."""
+    """The directions of :func:`row_scales`, in order."""
     yield from directions(z, share=_SHARE, most=_FEW, began=began)
     n = z.shape[1]
     if n > _MANY:

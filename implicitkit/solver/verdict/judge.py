@@ -1,19 +1,7 @@
-r"""What "converged" means: a verdict on a point, whoever found it and wherever the search began.
+r"""The judge: which claims hold while a solve runs, and what each sample has come to once it has ended.
 
-A fixed point has converged when ``|F(z)| <= atol + rtol |z|``: its residual has the units of ``z`` (in a composition,
-those of each part).  Any other residual has units of its own, and only the function says what is small: a point is taken
-when ``|F(z)| <= atol``, or when every equation holds to ``|F_i| <= atol + rtol S_i``, where ``S_i`` is the size of what
-cancels in it *near* ``z`` (:func:`~implicitkit.solver.verdict.backward_error.row_scales`).  That is asked only where a sample claims
-to have converged while ``|F| > atol``.  What rounding leaves of ``F`` is measured too: less cannot be asked for.
-
-Where nobody gave an ``atol``, it must not depend on the units: it is then ``min(eps^(2/3), rtol s)``, with ``s = |F(z0)|``
-(of fixed points, and other residuals in the units of ``z``, ``|z0| + |F(z0)|``), so that ``10^-12 F(z) = 0`` and
-``F(10^12 z) = 0`` have the solutions of ``F(z) = 0``.  Nor on the units of single equations: one that has not come down
-from where it began by ``rtol``, ``|F_i| > 10 rtol |F_i(z0)|``, is asked for ``S_i`` whatever ``|F|`` is, since a norm hides
-equations in small units behind others in large ones (a penalty of 1e13).
-
-A residual can also vanish because ``z`` runs away (``exp(-z)``, prices at infinity, ``z = sqrt(z^2 + 1)``).  Such a point is
-no solution, however small ``|F|`` is (:func:`~implicitkit.solver.verdict.runaway.runs_away`): ``DIVERGED``.
+The verdict is on the point, whoever found it and wherever the search began; the package says what is asked in which order
+(:mod:`implicitkit.solver.verdict`).  A point that has run away is no solution, however small ``|F|`` is: ``DIVERGED``.
 """
 
 from __future__ import annotations
@@ -47,15 +35,27 @@ _UNSIGNED = 100.0  # |A| |z| of so many times a change of F with z may be one wi
 _FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
 _LOOSE = 1e-8  # of z_j, by which it may be wrong where |F| <= atol, or ten times rtol if that is more
 _Maybe = Tensor | None
-_BY_SAMPLE = ["start_norm", "first", "bound", "floor", "_start_rows", "_reach", "_least", "_rows", "_began", "_unit"]
+_BY_SAMPLE = (
+    "start_norm",
+    "first",
+    "bound",
+    "floor",
+    "_start_rows",
+    "_reach",
+    "_least",
+    "_rows",
+    "_began",
+    "_unit",
+    "_walks",
+    "_again",
+)
 
 
 class Judge(Tolerance):
     """Judges the samples of one solve.
 
-    A claim begins with ``|F| <= tolerance``, which costs nothing: ``atol + rtol scale``, scale being ``|z|`` for fixed
-    points and else ``|F(z0)|``.  :meth:`examine` says which claims hold, and lowers what is asked of the others;
-    :meth:`review` has the last word when the solver has done all it can.
+    A claim begins with ``|F| <= tolerance``, which costs nothing.  :meth:`examine` says which claims hold, and lowers what is
+    asked of the others; :meth:`review` has the last word when the solver has done all it can.
     """
 
     def __init__(self, f: Evaluations, options: Options) -> None:
@@ -71,13 +71,13 @@ class Judge(Tolerance):
         judge = copy.copy(self)
         judge.f, judge._last, judge.asked = (self.f if f is None else f), None, self.asked.select(samples)
         judge._healthy = judge._held = judge._settled = judge.came_from = None
-        for name in (*_BY_SAMPLE, "_again", "_walks"):
+        for name in _BY_SAMPLE:
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.ndim:
                 setattr(judge, name, value.index_select(0, samples))
         return judge
 
-    # ---------------------------------------------------------------------------------------------------------- verdicts
+    # -------------------------------------------------------------------------------------- while a solve runs: 1 to 4
     def examine(self, z: Tensor, norm: Tensor, claims: Tensor, before: _Maybe = None, stuck: _Maybe = None) -> Tensor:
         """Which of the ``claims`` hold by the scale near ``z``, ``(batch,)``; what is asked of the others is lowered to what
         that demands.  Where nothing is asked of them but ``|F| <= atol``, or they are fixed points, they hold; unless nobody
@@ -153,6 +153,7 @@ class Judge(Tolerance):
             noise = noise & (_UNSIGNED * steep >= size)
         return noise
 
+    # ---------------------------------------------------------------------------------- once a solver has ended: 5 to 7
     def gone(self, z: Tensor, which: Tensor, strode: Tensor | None = None) -> Tensor:
         """Which of these samples are on the way to infinity, where the residual vanishes, ``(batch,)``; asked of those far
         out, and of others that ``strode`` to where they are, or had to be saved by the last word."""
@@ -212,10 +213,9 @@ class Judge(Tolerance):
     def review(
         self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None = None, converged: bool = False
     ) -> Tensor:
-        """The status of every sample, once the solver has done all it can: some that it gave up have converged
-        (:meth:`last_word`), and others have come to rest nowhere (:meth:`gone`, and
-        :func:`~implicitkit.solver.verdict.runaway_near_origin.vanishes` unless the way there was ``steep``: of fixed points that means
-        where they strode out).  ``converged``: the caller knows that every one has."""
+        """The status of every sample: some that the solver gave up have converged (:meth:`last_word`), and others have come to
+        rest nowhere (:meth:`gone`, and :func:`~implicitkit.solver.verdict.runaway_near_origin.vanishes` unless the way there
+        was ``steep``: of fixed points that means where they strode out).  ``converged``: every one has."""
         beginning = None if self.f.problem.determined else self._may_vanish(z, norm, status, steep)
         if beginning is not None:
             nowhere = ask(self.f, vanishes, z, beginning)

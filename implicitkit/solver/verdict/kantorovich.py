@@ -1,12 +1,12 @@
-r"""Has Newton's method come to a zero, as the factors of its last step tell?
+r"""Is a zero near, as the factors ``N`` of the last Newton step tell: a small correction, and a Jacobian that hardly changes?
 
-With ``N`` near ``dF/dz`` at the point before, the correction ``c = N^{-1} F(z)`` costs one solve, where to ask how ``F``
-changes beside ``z`` (:mod:`~implicitkit.solver.verdict.runaway`) costs evaluations.  Near a zero ``c`` is next to nothing
-beside ``z``; on the way to infinity it is ``z / 745`` and more (of ``exp(-z)``, which underflows there).
+The two figures of Kantorovich's theorem (1948; Deuflhard, *Newton Methods for Nonlinear Problems*, 2011, section 2.1): the
+correction ``c = N^{-1} F(z)``, next to nothing beside ``z`` near a zero and ``z / 745`` and more on the way to infinity (of
+``exp(-z)``, which underflows there), and how far the change of ``F`` along the step is from what ``N`` says.  That costs a
+solve, where :mod:`~implicitkit.solver.verdict.runaway` costs evaluations.
 
 Factors of a fit are those of ``N = R'R + mu D^2``, near the Hessian where residuals or their curvature are small, which the
-change of ``F`` along the step tells, and where ``mu`` is nothing beside ``R'R`` whatever the direction: the largest
-eigenvalue of ``N^{-1} mu D^2``, ``mu / (lambda + mu)`` for the least ``lambda`` of ``D^{-1} R'R D^{-1}``, takes two solves.
+change of ``F`` tells, and where ``mu`` is nothing beside ``R'R``: the largest eigenvalue of ``N^{-1} mu D^2`` takes two solves.
 """
 
 from __future__ import annotations
@@ -59,13 +59,11 @@ def settled(f: Evaluations, known: Any, z: Tensor, point: Tensor, before: Tensor
 def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
     """Where a zero is near ``z``, ``(batch,)``; where not, nothing is known.
 
-    The step was short beside ``z`` (of ``exp(1e6 - z)`` each is), and ``F`` changed along it as ``N`` says; or it was a
-    tenth of ``z`` at most, and ``F`` changed along it as ``N`` says to a hundredth: a step with ``N`` took it down to that,
-    and on the way to infinity leaves a third; or it was of whatever length, and each ``F_i`` changed as ``N`` says to a
-    millionth: the equations are linear.
-    And ``c`` is beside each ``z_j`` what ``F`` near a zero is beside its changes.  An ``F_i`` that is zero to the last bit
-    must be one that ``N`` says to change: it may have underflowed.  Of a program ``F`` before is that of the conditions
-    that are active at ``z``, where ``N`` says what it was there.
+    ``F`` changed along the step as ``N`` says: roughly, along one that was short beside ``z`` (of ``exp(1e6 - z)`` each is);
+    to a hundredth, along a tenth of ``z`` at most (on the way to infinity a third is left); or each ``F_i`` to a millionth,
+    however long: the equations are linear.  And ``c`` is beside each ``z_j`` what ``F`` near a zero is beside its changes.
+    An ``F_i`` that is zero to the last bit must be one that ``N`` says to change: it may have underflowed.  Of a program
+    ``F`` before is that of the conditions that are active at ``z``, where ``N`` says what it was there.
 
     Args:
         known: ``N``, with ``solve``, ``size``, ``factor`` and perhaps ``product``; of a fit also ``damping``, ``mu`` of
@@ -113,10 +111,8 @@ def last_jacobian(f: Evaluations, point: Tensor) -> DenseBlocks | None:
 
 
 def is_minimum(f: Evaluations, z: Tensor) -> Tensor:
-    """Where a step left factors ``N`` of a positive definite Hessian that holds at ``z``, and the correction ``N^{-1} F`` is
-    beside each ``z_j`` what it is near a zero, ``(batch,)``; one evaluation, and none when that is asked again.
-
-    On the way to infinity a Newton step changes the Hessian by a third and more, and one that has underflowed is none."""
+    """Where a step left factors ``N`` of a positive definite Hessian that holds at ``z`` (on the way to infinity a step
+    changes it by a third and more), and ``N^{-1} F`` is small beside each ``z_j``, ``(batch,)``; one evaluation or none."""
     if f.curved is None or len(f.curved.L) != len(z) or not f.of_gradient:
         return torch.zeros(len(z), dtype=torch.bool, device=z.device)
     g, probe, h = f.residual(z), f.beside("minimise"), difference_step(z, f.eps**0.5)
@@ -152,9 +148,8 @@ def still_holds(f: Evaluations, z: Tensor, which: Tensor, known: Any) -> Tensor:
     """By how much ``F`` changes beside ``z`` as a whole, ``|J w|``, and 1 where a zero is near by factors of a point however
     far, ``(batch, 2)``; one evaluation.
 
-    The correction ``c`` is next to nothing beside each ``z_j``, and each ``F_i`` changes, when every ``z_j`` moves by a
-    share of itself of its own, by what ``N`` says of it but for a factor of a million: so much may cancel, and so much
-    steeper may it have been where ``N`` is from.
+    The correction ``c`` is next to nothing beside each ``z_j``, and each ``F_i`` changes by what ``N`` says of it but for a
+    factor of a million: so much may cancel, and so much steeper may it have been where ``N`` is from.
     """
     F, way = in_working_precision(f.residual(z)), uneven(z)[1]
     h = f.eps**0.5

@@ -1,4 +1,4 @@
-"""Has a solve come to rest, or does its residual vanish on the way (``z + exp(-z^2)`` at 5), by its last step?"""
+r"""Has a solve come to rest, as its last step tells, or does its residual vanish on the way (``z + exp(-z^2)`` at 5)?"""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
     """Where the last step, from ``point`` with its residual ``before``, says that a zero is near, ``(batch,)``.
 
     Every ``F_i`` fell by more, for the way that each ``z_j`` went outwards, than it can on the way to infinity:
-    ``|z_j| - |point_j| <= |z_j| log(|before_i| / |F_i|) / 1e5``.  For ``exp(-k z)`` the quotient is ``k |z|``, and beyond
-    745 that underflows; for ``exp(-k z^p)`` it is ``p`` times as much.  And ``|F|`` is far smaller than its change along
-    that step (no longer than ten times ``z``), carried on over a way as long as ``z``: else it may be small by its units
-    alone.
+    ``|z_j| - |point_j| <= |z_j| log(|before_i| / |F_i|) / 1e5`` (of ``exp(-k z^p)`` the quotient is ``p k |z|^p``, and beyond
+    ``745 p`` that underflows).  And ``|F|`` is far smaller than its change along that step (no longer than ten times ``z``),
+    carried on over a way as long as ``z``: else it may be small by its units alone.
     """
     size, start = z.abs(), point.abs()
     across = ((z < 0) != (point < 0)) & (size > 0.01 * start)
@@ -61,13 +60,9 @@ def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
 def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor, sizes: Sizes = None) -> Tensor:
     """Where the last step led outwards, was long, and ``F`` hardly changed along it, ``(batch,)``, among the ``claims``.
 
-    That is ``|F - before| <= 0.02 |z - point|``, with ``before`` the residual at the ``point`` where the step began; or half
-    of it, where the step was a leap, longer than a tenth of ``z``.
-
-    ``F = map(z) - z`` may be small all the way out.  Near a fixed point it changes by ``(J - 1)`` times the step: only where
-    that is nearly singular by less.  Both may be so; then the point has to be looked at, as one far out has.
-
-    Most claims follow a step no longer than their tolerance: of those nothing else is asked.
+    That is ``|F - before| <= 0.02 |z - point|``; or half of it, where the step was longer than a tenth of ``z``.  Near a fixed
+    point ``F = map(z) - z`` changes by ``(J - 1)`` times the step; by less all the way out, or where that is nearly singular:
+    the point has to be looked at, as one far out has.  Of a step no longer than the tolerance nothing else is asked.
     """
     z, point = in_working_precision(z), in_working_precision(point)
     norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
@@ -84,10 +79,7 @@ def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor, 
 
 def gets_on(z: Tensor, norm: Tensor, point: Tensor, last: Tensor, rtol: float) -> Tensor:
     """Where the last step, from ``point`` with its ``|F| = last``, left half of it or less, and some ``z_j`` may still be
-    wrong by ``rtol`` of itself, ``(batch,)``: ``|F|`` is small beside where it began, and not beside what it is made of.
-
-    A step that is followed by others like it leaves the share ``|F| / last`` of itself to be gone.
-    """
+    wrong by ``rtol`` of itself, ``(batch,)``: it leaves the share ``|F| / last`` of itself to be gone."""
     z, share = in_working_precision(z), (norm / last).unsqueeze(1)
     size, left = z.abs(), share * (z - in_working_precision(point)).abs()
     misses = (left > rtol * size) & (left > _COUNTS * size.amax(1, keepdim=True))

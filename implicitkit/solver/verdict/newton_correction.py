@@ -62,12 +62,11 @@ def by_factors(
 ) -> Tensor:
     """Where the correction ``J d = -r`` (in the sense of least squares) says that a zero of ``F`` is near, ``(batch,)``.
 
-    Equations are scaled to equal size and unknowns by their own (those of a fit, whose equations have weights, to equal
-    columns of ``J``).  Where ``J`` then is singular but to half the digits (a fit: to rounding), the correction may also be
-    that of lower rank, but the zeros (or fits as good) must go on along its null space to the point nearest to the
-    origin: a line of them, no way to infinity. Without ``lines`` a singular ``J`` is refused; a square one is not,
-    whatever its condition, where the correction is small and determined (:mod:`~implicitkit.solver.verdict.condition`).
-    Unknowns that are ``off``, on which an objective does not depend where it is, stay as they are.
+    Equations are scaled to equal size and unknowns by their own (of a fit, to equal columns of ``J``).  Where ``J`` then is
+    singular to half the digits (a fit: to rounding), the correction may also be that of lower rank, but the zeros (or fits
+    as good) must go on along its null space to the point nearest to the origin: a line of them, no way to infinity.
+    Without ``lines`` a singular ``J`` is refused; a square one is not, whatever its condition, where the correction is small
+    and determined.  Unknowns that are ``off``, on which an objective does not depend where it is, stay as they are.
     """
     norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
     point, square, eps = in_working_precision(z), r is F, torch.finfo(F.dtype).eps
@@ -127,8 +126,7 @@ def by_products(A: Operator, z: Tensor, F: Tensor, scale: Tensor | None, which: 
     by more products where few do not: where positions hand on from one to the next, it takes as many as there are.
 
     Each equation is divided by its change beside ``z``, its ``scale`` (or by what is left of it, if that is more), and
-    ``z_j`` counts in units of itself: else what is left of equations that vanish is nothing beside the others.  Those of a
-    map (``None``) have one unit.
+    ``z_j`` counts in units of itself.  Those of a map (``None``) have one unit.
     """
     A.near, b, unit = (
         None,

@@ -1,5 +1,4 @@
-r"""Is there anything to converge to?  Not where a function draws random numbers, nor where a map moves a component by the same
-amount wherever it is (``z + 1``)."""
+"""Is there anything to converge to?  Not where a function draws random numbers, nor for a map like ``z + 1``."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ _CLEAR = 10.0  # times that, what a component is moved by
 
 
 def refuse_noise(f: Evaluations, outcome: Outcome) -> bool:
-    """Samples whose residual at ``outcome.z`` is another at each evaluation have ``STALLED``; have all?"""
+    """Samples whose residual at ``outcome.z`` is another at each evaluation, by more than ``|F|`` had to come down to, have
+    ``STALLED``; have all?  Asked of functions known to draw random numbers (:mod:`implicitkit.lifting.purity`)."""
     if not f.system.lifted.random or not len(outcome.z):
         return False
     draws = []

@@ -2,13 +2,12 @@ r"""How small must ``|F|`` be?  What is asked of a residual, in whatever units i
 
 A fixed point has converged when ``|F(z)| <= atol + rtol |z|``: its residual has the units of ``z`` (in a composition,
 those of each part).  Any other residual has units of its own; ``|F| <= atol + rtol |F(z0)|`` is where its claim begins, and
-the backward error (:mod:`~implicitkit.solver.verdict.backward_error`) decides.
+the backward error decides (:mod:`~implicitkit.solver.verdict.backward_error`).
 
-Where nobody gave an ``atol``, it must not depend on the units: it is then ``min(eps^(2/3), rtol s)``, with ``s = |F(z0)|``
-(of fixed points, and other residuals in the units of ``z``, ``|z0| + |F(z0)|``), so that ``10^-12 F(z) = 0`` and
-``F(10^12 z) = 0`` have the solutions of ``F(z) = 0``.  Nor on the units of single equations: one that has not come down
-from where it began by ``rtol``, ``|F_i| > 10 rtol |F_i(z0)|``, is asked for ``S_i`` whatever ``|F|`` is, since a norm hides
-equations in small units behind others in large ones (a penalty of 1e13).
+Where nobody gave an ``atol``, it is ``min(eps^(2/3), rtol s)``, with ``s = |F(z0)|`` (of residuals in the units of ``z``,
+``|z0| + |F(z0)|``), so that ``10^-12 F(z) = 0`` and ``F(10^12 z) = 0`` have the solutions of ``F(z) = 0``.  And an equation
+that has not come down by ``rtol``, ``|F_i| > 10 rtol |F_i(z0)|``, is asked for its backward error whatever ``|F|`` is, since
+a norm hides equations in small units behind others in large ones (a penalty of 1e13).
 """
 
 from __future__ import annotations
