@@ -14,7 +14,7 @@ import implicitkit as ik
 from implicitkit.foundation.autodiff import linearise
 from implicitkit.solver.verdict.backward_error import row_scales
 from implicitkit.solver.verdict.condition import is_lower
-from implicitkit.solver.verdict.rounding_level import grows, rounding
+from implicitkit.solver.verdict.rounding_level import exceeds_rounding, rounding
 from implicitkit.solver.verdict.runaway import runs_away
 from implicitkit.solver.verdict.stationary_fit import well_fitted
 
@@ -173,8 +173,10 @@ def test_a_jump_across_zero_is_no_rounding_error(size: int) -> None:
     a step up to both sides is no zero."""
     z = torch.full((1, size), 1e8, dtype=D)
     asked, F = torch.ones(1, size, dtype=torch.bool), torch.zeros_like(z)
-    assert bool(grows(SimpleNamespace(eps=EPS, residual=lambda y: torch.sign(y - z)), z, F, asked).all())
-    assert not bool(grows(SimpleNamespace(eps=EPS, residual=lambda y: torch.sign(y - z).abs()), z, F, asked).any())
+    assert bool(exceeds_rounding(SimpleNamespace(eps=EPS, residual=lambda y: torch.sign(y - z)), z, F, asked).all())
+    assert not bool(
+        exceeds_rounding(SimpleNamespace(eps=EPS, residual=lambda y: torch.sign(y - z).abs()), z, F, asked).any()
+    )
 
 
 def test_lower_is_by_more_than_rounding_and_whatever_the_sign() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.solver.verdict.curve_of_minima import in_a_family
+from implicitkit.solver.verdict.curve_of_minima import on_a_curve_of_minima
 from tests.tables.ends import Ends
 
 F64 = torch.float64
@@ -120,7 +120,7 @@ def test_an_objective_that_changes_along_a_curve_has_no_minima_there(falls: bool
         beside=lambda _: SimpleNamespace(value=lambda z: 1 - 1e-6 * z[:, 0] if falls else torch.ones_like(z[:, 0])),
     )
     z = torch.tensor([[1e3, 1e-3]], dtype=F64)
-    assert bool(in_a_family(f, z, torch.ones(1, dtype=torch.bool))) is not falls
+    assert bool(on_a_curve_of_minima(f, z, torch.ones(1, dtype=torch.bool))) is not falls
 
 
 @pytest.mark.parametrize("far", (1e9, 1e10))

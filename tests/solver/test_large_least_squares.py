@@ -22,7 +22,7 @@ from implicitkit.solver.auto import stages
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.least_squares import dogleg, gauss_newton, levenberg_marquardt
 from implicitkit.solver.steps import normal_equations
-from implicitkit.solver.verdict import curvature, judge
+from implicitkit.solver.verdict import backward_error, curvature, judge
 
 D = torch.float64
 
@@ -165,14 +165,16 @@ def test_questions_of_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim that is refused while steps converge fast is not asked about rounding, and whether a point runs away is asked
     where factors do not tell, once."""
     asked: list[str] = []
-    for name in ("rounding", "runs_away"):
-        question = getattr(judge, name)
-        monkeypatch.setattr(judge, name, lambda *a, question=question, name=name: (asked.append(name), question(*a))[1])
+    for module, name in ((backward_error, "rounding"), (judge, "runs_away")):
+        question = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *a, question=question, name=name: (asked.append(name), question(*a))[1]
+        )
     f, start, measured = pose_graph(60)
     for expected in ([], ["runs_away"]):
         s = ik.least_squares(lambda p, m: {k: 1e3 * r for k, r in f(p, m).items()}, start, (measured,))
         assert bool(s.converged) and asked == expected
-        monkeypatch.setattr(judge, "settled", lambda f, known, z, *_: torch.zeros(len(z), dtype=torch.bool))
+        monkeypatch.setattr(judge, "zero_is_near", lambda f, known, z, *_: torch.zeros(len(z), dtype=torch.bool))
 
 
 def test_a_hessian_like_its_normal_equations_is_looked_at_no_further(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.solver.verdict import judge
-from implicitkit.solver.verdict.kantorovich import is_settled, settled, still_holds
+from implicitkit.solver.verdict.kantorovich import correction_is_settled, distant_factors_hold, zero_is_near
 
 F64 = torch.float64
 N = 100
@@ -51,7 +51,7 @@ def newton(f: Callable[[Tensor], Tensor], start: Tensor, steps: int, wrong: floa
         known = Factors(slope * (wrong if k + 1 == steps else 1))
         point, before = z, out.detach()
         z = point - known.solve(before)
-    return bool(is_settled(known, z, F(z), point, before))
+    return bool(correction_is_settled(known, z, F(z), point, before))
 
 
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], float, int, float, bool]] = {
@@ -79,7 +79,7 @@ def test_factors_that_are_none_say_nothing() -> None:
     z, point = torch.full((2, N), 3.0, dtype=F64), torch.full((2, N), 3.0001, dtype=F64)
     known = Factors(torch.ones_like(z))
     known.factor.ok[1] = False
-    assert is_settled(known, z, z - 3, point, point - 3).tolist() == [True, False]
+    assert correction_is_settled(known, z, z - 3, point, point - 3).tolist() == [True, False]
 
 
 # the slope by the factors, and the point before: the first of a hundred unknowns has come from there to the zero of z^2 - 9
@@ -100,7 +100,7 @@ def test_how_far_factors_hold(name: str) -> None:
     known = Factors(torch.full_like(z, 0.2))
     known.slope[0, 0] = slope
     F = lambda y: torch.cat([y[:, :1] ** 2 - 9, (y[:, 1:] / 10) ** 2 - 1 + 1e-12], 1)  # noqa: E731
-    assert bool(is_settled(known, z, F(z), point, F(point))) is settled
+    assert bool(correction_is_settled(known, z, F(z), point, F(point))) is settled
 
 
 # of two unknowns, both of which come from ``first`` by a share of Newton's step
@@ -121,7 +121,7 @@ def test_few_unknowns_are_settled_by_a_step_that_has_led_there(name: str) -> Non
     (slope,) = torch.autograd.grad(before.sum(), point)
     point, before, known = point.detach(), before.detach(), Factors(slope)
     z = point - share * known.solve(before)
-    assert bool(is_settled(known, z, f(z), point, before)) is settled_there
+    assert bool(correction_is_settled(known, z, f(z), point, before)) is settled_there
 
 
 # what R'R is along the first of a hundred unknowns, its unit D, and mu; of the others both are one
@@ -144,7 +144,7 @@ def test_factors_with_damping_say_nothing_where_that_is_all_there_is(name: str) 
     z = torch.full((1, N), 10.0, dtype=F64)
     point = z + 1e-4
     F = 1e-8 * slope
-    assert bool(is_settled(known, z, F, point, F + 1e-4 * known.slope)) is settled
+    assert bool(correction_is_settled(known, z, F, point, F + 1e-4 * known.slope)) is settled
 
 
 class Beside:
@@ -179,10 +179,10 @@ def test_what_factors_of_a_point_however_far_say(name: str) -> None:
     known = Factors(torch.full_like(z, 0.2))
     known.slope[0, 0] = slope
     beside: Any = Beside(lambda y: torch.cat([f(y[:, :1]), (y[:, 1:] / 10) ** 2 - 1], 1))
-    assert bool(still_holds(beside, z, torch.ones(1, dtype=torch.bool), known)[0, 1]) is held
-    assert not bool(still_holds(beside, z, torch.zeros(1, dtype=torch.bool), known)[0, 1])
+    assert bool(distant_factors_hold(beside, z, torch.ones(1, dtype=torch.bool), known)[0, 1]) is held
+    assert not bool(distant_factors_hold(beside, z, torch.zeros(1, dtype=torch.bool), known)[0, 1])
     known.factor.ok[0] = False
-    assert not bool(still_holds(beside, z, torch.ones(1, dtype=torch.bool), known)[0, 1])
+    assert not bool(distant_factors_hold(beside, z, torch.ones(1, dtype=torch.bool), known)[0, 1])
 
 
 # the first of a hundred equations, where it is zero to the last bit, and its slope at the point before, by 2e-3 off
@@ -206,8 +206,8 @@ def test_an_equation_that_is_zero_to_the_last_bit_changes_beside_that(name: str)
     beside: Any = Beside(lambda y: torch.cat([f(y[:, :1]), (y[:, 1:] / 10) ** 2 - 1], 1))
     point = z * (1 + 2e-4)
     before = beside.residual(z) + known.product(point - z)
-    assert bool(is_settled(known, z, beside.residual(z), point, before))
-    assert bool(settled(beside, known, z, point, before)) is near
+    assert bool(correction_is_settled(known, z, beside.residual(z), point, before))
+    assert bool(zero_is_near(beside, known, z, point, before)) is near
 
 
 def test_an_equation_that_factors_do_not_say_to_change_says_nothing() -> None:
@@ -215,7 +215,7 @@ def test_an_equation_that_factors_do_not_say_to_change_says_nothing() -> None:
     known = Factors(torch.where(torch.arange(N) == 3, 0.0, 0.2).unsqueeze(0).to(F64))
     known.solve = lambda b: torch.zeros_like(b)  # type: ignore[method-assign]
     beside: Any = Beside(lambda y: torch.where(torch.arange(N) == 3, 0.0, (y / 10) ** 2 - 1))
-    assert not bool(still_holds(beside, z, torch.ones(1, dtype=torch.bool), known)[0, 1])
+    assert not bool(distant_factors_hold(beside, z, torch.ones(1, dtype=torch.bool), known)[0, 1])
 
 
 def beam(y: Tensor, load: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ def beam(y: Tensor, load: Tensor) -> Tensor:
 def test_all_that_is_asked_of_a_large_system_at_rounding_is_one_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equations that hold at the start, boundary values of zero and a point far out: three reasons to ask more."""
     asked: list[str] = []
-    for name in ("runs_away", "vanishes", "excess"):
+    for name in ("runs_away", "vanishes", "backward_error"):
         whole = getattr(judge, name)
         monkeypatch.setattr(judge, name, lambda *a, _n=name, _w=whole, **k: (asked.append(_n), _w(*a, **k))[1])
     load = torch.full((51, 1), 100.0, dtype=F64)

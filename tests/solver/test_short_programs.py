@@ -59,7 +59,7 @@ def is_optimal(parts: tuple[Any, Any, Tensor], s: ik.Solution) -> bool:
 def test_a_dense_program_takes_three_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start, where the step has led and beside that; five: one for the Hessian, and one for the verdict."""
     asked: list[Any] = []
-    monkeypatch.setattr(judge, "still_holds", lambda *given: asked.append(given))
+    monkeypatch.setattr(judge, "distant_factors_hold", lambda *given: asked.append(given))
     parts = mixture(160, 16)
     s = solve(parts, torch.zeros(160, dtype=F64))
     assert (s.evaluations, int(s.steps), asked) == (3, 1, []) and is_optimal(parts, s)

@@ -32,7 +32,7 @@ from implicitkit.solver.verdict.curvature import (
     SHORT,
     difference_step,
     lanczos,
-    products,
+    lanczos_steps,
     promised,
     random_unit,
 )
@@ -68,7 +68,7 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
         which = which & (start != 0).any(1)
         if not bool(which.any()):
             return w
-    steps = min(z.shape[1], products(which, descended))
+    steps = min(z.shape[1], lanczos_steps(which, descended))
     lowest, u, largest = lanczos(look.curvature, z, steps, start)
     suspect = which & (lowest < -(_CURVED if look.curved else eps**0.5) * largest)
     suspect = suspect & (lowest < -look.rounding()) if look.curved else suspect

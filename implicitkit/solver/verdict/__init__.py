@@ -12,8 +12,8 @@ r"""Is a point a solution?  The argument, question by question; each has a file,
 **Once a solver has ended** (:meth:`judge.Judge.review`), since ``F`` may be small where an infimum is not attained:
 
 5. Is a zero near by the factors ``N`` of the last step, ``|N^{-1} F| << |z|``, ``F`` changing as ``N`` says?  Then nothing
-   more is asked.  Kantorovich (1948): :mod:`kantorovich`.  Or has the last step fallen more steeply than on any way to infinity,
-   ``d log|F| / d log|z| > 1e5``?  :mod:`last_step`.
+   more is asked.  Kantorovich (1948): :mod:`kantorovich`.  Or did ``F`` fall more steeply in the last step than on any way
+   to infinity, ``d log|F| / d log|z| > 1e5``?  :mod:`last_step`.
 6. Far out, ``|z|_inf > 5``: is ``F`` small because ``z`` is large (``exp(-z)``)?  :mod:`runaway`, which asks
    a. what ``F`` is along the ray from the origin to ``z``: :mod:`along_the_ray`;
    b. whether a zero has underflowed, ``exp(-1000 z)``: :mod:`underflow`;

@@ -49,7 +49,7 @@ def has_no_length(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor
     return which & ~zeros
 
 
-def stays(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
+def is_rounding_all_along(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
     """Where each ``F_i`` is rounding, and of that size all the way in to the origin, ``(batch,)``; up to 22 evaluations."""
     if not bool(which.any()):
         return which
@@ -93,7 +93,7 @@ def has_a_limit(f: Evaluations, J: Tensor, r: Tensor, z: Tensor, which: Tensor) 
     return still & moved
 
 
-def is_held(f: Evaluations, z: Tensor) -> Tensor:
+def is_led_back(f: Evaluations, z: Tensor) -> Tensor:
     """Where a map brings every large component of ``16 z`` and ``256 z`` back to half of that or less, ``(batch,)``: there
     is no way to infinity along which ``f(z) = z`` holds better and better."""
     size = z.abs()

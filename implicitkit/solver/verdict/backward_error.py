@@ -27,7 +27,7 @@ _HEALTHY = 1e-6  # of its change with z: |F| near a zero; on the way to infinity
 _HEALTHY_LOW = 3e-4  # ... in lower precisions, 1 / (103 p)
 
 
-def excess(
+def backward_error(
     f: Evaluations,
     z: Tensor,
     which: Tensor,
@@ -108,8 +108,8 @@ def row_scales(
     Args:
         careful: the smaller change to both sides counts, since of a jump one side may see nothing, and none that is as large
             over a sixteenth of the way. both_sides: the former, of natural maps, which beyond a bound change as ``z`` does.
-        began: ``|z|`` at the start, ``(batch, n)``: no ``z_j`` moves by more than itself and that for the sake of others that
-            are larger by sixteen orders of magnitude: its units are others.
+        began: ``|z|`` at the start, ``(batch, n)``: no ``z_j`` moves by more than itself and that for the sake of others
+            that are larger by sixteen orders of magnitude: its units are others.
     """
     F = in_working_precision(f.residual(z))
     scale, h, first = torch.zeros_like(F), f.eps**0.5, 0

@@ -23,7 +23,7 @@ _STRAIGHT = 0.5  # of what J says: how far the change of F over that way may be 
 _CORRECTIONS = 8  # evaluations to come back to a curve of zeros
 
 
-def crosses(f: Evaluations, z: Tensor, M: Tensor, unit: Tensor, rows: Tensor, sound: float) -> Tensor:
+def crosses_zero(f: Evaluations, z: Tensor, M: Tensor, unit: Tensor, rows: Tensor, sound: float) -> Tensor:
     r"""Where ``F`` crosses zero along each direction in which rounding may move the Newton correction by more than the share
     ``sound`` of ``z``, ``(batch,)``.
 
@@ -73,7 +73,7 @@ def is_lower(f: Evaluations, z: Tensor, there: Tensor, which: Tensor) -> Tensor:
     return which & (other < value - NOISE * f.eps * value.abs())  # false for NaN
 
 
-def runs_down(f: Evaluations, z: Tensor, H: Tensor, which: Tensor) -> Tensor:
+def falls_along_a_valley(f: Evaluations, z: Tensor, H: Tensor, which: Tensor) -> Tensor:
     """Where the objective falls on along the curve ``z_i c^{v_i}``, ``(batch,)``, ``v`` being the null vector of
     ``z_i H_ij z_j`` (its diagonal scaled to one), with a largest entry of one: that of ``(z_0 z_1 - 1)^2 + z_0^2`` does
     along ``z_0 z_1 = 1``, on which its gradient is rounding, while the straight line turns off.
@@ -115,7 +115,7 @@ def moved_by_rounding(M: Tensor, unit: Tensor, point: Tensor) -> Tensor:
     return NOISE * torch.finfo(M.dtype).eps * unit * moved
 
 
-def without(M: Tensor, b: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
+def without_unknowns(M: Tensor, b: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
     """``M d = b`` with ``d_i = 0`` of the unknowns ``off``, in rows of their own if it is not square."""
     fixed, kept = torch.diag_embed(off.to(M)), torch.where(off.unsqueeze(1), 0, M)
     if M.shape[1] == M.shape[2]:
@@ -136,7 +136,7 @@ def in_units(matrix: Tensor, point: Tensor, unit: Tensor, square: bool) -> tuple
     return matrix * unit.unsqueeze(1) / rows.unsqueeze(2), unit, rows
 
 
-def solves(matrix: Tensor, low: Tensor, b: Tensor, point: Tensor, units: Tensor | None) -> Tensor:
+def is_solved_by(matrix: Tensor, low: Tensor, b: Tensor, point: Tensor, units: Tensor | None) -> Tensor:
     """Where a correction of ``low`` rank solves ``matrix d = b`` but for a half, and for rounding of itself and of what
     ``b`` is made of, ``(batch,)``: of a matrix whose rank is cut at the root of eps it is wrong by more.
 
@@ -148,7 +148,7 @@ def solves(matrix: Tensor, low: Tensor, b: Tensor, point: Tensor, units: Tensor 
     return (left <= 0.5 * b.abs() + (rounded if units is None else rounded + units)).all(1)
 
 
-def goes_on(
+def zeros_go_on(
     f: Evaluations, z: Tensor, matrix: tuple[Tensor, ...], ahead: Tensor, scale: Tensor, which: Tensor, straight: Tensor
 ) -> Tensor:
     """Where zeros go on along a line, which is ``straight`` or a curve, ``(batch,)``: from a step ``ahead``, on a tangent

@@ -55,14 +55,14 @@ def downhill(
     """
     probe = f.beside("minimise")
     eps = f.eps
-    steps = min(z.shape[1], products(which, descended))
+    steps = min(z.shape[1], lanczos_steps(which, descended))
     at = f if f.of_gradient else probe  # which remembers what it has found there
     g, h = at(z), difference_step(z, eps**0.5)
     moved = h
     tried: list[tuple[Tensor, Tensor]] = []
 
     def product(q: Tensor) -> Tensor:
-        tried.append((q, beside(probe, z, g, moved, q)))
+        tried.append((q, hessian_times(probe, z, g, moved, q)))
         return tried[-1][1]
 
     if f.curved is not None and len(f.curved.L) == len(z):
@@ -115,9 +115,9 @@ def _is_odd(probe: Evaluations, z: Tensor, g: Tensor, h: Tensor, q: Tensor, Hq: 
     the other side, ``(batch,)``; one evaluation or two."""
     norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
     size = norm(Hq)
-    odd = norm(beside(probe, z, g, _LONGER * h, q) - Hq) > _UNLIKE * size
+    odd = norm(hessian_times(probe, z, g, _LONGER * h, q) - Hq) > _UNLIKE * size
     if bool(both.any()):
-        odd = odd | (both & (norm(beside(probe, z, g, -h, q) - Hq) > _UNLIKE * size))
+        odd = odd | (both & (norm(hessian_times(probe, z, g, -h, q) - Hq) > _UNLIKE * size))
     return odd
 
 
@@ -156,7 +156,7 @@ def promised(t: Tensor, curvature: Any) -> Tensor:
     return SHOWN * 0.5 * t * t * (-curvature).clamp_min(0)
 
 
-def beside(gradient: Callable[[Tensor], Tensor], z: Tensor, g: Tensor, h: Tensor, q: Tensor) -> Tensor:
+def hessian_times(gradient: Callable[[Tensor], Tensor], z: Tensor, g: Tensor, h: Tensor, q: Tensor) -> Tensor:
     """``H q``, by the difference to one side, or where the function refuses that side to the other."""
     there = _tried(gradient, z + h * q, z, z)
     lost = ~torch.isfinite(there).all(1, keepdim=True)
@@ -178,7 +178,7 @@ def _tried(function: Callable[[Tensor], Tensor], moved: Tensor, z: Tensor, like:
     return out
 
 
-def products(which: Tensor, descended: Tensor) -> int:
+def lanczos_steps(which: Tensor, descended: Tensor) -> int:
     """How many products with a Hessian a look at the samples ``which`` may take."""
     return _PRODUCTS if bool((which & ~descended).any()) else _FEW
 

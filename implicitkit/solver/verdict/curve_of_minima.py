@@ -28,7 +28,7 @@ _STILL = 1e-3  # of each unknown: a step so short has come next to the point tha
 _INSIDE = 0.5  # of the way to a bound: no further
 
 
-def in_a_family(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+def on_a_curve_of_minima(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     r"""Where minima go on from ``z`` towards the origin, until ``max |z|`` is 5 and a half of what it was at most, or they
     come no nearer, ``(batch,)``.  An unknown that comes near a bound stays there, and the others go on.
 

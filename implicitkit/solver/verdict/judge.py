@@ -19,14 +19,14 @@ from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps.factored import is_noise
 from implicitkit.solver.subset import ask
-from implicitkit.solver.verdict.backward_error import excess
+from implicitkit.solver.verdict.backward_error import backward_error
 from implicitkit.solver.verdict.differences import in_working_precision, steepness
-from implicitkit.solver.verdict.kantorovich import is_minimum, last_jacobian, settled, still_holds
+from implicitkit.solver.verdict.kantorovich import distant_factors_hold, last_jacobian, minimum_is_near, zero_is_near
 from implicitkit.solver.verdict.last_step import falls_on, gets_on
 from implicitkit.solver.verdict.newton_correction import DENSE
 from implicitkit.solver.verdict.runaway import runs_away
 from implicitkit.solver.verdict.runaway_near_origin import AWAY, STANDS, vanishes
-from implicitkit.solver.verdict.runaway_record import Asked
+from implicitkit.solver.verdict.runaway_record import RunawayRecord
 from implicitkit.solver.verdict.tolerance import HIDDEN, LEAST, Tolerance
 
 _LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the solver cannot lower
@@ -54,14 +54,14 @@ _BY_SAMPLE = (
 class Judge(Tolerance):
     """Judges the samples of one solve.
 
-    A claim begins with ``|F| <= tolerance``, which costs nothing.  :meth:`examine` says which claims hold, and lowers what is
-    asked of the others; :meth:`review` has the last word when the solver has done all it can.
+    A claim begins with ``|F| <= tolerance``, which costs nothing.  :meth:`examine` says which claims hold, and lowers what
+    is asked of the others; :meth:`review` has the last word when the solver has done all it can.
     """
 
     def __init__(self, f: Evaluations, options: Options) -> None:
         super().__init__(f, options)
         self._again: Tensor | None = None  # |F| at which a claim below atol is looked at once more; or see falls_on
-        self.asked = Asked()  # who was asked at a point whether he runs away
+        self.asked = RunawayRecord()  # who was asked at a point whether he runs away
         self._healthy: tuple[Tensor, Tensor] | None = None  # a point, whose equations all change there far more than F
         self._held: tuple[Tensor, Tensor] | None = None  # a point, and where a zero is near by factors that hold there
         self._settled: tuple[Tensor, Tensor] | None = None  # a point, and where one is near by factors of the last step
@@ -143,10 +143,10 @@ class Judge(Tolerance):
             return torch.zeros_like(which)
         F = self.f.residual(z)
         noise = which & is_noise(known, z, norm, torch.where(F.abs() <= self._floor(), 0, F))
-        if bool(noise.any()) and not (self.f.kind.returns_program and bool((self._is_settled(z) | ~noise).all())):
+        if bool(noise.any()) and not (self.f.kind.returns_program and bool((self._zero_is_near(z) | ~noise).all())):
             size = torch.linalg.vector_norm(known.size(z), dim=1)
             if self._has_factors(z, exact=True) and bool(noise.all()):
-                steep, held = ask(self.f, still_holds, z, noise, known).unbind(1)
+                steep, held = ask(self.f, distant_factors_hold, z, noise, known).unbind(1)
                 self._held = z, held > 0
             else:
                 steep = ask(self.f, steepness, z, noise)
@@ -165,15 +165,15 @@ class Judge(Tolerance):
         (asked, away), known = self.asked.at(z), self.f.system.factored
         open_ = far & ~asked
         if bool(open_.any()):
-            unknown = open_ & ~self._is_settled(z)
+            unknown = open_ & ~self._zero_is_near(z)
             if bool(unknown.all()) and self._has_factors(z, exact=True):
-                unknown = unknown & (ask(self.f, still_holds, z, unknown, known)[:, 1] == 0)
+                unknown = unknown & (ask(self.f, distant_factors_hold, z, unknown, known)[:, 1] == 0)
             if bool(unknown.any()):
                 away = torch.where(unknown, ask(self.f, runs_away, z, unknown, *self.asked.clues(self.came_from)), away)
             self.asked.note(z, asked | open_, away, self.came_from)
         return far & away
 
-    def _is_settled(self, z: Tensor) -> Tensor:
+    def _zero_is_near(self, z: Tensor) -> Tensor:
         """Where factors of the last step say that a zero is near, ``(batch,)``; a point is looked at once."""
         held = self._held[1] if self._held is not None and self._held[0] is z else None
         none = torch.zeros(len(z), dtype=torch.bool, device=z.device) if held is None else held
@@ -181,7 +181,7 @@ class Judge(Tolerance):
             return none
         if self._settled is None or self._settled[0] is not z:
             known = self.f.system.factored if self._has_factors(z) else last_jacobian(self.f, self.came_from[0])
-            near = none if known is None else settled(self.f, known, z, *self.came_from)
+            near = none if known is None else zero_is_near(self.f, known, z, *self.came_from)
             self._settled = z, near
         return none | self._settled[1]
 
@@ -213,8 +213,8 @@ class Judge(Tolerance):
     def review(
         self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None = None, converged: bool = False
     ) -> Tensor:
-        """The status of every sample: some that the solver gave up have converged (:meth:`last_word`), and others have come to
-        rest nowhere (:meth:`gone`, and :func:`~implicitkit.solver.verdict.runaway_near_origin.vanishes` unless the way there
+        """The status of every sample: some that the solver gave up have converged (:meth:`last_word`), and others have come
+        to rest nowhere (:meth:`gone`, and :func:`~implicitkit.solver.verdict.runaway_near_origin.vanishes` unless the way there
         was ``steep``: of fixed points that means where they strode out).  ``converged``: every one has."""
         beginning = None if self.f.problem.determined else self._may_vanish(z, norm, status, steep)
         if beginning is not None:
@@ -251,7 +251,7 @@ class Judge(Tolerance):
         for known in (self._healthy, self._held):
             if known is not None and known[0] is z:
                 beginning = beginning & ~known[1]
-        for holds in (is_minimum, lambda _, z: self._is_settled(z)):  # the first is asked of minima in any case
+        for holds in (minimum_is_near, lambda _, z: self._zero_is_near(z)):  # the first is asked of minima in any case
             beginning = beginning & ~holds(self.f, z) if bool(beginning.any()) else beginning
         return beginning if bool(beginning.any()) else None
 
@@ -261,7 +261,7 @@ class Judge(Tolerance):
         """The largest (or the user's own norm of) ``|F_i| / (atol + rtol S_i)``, below 1 where ``F`` is nothing but rounding
         errors (which is asked if ``noise``); ``(batch,)``.  Samples whose every ``F_i`` is far below ``S_i``, or which
         are accepted as rounding, are kept."""
-        question = partial(excess, careful=careful, noise=noise, worst=self._worst)
+        question = partial(backward_error, careful=careful, noise=noise, worst=self._worst)
         floor = self._floor() if floor is None else floor
         found, healthy = ask(self.f, question, z, which, rtol, floor, self._began).unbind(1)
         self._healthy = z, (healthy > 0) & which

@@ -1,4 +1,4 @@
-r"""Is a zero near, as the factors ``N`` of the last Newton step tell: a small correction, and a Jacobian that hardly changes?
+r"""Is a zero near, as the factors ``N`` of the last step tell: a small correction, and a Jacobian that hardly changes?
 
 The two figures of Kantorovich's theorem (1948; Deuflhard, *Newton Methods for Nonlinear Problems*, 2011, section 2.1): the
 correction ``c = N^{-1} F(z)``, next to nothing beside ``z`` near a zero and ``z / 745`` and more on the way to infinity (of
@@ -6,7 +6,7 @@ correction ``c = N^{-1} F(z)``, next to nothing beside ``z`` near a zero and ``z
 solve, where :mod:`~implicitkit.solver.verdict.runaway` costs evaluations.
 
 Factors of a fit are those of ``N = R'R + mu D^2``, near the Hessian where residuals or their curvature are small, which the
-change of ``F`` tells, and where ``mu`` is nothing beside ``R'R``: the largest eigenvalue of ``N^{-1} mu D^2`` takes two solves.
+change of ``F`` tells, and where ``mu`` is nothing beside ``R'R``: the largest eigenvalue of ``N^{-1} mu D^2``, by two solves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from implicitkit.foundation import seeded
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.backward_error import healthy_share
-from implicitkit.solver.verdict.curvature import beside, difference_step
+from implicitkit.solver.verdict.curvature import difference_step, hessian_times
 from implicitkit.solver.verdict.differences import FLOOR, in_working_precision, uneven
 from implicitkit.solver.verdict.newton_correction import DENSE
 
@@ -38,15 +38,15 @@ _FORETOLD = 0.5  # of its change beside z by N, how far from that it may be of a
 _NEXT = 1e-10  # ... of z: a correction by them which is next to nothing even so; exp(-z) has 1 / 745 / 1e6 and more
 
 
-def settled(f: Evaluations, known: Any, z: Tensor, point: Tensor, before: Tensor) -> Tensor:
-    """Where a zero is near ``z`` by factors (:func:`is_settled`), ``(batch,)``; one evaluation if an ``F_i`` is zero to the
-    last bit there, none else, nor of a program, whose constraints often are.
+def zero_is_near(f: Evaluations, known: Any, z: Tensor, point: Tensor, before: Tensor) -> Tensor:
+    """Where a zero is near ``z`` by factors (:func:`correction_is_settled`), ``(batch,)``; one evaluation if an ``F_i`` is
+    zero to the last bit there, none else, nor of a program, whose constraints often are.
 
     Of what rounding has left (``sqrt(z^2 + 1) - z``, far out) the slope is rounding, too, and a step with it leads to what
     looks like a zero.  So such an ``F_i`` must change beside ``z`` as ``N`` says.
     """
     F = f.residual(z)
-    near = is_settled(known, z, F, point, before)
+    near = correction_is_settled(known, z, F, point, before)
     zero = near.unsqueeze(1) & (F == 0)
     if f.kind.returns_program or not hasattr(known, "product") or not bool(zero.any()):
         return near
@@ -56,7 +56,7 @@ def settled(f: Evaluations, known: Any, z: Tensor, point: Tensor, before: Tensor
     return near & (~zero | (off <= _FORETOLD * told.abs())).all(1)
 
 
-def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
+def correction_is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
     """Where a zero is near ``z``, ``(batch,)``; where not, nothing is known.
 
     ``F`` changed along the step as ``N`` says: roughly, along one that was short beside ``z`` (of ``exp(1e6 - z)`` each is);
@@ -110,13 +110,13 @@ def last_jacobian(f: Evaluations, point: Tensor) -> DenseBlocks | None:
     return DenseBlocks(J) if J is not None and at is point and not f.kind.iteration else None
 
 
-def is_minimum(f: Evaluations, z: Tensor) -> Tensor:
+def minimum_is_near(f: Evaluations, z: Tensor) -> Tensor:
     """Where a step left factors ``N`` of a positive definite Hessian that holds at ``z`` (on the way to infinity a step
     changes it by a third and more), and ``N^{-1} F`` is small beside each ``z_j``, ``(batch,)``; one evaluation or none."""
     if f.curved is None or len(f.curved.L) != len(z) or not f.of_gradient:
         return torch.zeros(len(z), dtype=torch.bool, device=z.device)
     g, probe, h = f.residual(z), f.beside("minimise"), difference_step(z, f.eps**0.5)
-    held = f.curved.hold(lambda q: beside(probe, z, g, h, q), z)
+    held = f.curved.hold(lambda q: hessian_times(probe, z, g, h, q), z)
     point = in_working_precision(z).abs()
     unit = point + FLOOR * point.amax(1, keepdim=True)
     near: Tensor = (in_working_precision(f.curved.solve(g)).abs() <= healthy_share(point) * unit).all(1)
@@ -144,7 +144,7 @@ def _share_of_damping(known: Any, z: Tensor) -> Tensor:
     return share
 
 
-def still_holds(f: Evaluations, z: Tensor, which: Tensor, known: Any) -> Tensor:
+def distant_factors_hold(f: Evaluations, z: Tensor, which: Tensor, known: Any) -> Tensor:
     """By how much ``F`` changes beside ``z`` as a whole, ``|J w|``, and 1 where a zero is near by factors of a point however
     far, ``(batch, 2)``; one evaluation.
 

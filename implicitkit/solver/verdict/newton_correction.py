@@ -14,14 +14,14 @@ from implicitkit.linear.factors.dense import lstsq_batched, solve_batched
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.condition import (
-    crosses,
-    goes_on,
+    crosses_zero,
+    falls_along_a_valley,
     in_units,
     is_lower,
+    is_solved_by,
     moved_by_rounding,
-    runs_down,
-    solves,
-    without,
+    without_unknowns,
+    zeros_go_on,
 )
 from implicitkit.solver.verdict.differences import FLOOR, SOUND, in_working_precision, size_nearby
 from implicitkit.solver.verdict.rounding_level import is_rounding
@@ -33,7 +33,7 @@ _SHORT = 0.01  # ... and what is left of the way there if that is the origin: a 
 _FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
 LEFT = 0.347  # what a step leaves of F at most: of a zero of order 9; of exp(-z^p), below 2e-5, 0.35 to 1 / e
 _SURE = 1e-2  # what a step leaves of F where nothing more need be asked
-_ALONG, _CORRECTIONS = 1e-2, 8  # of the way along a curve of zeros, and evaluations to come back to it
+_ALONG = 1e-2  # of the way: a step along a curve of zeros
 _ACROSS = (2, 3)  # Newton steps that lead across a zero
 BEHIND = (4, 16, 64)  # steps beyond which F is as large again behind such a zero ...
 _HALF = 0.5  # of a map's residual: what a correction by products leaves at most (one by factors: _SURE), ...
@@ -75,7 +75,7 @@ def by_factors(
     matrix, unit, rows = in_units(torch.where(finite[:, None, None], J, 0), point, unit, square)
     b = torch.where(finite[:, None], -r / rows, 0)
     if bool(off.any()):
-        matrix, b = without(matrix, b, off)
+        matrix, b = without_unknowns(matrix, b, off)
     d, regular, _ = solve_batched(matrix, b) if square else lstsq_batched(matrix, b)
     # what is added up in each equation, where a change of z along some direction may cancel
     terms = torch.maximum(scale, rows * matrix.abs().sum(2)) if square else scale
@@ -99,11 +99,11 @@ def by_factors(
             there, beside = in_working_precision(f.residual(origin)), unit * back.abs().clamp_min(_BESIDE)
             size = torch.minimum(scale, size_nearby(f, origin, there, beside, line.unsqueeze(1) & (scale > 0)))
             straight = (there.abs() <= 3 * eps**0.5 * size).all(1)
-            line = goes_on(f, z, (matrix, unit, rows), low + _ALONG * (along - point / unit), scale, line, straight)
+            line = zeros_go_on(f, z, (matrix, unit, rows), low + _ALONG * (along - point / unit), scale, line, straight)
         # a valley that goes down is no line of minima, however little of F is left in it
         line = line & ~is_lower(f, z, origin, line & ~full) if f.kind.minimisation else line
         units = 2 * eps * point.abs() / rows if f.kind.iteration else None
-        solvable = solves(matrix, low, b, point / unit, units)
+        solvable = is_solved_by(matrix, low, b, point / unit, units)
     else:
         there = in_working_precision(f.problem.flat_residuals(f.kernel, origin).detach())
         line, solvable = norm(there) <= 1.01 * norm(r) + eps**0.5 * rows.squeeze(1), finite
@@ -111,13 +111,13 @@ def by_factors(
     open_, sure = small & ~(full | line), full | line
     if square and bool(open_.any()):
         known = determined()
-        known = known | crosses(f, z, matrix, unit, rows, _SOUND_LOW) if bool((open_ & ~known).any()) else known
+        known = known | crosses_zero(f, z, matrix, unit, rows, _SOUND_LOW) if bool((open_ & ~known).any()) else known
         sure = sure | (open_ & known)
     near = (near & sure) | (solvable & line & near_a_zero(f, z, F, unit * low, scale, terms, loose))
     if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
         near = near | ((F == 0) & (scale > 0)).all(1)
     if f.kind.minimisation and square:
-        near = near & ~runs_down(f, z, J, near & finite)
+        near = near & ~falls_along_a_valley(f, z, J, near & finite)
     return finite & near
 
 

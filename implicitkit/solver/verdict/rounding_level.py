@@ -133,7 +133,9 @@ def _rough(f: _Residual, z: Tensor, F: Tensor, move: Tensor) -> Tensor:
     return torch.where(flat & ((far + farther).abs() <= _ROUGH * near), near, 0)
 
 
-def grows(f: Evaluations, z: Tensor, F: Tensor, asked: Tensor, seen: tuple[Tensor, Tensor] | None = None) -> Tensor:
+def exceeds_rounding(
+    f: Evaluations, z: Tensor, F: Tensor, asked: Tensor, seen: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
     """Where what ``F_i`` changes by beside ``z`` is no rounding error, of the equations ``asked``, ``(batch, n)``.
 
     It then doubles with the way, ``|F_i(z + 2 h w) - F_i| >= 1.9 |F_i(z + h w) - F_i| > 0``, and again from ``2 h`` to

@@ -12,8 +12,8 @@ from torch import Tensor
 from implicitkit.foundation.autodiff import lacks_second_derivative
 from implicitkit.foundation.operators import Operator
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.along_the_ray import has_a_limit, has_no_length, is_held, stays
-from implicitkit.solver.verdict.curve_of_minima import in_a_family
+from implicitkit.solver.verdict.along_the_ray import has_a_limit, has_no_length, is_led_back, is_rounding_all_along
+from implicitkit.solver.verdict.curve_of_minima import on_a_curve_of_minima
 from implicitkit.solver.verdict.differences import (
     SOUND,
     both_changes,
@@ -24,7 +24,7 @@ from implicitkit.solver.verdict.differences import (
     uneven,
 )
 from implicitkit.solver.verdict.newton_correction import DENSE, LEFT, by_factors, by_products, near_a_zero
-from implicitkit.solver.verdict.rounding_level import grows
+from implicitkit.solver.verdict.rounding_level import exceeds_rounding
 from implicitkit.solver.verdict.runaway_together import fade_together
 from implicitkit.solver.verdict.stationary_fit import as_fit, explains, well_fitted
 from implicitkit.solver.verdict.underflow import has_underflowed
@@ -44,19 +44,19 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor, *last: Tensor) -> Tensor
     """
     F = in_working_precision(f.residual(z))
     if f.kind.iteration:
-        which = which & ~is_held(f, z)
+        which = which & ~is_led_back(f, z)
         if not bool(which.any()):
             return which
         # z + 1 = z where z is so large that rounding says so
         unit = 2 * f.eps * in_working_precision(z)
         F = torch.where(F.abs() > unit.abs(), F, unit)
     loose = has_no_length(f, z, F, which)
-    lost = loose & stays(f, z, F, loose)
+    lost = loose & is_rounding_all_along(f, z, F, loose)
     which = which & ~lost
     away = which & _leads_away(f, z, F, which, loose) if bool(which.any()) else which
     if z.shape[1] > DENSE and not f.kind.iteration:
         away = away | fade_together(f, z, F, which & ~away, last, LEFT)
-    return lost | (away & ~in_a_family(f, z, away))
+    return lost | (away & ~on_a_curve_of_minima(f, z, away))
 
 
 def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
     asked = z.shape[1] > DENSE and bool(((still | flat) & which.unsqueeze(1)).any())
     seen = doubling(f, z, F, f.eps**0.25 * uneven(z)[1]) if asked else None
     if bool(still.any()):  # zero to the last bit: of what is left of F around z, is anything more than rounding?
-        scale = torch.where(still & ~grows(f, z, F, still, seen), 0, scale)
+        scale = torch.where(still & ~exceeds_rounding(f, z, F, still, seen), 0, scale)
     sound = (F.abs() <= SOUND * scale).all(1) & ~loose
     flat = (F == 0) & (scale == 0)
     vanished, off = flat.all(1), torch.zeros_like(flat)

@@ -12,7 +12,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.backward_error import healthy_share, is_healthy, row_scales
 from implicitkit.solver.verdict.differences import in_working_precision
 from implicitkit.solver.verdict.newton_correction import BEHIND, DENSE, LEFT
-from implicitkit.solver.verdict.rounding_level import NOISE, grows, rounding
+from implicitkit.solver.verdict.rounding_level import NOISE, exceeds_rounding, rounding
 from implicitkit.solver.verdict.underflow import has_underflowed
 
 _HIGH = 0.37  # what a step leaves of a zero of any order, less than 1 / e
@@ -42,7 +42,7 @@ def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     scale = row_scales(f, z, which, healthy_share(F), 0.0, careful=False)
     still = which.unsqueeze(1) & (F == 0) & (scale > 0)
     if bool(still.any()):
-        scale = torch.where(still & ~grows(f, z, F, still), 0, scale)
+        scale = torch.where(still & ~exceeds_rounding(f, z, F, still), 0, scale)
     suspect = which & ~is_healthy(F, scale)
     tiny = torch.finfo(F.dtype).tiny
     flat = which.unsqueeze(1) & (F.abs() <= tiny) & (scale <= tiny)

@@ -8,7 +8,7 @@ from torch import Tensor
 from implicitkit.solution import Status
 
 
-class Asked:
+class RunawayRecord:
     """What is known at one point, which is remembered by identity.
 
     Attributes:
@@ -43,9 +43,9 @@ class Asked:
         gone = handed & (self.way != 0).any(1)
         return torch.where(gone, int(Status.DIVERGED), status), handed & ~gone
 
-    def select(self, samples: Tensor) -> Asked:
+    def select(self, samples: Tensor) -> RunawayRecord:
         """What is known of these samples, of which none has been asked at any point that is to come."""
-        return Asked(None if self.way is None else self.way.index_select(0, samples))
+        return RunawayRecord(None if self.way is None else self.way.index_select(0, samples))
 
     def clues(self, came_from: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
         """What is known of how samples came to where they are: the point a step ago, ``F`` there, and :attr:`way`."""

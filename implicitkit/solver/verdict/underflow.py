@@ -13,7 +13,7 @@ from torch import Tensor
 from implicitkit.foundation.tracers import TorchDispatchMode
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.differences import doubling, in_working_precision, uneven
-from implicitkit.solver.verdict.rounding_level import grows
+from implicitkit.solver.verdict.rounding_level import exceeds_rounding
 
 _HALVINGS = 40  # of the way from the origin to z, or of its logarithm, at most ...
 _BLIND = 8  # ... and as long as nothing but zeros has been seen
@@ -78,7 +78,7 @@ def has_underflowed(
         lost = lost | (known & rises & flat.all(1, keepdim=True))
     asked = known & ~lost & (edge <= f.eps**_SHARE * size)
     if bool(asked.any()):
-        lost = lost | (asked & ~grows(f, point, in_working_precision(f.residual(point)), asked))
+        lost = lost | (asked & ~exceeds_rounding(f, point, in_working_precision(f.residual(point)), asked))
     jumps = (known & ~lost).any(1)
     if bool(jumps.any()):
         lost = lost | has_overflowed(f, z, point, jumps).unsqueeze(1)
