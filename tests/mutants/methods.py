@@ -100,7 +100,7 @@ MUTANTS = [
         "implicitkit/solver/black_box.py", PARTS, ("if not (isinstance(z, Tensor) and compat.tracked(z)):", "if True:")
     ),
     *mutants(
-        "implicitkit/solver/verdict/judge.py",
+        "implicitkit/solver/verdict/tolerance.py",
         "tests/problem/test_initial_value.py -k single_precision_is",
         ("self.size_of(z) + norm if self.f.kind.like_state else norm", "norm"),
     ),

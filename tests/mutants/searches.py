@@ -110,7 +110,7 @@ MUTANTS = [
         ("b.nan_to_num(0, 0, 0).abs().max()", "b.abs().nan_to_num(0).max()"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/curvature.py",
+        "implicitkit/solver/verdict/unbounded.py",
         VALLEYS,
         ("return self.unbounded | (self.endless >= _PATIENCE)", "return self.unbounded"),
         ("min(_FALLEN, _STEADY / self.looks)", "_FALLEN", "tests/solver/test_minima_in_kinks.py -m slow"),

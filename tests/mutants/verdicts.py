@@ -139,7 +139,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/runaway.py",
+        "implicitkit/solver/verdict/newton_correction.py",
         "tests/solver/test_convergence.py -k 'low_precision and (valley or Kowalik)'",
         ("line = line & ~is_lower(f, z, origin, line & ~full)", "pass"),
         (
@@ -167,7 +167,7 @@ MUTANTS = [
         ("(missing.cumsum(1) == k) if k else missing", "(missing.cumsum(1) == k) if False else missing"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/runaway.py",
+        "implicitkit/solver/verdict/differences.py",
         "tests/solver/test_nothing_ran_away.py -k resistors",
         ("enough = count > 1 and bool((moved", "enough = count > 1 or bool((moved"),
         ("moved = (size > least) |", "moved = (size > 0) |"),
@@ -197,7 +197,7 @@ MUTANTS = [
         ("range(1, 9)", "range(1, 2)", "tests/solver/test_convergence.py -k plateau_behind_a_bump"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/limiting_fits.py",
+        "implicitkit/solver/verdict/along_the_ray.py",
         LIMITS,
         ("return still & moved", "return still & ~still"),
         ("return still & moved", "return still"),
@@ -283,6 +283,10 @@ MUTANTS = [
         "implicitkit/solver/verdict/judge.py",
         UNITS,
         ("claims & (norm > self.floor)", "claims & (norm > self.atol)"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/tolerance.py",
+        UNITS,
         (
             "self._least = self.floor if isinstance(self.floor, Tensor) else",
             "self._least = size.new_full((), self.atol) if True else",
@@ -295,7 +299,7 @@ MUTANTS = [
         ("self.tolerance = self._floor + self", "self.tolerance = self.options.atol + self"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/rounding_level.py",
+        "implicitkit/solver/verdict/along_the_ray.py",
         "tests/solver/test_convergence.py -k 'held or runaway'",
         ("held = torch.isfinite(torch.linalg.vector_norm(z, dim=1))", "held = torch.isfinite(z).all(1)"),
         ("small = size < _LARGE * size.amax(1, keepdim=True)", "small = size < size.amax(1, keepdim=True)"),
@@ -323,7 +327,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/rounding_level.py",
+        "implicitkit/solver/verdict/backward_error.py",
         "tests/solver/test_differences_in_rows.py",
         ("yield from directions(z, share=_SHARE, most=_FEW + 2 * math.ceil(math.log2(n)), began=began)[_FEW:]", "pass"),
         ("    elif n > 2:", "    elif n > 8:"),
@@ -334,6 +338,11 @@ MUTANTS = [
         ("return bool((size > _STEP * most).any()) and not bool((size > _CANCELLED * most).any())", "return False"),
         (" and not bool((size > _CANCELLED * most).any())", ""),
         ("return bool((size > _STEP * most).any()) and not", "return not"),
+        ("_HEALTHY = 1e-6", "_HEALTHY = 1e-3", "tests/solver/test_convergence.py -k 'beyond_every_power'"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/rounding_level.py",
+        "tests/solver/test_differences_in_rows.py",
         (
             "> max(_OWN, 8 * eps) * z.abs()) & (z != 0)",
             "> 1e9 * z.abs()) & (z != 0)",
@@ -341,7 +350,6 @@ MUTANTS = [
         ),
         ("if bool((smooth | ~which).all()):", "if False:", CANCEL + " -k costs_few"),
         ("if bool(lifted.any()):", "if False:", FAR),
-        ("_HEALTHY = 1e-6", "_HEALTHY = 1e-3", "tests/solver/test_convergence.py -k 'beyond_every_power'"),
     ),
     *mutants(
         "implicitkit/solver/steps/newton_damping.py",
@@ -437,7 +445,7 @@ MUTANTS = [
         ("unit = torch.where(columns > 0, rows / columns, unit)", "unit = unit"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/runaway.py",
+        "implicitkit/solver/verdict/newton_correction.py",
         FAR,
         ("torch.where(ray, _SHORT, 0)", "torch.where(ray, 0, 0)"),
         (
@@ -450,13 +458,17 @@ MUTANTS = [
         "implicitkit/solver/verdict/judge.py",
         "tests/solver/test_units.py -k 'still_falls or atol_that or zeros_at_zero or as_precise'",
         ("return claims & ~loose", "return claims"),
-        ("options.atol_is_default and options.rtol > 0 and not f.kind.like_state", "not f.kind.like_state"),
-        ("rtol = max(_HIDDEN * self.rtol, _LOOSE)", "rtol = self.rtol"),
+        ("rtol = max(HIDDEN * self.rtol, _LOOSE)", "rtol = self.rtol"),
         ("& (norm > self.rtol * self.floor)", "& (norm > 0)"),
         ("torch.where(asked, _FAST * norm, self._again)", "self._again"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/runaway.py",
+        "implicitkit/solver/verdict/tolerance.py",
+        "tests/solver/test_units.py -k 'still_falls or atol_that or zeros_at_zero or as_precise'",
+        ("options.atol_is_default and options.rtol > 0 and not f.kind.like_state", "not f.kind.like_state"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/newton_correction.py",
         "tests/solver/test_nothing_ran_away.py -k nor_does",
         ("_SURE if z.shape[1] <= DENSE else _HALF", "_HALF"),
         ("(tiny & is_rounding(f, z, F, drifts & tiny))", "is_rounding(f, z, F, drifts)"),
@@ -515,6 +527,10 @@ MUTANTS = [
         "implicitkit/solver/verdict/runaway.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or behind_zeros'",
         ("plateau, vanished = vanished & ends, underflowed | (vanished & ~ends)", "plateau = ends & vanished"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/newton_correction.py",
+        "tests/solver/test_convergence.py -k 'beyond_every_power or behind_zeros'",
         ("return open_ & (~outwards | (torch.stack(beyond) >= before).any(0))", "return open_"),
     ),
     *mutants(
@@ -527,7 +543,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/underflow.py",
         ROUNDED,
-        ("lost = lost | (asked & ~grows(", "lost = lost & (asked & ~grows("),
+        ("lost = lost | (asked & ~exceeds_rounding(", "lost = lost & (asked & ~exceeds_rounding("),
         ("_NOISE = 1e3", "_NOISE = 0.0"),
         ("return (known & lost).any(1), plateau.all(1) & flat.any(1)", "return (known & lost).any(1), known.any(1)"),
     ),
@@ -535,17 +551,27 @@ MUTANTS = [
         "implicitkit/solver/verdict/runaway.py",
         ROUNDED,
         ("which = which & ~plateau", "pass"),
-        ("scale = torch.where(still & ~grows(f, z, F, still, seen), 0, scale)\n    sound", "scale = scale\n    sound"),
+        (
+            "scale = torch.where(still & ~exceeds_rounding(f, z, F, still, seen), 0, scale)\n    sound",
+            "scale = scale\n    sound",
+        ),
     ),
     *mutants(
         "implicitkit/solver/verdict/runaway_near_origin.py",
         ROUNDED,
-        ("scale = torch.where(still & ~grows(f, z, F, still), 0, scale)\n    suspect", "scale = scale\n    suspect"),
+        (
+            "scale = torch.where(still & ~exceeds_rounding(f, z, F, still), 0, scale)\n    suspect",
+            "scale = scale\n    suspect",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/differences.py",
+        ROUNDED,
+        ("_DOUBLES = 1.9", "_DOUBLES = 0.9"),
     ),
     *mutants(
         "implicitkit/solver/verdict/rounding_level.py",
         ROUNDED,
-        ("_DOUBLES = 1.9", "_DOUBLES = 0.9"),
         ("found = found | (asked & crosses)", "pass"),
         ("found = found | (asked & doubles)", "pass"),
     ),
@@ -602,27 +628,35 @@ MUTANTS = [
         ("flat = flat & ~_has_derivative(f, z, flat)", "pass", "tests/solver/test_convergence.py -k with_a_derivative"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/rounding_level.py",
+        "implicitkit/solver/verdict/backward_error.py",
         "tests/solver/test_convergence.py -k 'kinks_meet or takes_all or do_not_vanish or beside_zero'",
         ("direction, h / 16) > 4 * size, 0, size)", "direction, h / 16) > 4 * size, size, size)"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/rounding_level.py",
+        "tests/solver/test_convergence.py -k 'kinks_meet or takes_all or do_not_vanish or beside_zero'",
         ("<= 0.5 * moved.abs(), 0, left)", "<= 0.5 * moved.abs(), left, left)"),
         ("_UNIT = 0.7", "_UNIT = 1.0"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/rounding_level.py",
+        "implicitkit/solver/verdict/backward_error.py",
         "tests/solver/test_units.py",
         (
             "yield from directions(z, share=_SHARE, most=_FEW, began=began)",
             "yield from directions(z, most=_FEW)",
             "tests/solver/test_units.py -k trillion",
         ),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/rounding_level.py",
+        "tests/solver/test_units.py",
         ("<= _ROUGH * near)", "<= 8 * near)", "tests/solver/test_units.py -k 'kinks and root'"),
         ("_left(_Smooth(f), z, which & t", "_left(f, z, which & t", "tests/solver/test_units.py -k 'box or violates'"),
     ),
     *mutants(
         "implicitkit/solver/verdict/runaway.py",
         "tests/solver/test_convergence.py -k 'kinks_meet or takes_all or do_not_vanish or beside_zero'",
-        ("near = near | (orthogonal & _by_factors(f, H", "near = near & (orthogonal & _by_factors(f, H"),
+        ("near = near | (orthogonal & by_factors(f, H", "near = near & (orthogonal & by_factors(f, H"),
     ),
     *mutants(
         "implicitkit/solver/root/pseudo_transient.py",
@@ -642,7 +676,7 @@ MUTANTS = [
         ("torch.where(gap >= 0, plus(-gap, kappa), plus(gap, kappa))", "plus(gap, kappa)"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/judge.py",
+        "implicitkit/solver/verdict/tolerance.py",
         "tests/solver/test_convergence.py -k 'economies or infinity or runs_away or diverge'",
         ("near = self.f.problem.determined or self.largest(z) <= _FAR", "near = True"),
         ("return self.largest(z) <= _FAR_FIXED and not", "return not"),
@@ -750,20 +784,14 @@ MUTANTS = [
         "tests/solver/test_settled.py",
         ("torch.where(F.abs() <= self._floor(), 0, F)", "F"),
         ("for known in (self._healthy, self._held):", "for known in (self._healthy,):"),
-        ("unknown = open_ & ~self._is_settled(z)", "unknown = open_"),
-        ("unknown = open_ & ~self._is_settled(z)", "unknown = open_ & False"),
+        ("unknown = open_ & ~self._zero_is_near(z)", "unknown = open_"),
+        ("unknown = open_ & ~self._zero_is_near(z)", "unknown = open_ & False"),
         ("beginning & ~holds(self.f, z) if", "beginning if"),
         (
-            "(is_minimum, lambda _, z: self._is_settled(z))",
-            "(lambda _, z: self._is_settled(z), is_minimum)",
+            "(minimum_is_near, lambda _, z: self._zero_is_near(z))",
+            "(lambda _, z: self._zero_is_near(z), minimum_is_near)",
             "tests/solver/test_nothing_ran_away.py -k bottom",
         ),
-        (
-            "torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)",
-            "torch.maximum(rows, least)",
-            SINGLE + " -k 'shows_no or hides'",
-        ),
-        ("> (_FAR if self._unit is None else _FAR * self._unit)", "> _FAR", LIMITS + " -k any_units"),
         (
             "for known in (self._healthy, self._held):",
             "for known in (self._held,):",
@@ -784,13 +812,27 @@ MUTANTS = [
             "pass",
             "tests/solver/test_convergence.py -k 'factors_of_a_point'",
         ),
-        ("_LEAST = 2e-16", "_LEAST = 0.0", "tests/solver/test_settled.py -k holds_at_the_start"),
         ("open_ & ((norm < began) |", "open_ & (~failed | failed |", STRANGERS + " -k larger_than_the_slope"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/tolerance.py",
+        "tests/solver/test_settled.py",
+        (
+            "torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)",
+            "torch.maximum(rows, least)",
+            SINGLE + " -k 'shows_no or hides'",
+        ),
+        ("> (_FAR if self._unit is None else _FAR * self._unit)", "> _FAR", LIMITS + " -k any_units"),
+        ("LEAST = 2e-16", "LEAST = 0.0", "tests/solver/test_settled.py -k holds_at_the_start"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/backward_error.py",
+        JUMPS,
+        ("size = torch.minimum(size, change(f, z, F, direction, -h))", "pass"),
     ),
     *mutants(
         "implicitkit/solver/verdict/rounding_level.py",
         JUMPS,
-        ("size = torch.minimum(size, change(f, z, F, direction, -h))", "pass"),
         ("torch.minimum(slope.abs(), back.abs())", "slope.abs()"),
     ),
     *mutants(
@@ -883,10 +925,21 @@ MUTANTS = [
         FITS,
         ("if fit is not None and bool((well_fitted(*fit, z, F, which) & ~loose | ~which).all()):", "if False:"),
         ("well_fitted(*fit, z, F, which) & ~loose |", "well_fitted(*fit, z, F, which) |", LENGTHS),
-        ("_SOUND * scale).all(1) & ~loose", "_SOUND * scale).all(1)", LENGTHS),
+        ("SOUND * scale).all(1) & ~loose", "SOUND * scale).all(1)", LENGTHS),
+        ("lost = loose & is_rounding_all_along(f, z, F, loose)", "lost = loose & ~loose", LENGTHS),
+        ("~near | has_a_limit(f, *fit, z, open_ & near)", "~near", LIMITS),
+        ("which = which & ~is_led_back(f, z)", "pass", "tests/solver/test_convergence.py -k 'held or runaway'"),
+        (
+            "return zero & ~(J != 0).any(2) & ~(J != 0).any(1)",
+            "return zero & False",
+            STRANGERS + " -k 'begins_where or underflows'",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/newton_correction.py",
+        FITS,
         ("small & (loose | standing)", "small & standing", LENGTHS),
         ("small & (loose | (F.abs() > _DRIFTS * scale).any(1))", "small & (F.abs() > _DRIFTS * scale).any(1)", LENGTHS),
-        ("lost = loose & stays(f, z, F, loose)", "lost = loose & ~loose", LENGTHS),
         ("torch.where(loose, min(share, LEFT), share)", "share", LENGTHS),
         ("if f.kind.returns_program:  # multipliers", "if False:  # multipliers", SECOND + " -k leave_open"),
         (
@@ -899,28 +952,29 @@ MUTANTS = [
             "units = None",
             "tests/solver/test_nothing_ran_away.py -k hands_on",
         ),
-        ("(matrix * point.unsqueeze(1)).abs().sum(2))", "matrix.abs().sum(2))", BESIDE),
-        ("~near | has_a_limit(f, *fit, z, open_ & near)", "~near", LIMITS),
-        (
-            " + (matrix * point.unsqueeze(1)).abs().sum(2))",
-            ")",
-            "tests/solver/test_convergence.py -k rounding_in_one",
-        ),
-        ("which = which & ~is_held(f, z)", "pass", "tests/solver/test_convergence.py -k 'held or runaway'"),
-        ("_MANY = 10", "_MANY = 2", "tests/solver/test_sparse_programs.py -k cancel_far_out"),
         (
             "terms = torch.maximum(scale, rows * matrix.abs().sum(2)) if square else scale",
             "terms = scale",
             "tests/problem/test_initial_value.py -k 'has_not_run_away'",
         ),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/condition.py",
+        FITS,
+        ("(matrix * point.unsqueeze(1)).abs().sum(2))", "matrix.abs().sum(2))", BESIDE),
         (
-            "return zero & ~(J != 0).any(2) & ~(J != 0).any(1)",
-            "return zero & False",
-            STRANGERS + " -k 'begins_where or underflows'",
+            " + (matrix * point.unsqueeze(1)).abs().sum(2))",
+            ")",
+            "tests/solver/test_convergence.py -k rounding_in_one",
         ),
     ),
     *mutants(
-        "implicitkit/solver/verdict/curvature.py",
+        "implicitkit/solver/verdict/differences.py",
+        FITS,
+        ("_MOVE, _MANY = 1e-2, 10", "_MOVE, _MANY = 1e-2, 2", "tests/solver/test_sparse_programs.py -k cancel_far_out"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/unbounded.py",
         STRANGERS + " -k 'on_waves or valley'",
         ("return self.runs >= _RUNS", "return self.runs > 1000"),
         ("self.runs + 1, 0)\n        self.far", "self.runs + 1, self.runs + 1)\n        self.far"),
@@ -989,12 +1043,12 @@ MUTANTS = [
         ("(f.kind.minimisation and z.dtype not in HALF)", "False", FAMILIES + " -k turned"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/drifts.py",
+        "implicitkit/solver/verdict/no_solution.py",
         "tests/solver/test_refusals_are_bounded.py -k 'map'",
         ("(F.abs() > _CLEAR * noise)", "(F.abs() < _CLEAR * noise)"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/judge.py",
+        "implicitkit/solver/verdict/tolerance.py",
         FAMILIES + " -k any_unit",
         ("if self.f.kind.minimisation and self._unit", "if self.f.kind.of_residuals and self._unit"),
         (
