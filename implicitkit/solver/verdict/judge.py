@@ -88,20 +88,22 @@ class Judge(Tolerance):
         """
         if self.relative_to_state:
             return claims if before is None or not self._by_default else claims & ~self._falls_on(z, norm, before)
+        # 1. small by the tolerance alone, and in its own units?  4. not while steps get on
         doubtful = claims & (norm > self.floor)
         if self._rows is not None:
             doubtful = doubtful | (claims & self.hides(z))
         claims = self._but_loose(z, norm, claims, doubtful if stuck is None else doubtful | stuck, before)
-        if bool(doubtful.any()):
+        if bool(doubtful.any()):  # 3. nothing but rounding, by the last factors?
             doubtful = doubtful & ~self._is_noise(z, norm, doubtful)
         if not bool(doubtful.any()):
             return claims
+        # 2. the backward error, and 3. by differences
         fast = before is not None and z.shape[1] > DENSE and bool((norm <= _FAST * before)[doubtful].all())
         excess = self._excess(z, doubtful, self.rtol, careful=False, noise=not fast)
         refused = doubtful & ~(excess <= 1)
         if not fast:
             self._lower(refused, norm * torch.clamp(1 / excess, max=_AGAIN))
-        # of a fit the residual vector says more than its gradient, wherever z is
+        # 6. on the way to infinity?  Of a fit the residual vector says more than its gradient, wherever z is
         far = doubtful & ~refused
         far = far if self.f.kind.of_residuals and z.shape[1] <= DENSE else far & self._is_far(z)
         if bool(far.any()):
@@ -214,10 +216,10 @@ class Judge(Tolerance):
         self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None = None, converged: bool = False
     ) -> Tensor:
         """The status of every sample: some that the solver gave up have converged (:meth:`last_word`), and others have come
-        to rest nowhere (:meth:`gone`, and :func:`~implicitkit.solver.verdict.runaway_near_origin.vanishes` unless the way there
-        was ``steep``: of fixed points that means where they strode out).  ``converged``: every one has."""
+        to rest nowhere (:meth:`gone`; :func:`~implicitkit.solver.verdict.runaway_near_origin.vanishes` unless the way was
+        ``steep``, of fixed points where they strode out).  ``converged``: every one has."""
         beginning = None if self.f.problem.determined else self._may_vanish(z, norm, status, steep)
-        if beginning is not None:
+        if beginning is not None:  # 7. small near the origin, whatever the units of z
             nowhere = ask(self.f, vanishes, z, beginning)
             if bool(nowhere.any()):
                 status = torch.where(nowhere == AWAY, int(Status.DIVERGED), status)

@@ -6,7 +6,7 @@ correction ``c = N^{-1} F(z)``, next to nothing beside ``z`` near a zero and ``z
 solve, where :mod:`~implicitkit.solver.verdict.runaway` costs evaluations.
 
 Factors of a fit are those of ``N = R'R + mu D^2``, near the Hessian where residuals or their curvature are small, which the
-change of ``F`` tells, and where ``mu`` is nothing beside ``R'R``: the largest eigenvalue of ``N^{-1} mu D^2``, by two solves.
+change of ``F`` tells, and where ``mu`` is nothing beside ``R'R``: the largest eigenvalue of ``N^{-1} mu D^2``, two solves.
 """
 
 from __future__ import annotations

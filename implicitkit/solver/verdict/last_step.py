@@ -38,9 +38,9 @@ def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
     """Where the last step, from ``point`` with its residual ``before``, says that a zero is near, ``(batch,)``.
 
     Every ``F_i`` fell by more, for the way that each ``z_j`` went outwards, than it can on the way to infinity:
-    ``|z_j| - |point_j| <= |z_j| log(|before_i| / |F_i|) / 1e5`` (of ``exp(-k z^p)`` it is ``p k |z|^p``, and beyond ``745 p``
-    that underflows).  And ``|F|`` is far smaller than its change along that step (no longer than ten times ``z``),
-    carried on over a way as long as ``z``: else it may be small by its units alone.
+    ``|z_j| - |point_j| <= |z_j| log(|before_i| / |F_i|) / 1e5``.  Of ``exp(-k z^p)`` the quotient is ``p k |z|^p``, and
+    beyond ``745 p`` that underflows.  And ``|F|`` is far smaller than its change along that step (no longer than ten times
+    ``z``), carried on over a way as long as ``z``: else it may be small by its units alone.
     """
     size, start = z.abs(), point.abs()
     across = ((z < 0) != (point < 0)) & (size > 0.01 * start)
@@ -62,7 +62,7 @@ def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor, 
 
     That is ``|F - before| <= 0.02 |z - point|``; or half of it, where the step was longer than a tenth of ``z``.  Near a
     fixed point ``F = map(z) - z`` changes by ``(J - 1)`` times the step; by less all the way out, or where that is nearly
-    singular: the point has to be looked at, as one far out has.  Of a step no longer than the tolerance nothing else is asked.
+    singular: the point has to be looked at.  Of a step no longer than the tolerance nothing else is asked.
     """
     z, point = in_working_precision(z), in_working_precision(point)
     norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
