@@ -34,11 +34,11 @@ from implicitkit.problem.catalogue import register_problem as register_problem
 from implicitkit.problem.constraints import Equality as Equality
 from implicitkit.problem.constraints import Inequality as Inequality
 from implicitkit.problem.fixed_point import FixedPoint as FixedPoint
-from implicitkit.problem.initial_value import InitialValue as InitialValue
 from implicitkit.problem.least_squares import LeastSquares as LeastSquares
 from implicitkit.problem.quadratic_program import QuadraticProgram as QuadraticProgram
 from implicitkit.problem.root import Root as Root
 from implicitkit.problem.steady_state import SteadyState as SteadyState
+from implicitkit.problem.trajectory.initial_value import InitialValue as InitialValue
 from implicitkit.registry.plugins import plugins as plugins
 from implicitkit.rule.base import Rule as Rule
 from implicitkit.rule.catalogue import register_rule as register_rule

@@ -21,10 +21,10 @@ from implicitkit.problem.base import Kernel, Problem, Restated, deeper, require_
 from implicitkit.problem.chart import check_manifold, on_chart
 from implicitkit.problem.complementarity import check_degenerate
 from implicitkit.problem.constraints import Constraint
-from implicitkit.problem.cost import cost_of, in_the_users_units
 from implicitkit.problem.kind import ARGMIN, Kind
 from implicitkit.problem.natural_map import natural_of
 from implicitkit.problem.scaling import Rescaled, divided, units_of_start
+from implicitkit.problem.unit_of_objective import cost_of, in_the_users_units
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,9 +18,9 @@ from implicitkit.foundation.trees import Layout
 from implicitkit.linear.factors.sparse_form import SMALLEST, sparse_blocks
 from implicitkit.linear.independence import why_coupled
 from implicitkit.problem.auxiliary import ValueOnly
-from implicitkit.problem.idle import idle, named
 from implicitkit.problem.kind import ROOT, Kind, as_kind
-from implicitkit.problem.selection import of_residual, selection
+from implicitkit.problem.linearised_samples import of_residual, selection
+from implicitkit.problem.structurally_singular import idle, named
 from implicitkit.system import System
 
 _FLAG = flag()

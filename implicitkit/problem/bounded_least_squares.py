@@ -33,7 +33,7 @@ class BoundedLeastSquares(ConstrainedMinimisation):
     """See the top of this file.  Made by :class:`~implicitkit.LeastSquares` with ``bounds=``.
 
     The kernel gives the residuals ``(batch, m)`` for a matrix of two columns more than the state has.  Where the objective
-    has a unit ``c`` of its own (``costed``, :mod:`implicitkit.problem.cost`) they are ``\\sqrt{c} r``.
+    has a unit ``c`` of its own (``costed``, :mod:`implicitkit.problem.unit_of_objective`) they are ``\\sqrt{c} r``.
 
     Attributes:
         residuals: ``(z, *args) ->`` a pytree of residuals. x_scale: ``"jac"``, or 1 where the unknowns have units

@@ -4,11 +4,11 @@ from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.catalogue import register_problem
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.fixed_point import FixedPoint
-from implicitkit.problem.initial_value import InitialValue
 from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.quadratic_program import QuadraticProgram
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
+from implicitkit.problem.trajectory.initial_value import InitialValue
 
 register_problem(Root, name="root", rule="implicit", linear_solver="gmres")
 register_problem(FixedPoint, name="fixed_point", rule="implicit", linear_solver="gmres")

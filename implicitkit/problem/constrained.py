@@ -39,10 +39,10 @@ from implicitkit.foundation.wording import kind_of, of_the_objective
 from implicitkit.linear.conditions.kkt import KKT
 from implicitkit.problem.base import Kernel, Problem
 from implicitkit.problem.complementarity import KAPPA, lesser
+from implicitkit.problem.constraint_qualification import NO_MULTIPLIERS, lacks_multipliers
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import CONSTRAINED, Kind
 from implicitkit.problem.natural_map import natural_of
-from implicitkit.problem.qualification import NO_MULTIPLIERS, lacks_multipliers
 from implicitkit.system import System
 
 _NEARLY = 1e-3  # of 1 + |z|: a violation that may be on its way to zero ...
@@ -94,7 +94,7 @@ class ConstrainedMinimisation(Problem):
             constraint values, is it ``g <= 0``?  A byte each, 0 or 1: what walks over all that a function holds need not
             walk over these.
         costed: the first of the arguments is ``c``, what objective and ``phi`` are multiplied by
-            (:mod:`implicitkit.problem.cost`), of the batch's shape.
+            (:mod:`implicitkit.problem.unit_of_objective`), of the batch's shape.
     """
 
     objective: Callable[..., Any]

@@ -19,10 +19,10 @@ from implicitkit.problem.base import Kernel, Problem, Restated, deeper, half_squ
 from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.problem.chart import check_manifold, on_chart
 from implicitkit.problem.constrained import start
-from implicitkit.problem.cost import cost_of
 from implicitkit.problem.kind import LEAST_SQUARES, Kind
 from implicitkit.problem.robust import LOSSES, Robust
 from implicitkit.problem.scaling import Rescaled, check_scales, divided, scales, units_of_start
+from implicitkit.problem.unit_of_objective import cost_of
 from implicitkit.problem.wrapping import Around
 
 
@@ -37,8 +37,8 @@ class LeastSquares(Problem):
     With bounds the residual is the natural map ``z - P(z - R^T r)``, ``P`` the projection on them, as for
     :class:`~implicitkit.Argmin`; the solver is Levenberg-Marquardt on the unknowns that no bound holds, with robust losses
     as well, sparse where the residuals have a pattern.  Unknowns and residuals that are far from one are measured in units
-    of their own (:func:`~implicitkit.problem.scaling.units_of_start`, :mod:`implicitkit.problem.cost`); ``atol`` and
-    ``residual_norm`` are then in these units.
+    of their own (:func:`~implicitkit.problem.scaling.units_of_start`, :mod:`implicitkit.problem.unit_of_objective`);
+    ``atol`` and ``residual_norm`` are then in these units.
 
     Source: Nocedal & Wright (2006), chapter 10.
 

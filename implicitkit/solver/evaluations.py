@@ -12,7 +12,7 @@ from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.linear.price import price_of_dense, price_of_dense_like
-from implicitkit.problem.selection import selection
+from implicitkit.problem.linearised_samples import selection
 from implicitkit.solver.evaluating import programs
 from implicitkit.solver.evaluating.bounded_fits import Fits
 from implicitkit.solver.evaluating.counted import Counted

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.problem.qualification import balances_by_rounding
+from implicitkit.problem.constraint_qualification import balances_by_rounding
 from implicitkit.solution import Status
 from implicitkit.solver import return_checks
 from implicitkit.solver.base import Options, Outcome, Solver

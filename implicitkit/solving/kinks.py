@@ -1,8 +1,8 @@
 """A program with its solution in a kink of its inequalities, once more by the smooth branches that meet there.
 
 A solver that has come to rest in such a kink says which branches there are
-(:mod:`implicitkit.solver.constrained.kinked`); with these for constraints (:mod:`implicitkit.problem.branches`) it is a
-smooth program with the solution at the same point, which is solved, judged and differentiated like any other.
+(:mod:`implicitkit.solver.constrained.kinked`); with these for constraints
+(:mod:`implicitkit.problem.kinked_inequalities`) it is a smooth program with the solution at the same point, which is solved, judged and differentiated like any other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from implicitkit.foundation import trees
 from implicitkit.problem.base import Restated
-from implicitkit.problem.branches import Agreement, Branches
+from implicitkit.problem.kinked_inequalities import Agreement, Branches
 from implicitkit.solution import Solution
 from implicitkit.solver.base import account
 

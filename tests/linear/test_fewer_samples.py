@@ -18,7 +18,7 @@ from implicitkit.linear.iterative import contraction, dropping
 from implicitkit.linear.iterative.contraction import Contraction
 from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.linear.iterative.gmres import _Space
-from implicitkit.problem import selection
+from implicitkit.problem import linearised_samples
 
 BATCH, SIZE = 16, 24
 
@@ -235,8 +235,10 @@ def test_many_samples_to_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """``vmap`` over a batch: rows are members of it, and samples of theirs are left out by rows."""
     x = torch.stack([_inputs() + 12.0, _inputs(), _inputs() + 13.0, _inputs() + 14.0])
     cell = Cell()
-    chosen, samples_of = [], selection._samples_of
-    monkeypatch.setattr(selection, "_samples_of", lambda rows, n: chosen.append(rows.tolist()) or samples_of(rows, n))
+    chosen, samples_of = [], linearised_samples._samples_of
+    monkeypatch.setattr(
+        linearised_samples, "_samples_of", lambda rows, n: chosen.append(rows.tolist()) or samples_of(rows, n)
+    )
     found, whole = (
         torch.func.vmap(torch.func.grad(lambda t, dims=dims: _solve(cell, t, in_dims=dims).square().sum()))(x)
         for dims in ((0,), None)

@@ -30,7 +30,7 @@ MUTANTS = [
         ("        return answer is True\n", "        return bool(answer)\n"),
         ("    return bool(answer)\n", "    return answer is True\n"),
     ),
-    *mutants("implicitkit/problem/crossing.py", ANSWERS, ("if not g.is_floating_point():", "if False:")),
+    *mutants("implicitkit/problem/trajectory/events.py", ANSWERS, ("if not g.is_floating_point():", "if False:")),
     *mutants(
         "implicitkit/foundation/pytrees.py",
         "tests/core/test_keys_in_any_order.py",

@@ -118,7 +118,7 @@ MUTANTS = [
         ("(self.limit / self.size).log_()", "self.limit.log()"),
     ),
     *mutants(
-        "implicitkit/problem/selection.py",
+        "implicitkit/problem/linearised_samples.py",
         "tests/linear/test_fewer_samples.py",
         ("if value.shape != point.shape:", "if False:"),
         ("except (RuntimeError, ValueError, IndexError):", "except IndexError:"),

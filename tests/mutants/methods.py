@@ -974,7 +974,7 @@ MUTANTS = [
         ("if self.began is None or self.began[0] is not point:", "if self.began is None:"),
     ),
     *mutants(
-        "implicitkit/problem/qualification.py",
+        "implicitkit/problem/constraint_qualification.py",
         f"{REFUSED} -k multipliers",
         ("torch.maximum(here, there)[:, 1:]", "here[:, 1:]"),
         ("return force > _GROWN * here[:, 0]", "return force > 0"),

@@ -480,7 +480,7 @@ MUTANTS = [
         ("(1 - 0.5 * t / torch.tan(0.5 * t)) / t.square()", "(1 - 0.5 * t / torch.tan(t)) / t.square()"),
     ),
     *mutants(
-        "implicitkit/problem/collocation.py",
+        "implicitkit/problem/trajectory/collocation.py",
         "tests/problem/test_initial_value.py",
         ("h[:, None, None] * (A @ slopes)", "h[:, None, None] * (A.mT @ slopes)"),
         ("t = torch.stack((t[0], end))", "t = torch.stack((t[0], t[0] + end))"),
@@ -501,14 +501,14 @@ MUTANTS = [
         ("np.arange(len(apart)), len(apart))", "np.arange(len(apart)), 0)"),
     ),
     *mutants(
-        "implicitkit/problem/running_sums.py",
+        "implicitkit/problem/trajectory/running_sums.py",
         "tests/problem/test_initial_value.py -k sums",
         (".cumsum(-2).flip(-2)", ".flip(-2)"),
         ("not self.transposed)", "self.transposed)"),
         ("Y[..., :-1, -1, :].cumsum(-2)", "Y[..., :-1, 0, :].cumsum(-2)"),
     ),
     *mutants(
-        "implicitkit/problem/explicit_equations.py",
+        "implicitkit/problem/trajectory/explicit_equations.py",
         "tests/problem/test_explicit_equations.py",
         ("return Y - new.unsqueeze(-2)", "return Y - 2 * new.unsqueeze(-2)"),
         ("left + pulled.reshape(left.shape)", "left - pulled.reshape(left.shape)"),
@@ -532,13 +532,13 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/problem/doubts.py",
+        "implicitkit/problem/trajectory/accuracy_remarks.py",
         "tests/problem/test_initial_value.py",
         ("if worst > APART:", "if False:"),
         ("reached = edges[finite[:, lost].sum(0).clamp_min(1) - 1]", "reached = edges[finite[:, lost].sum(0)]"),
     ),
     *mutants(
-        "implicitkit/problem/initial_value.py",
+        "implicitkit/problem/trajectory/initial_value.py",
         "tests/problem/test_explicit_equations.py",
         ("return found.explicit and self.stages is None", "return False"),
         ("or callable(self.integrator) or missed) and len(y0):", "or callable(self.integrator) or missed) and False:"),
@@ -546,19 +546,19 @@ MUTANTS = [
         ("torch.float64 else 1e-5", "torch.float64 else 1e-4"),
     ),
     *mutants(
-        "implicitkit/problem/collocation.py",
+        "implicitkit/problem/trajectory/collocation.py",
         "tests/problem/test_explicit_equations.py",
         ('identified_by: ClassVar[tuple[str, ...]] = ("rhs", "event", "stages")', "identified: ClassVar[Any] = ()"),
     ),
     *mutants(
-        "implicitkit/problem/explicit.py",
+        "implicitkit/problem/trajectory/explicit_steps.py",
         "tests/problem/test_explicit_equations.py",
         ("(4 * x * (1 - x)).square()", "(2 * x * (1 - x)).square()"),
         ("self._due *= 2", "self._due *= 10**6"),
         ("self.accuracy = max(accuracy, _FINEST * torch.finfo(y0.dtype).eps)", "self.accuracy = accuracy"),
     ),
     *mutants(
-        "implicitkit/problem/variation.py",
+        "implicitkit/problem/trajectory/steps_for_derivatives.py",
         "tests/problem/test_explicit_equations.py",
         ("_LESS = 300.0", "_LESS = 1e6"),
         ("if y.dtype != torch.float64:", "if False:"),
@@ -570,7 +570,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/problem/propagation.py",
+        "implicitkit/problem/trajectory/steps_as_matrices.py",
         "tests/problem/test_explicit_equations.py -k 'stiff or damped or rest or unseen or hardly or rounding'",
         ("_ROUNDED = 10.0", "_ROUNDED = 0.0"),
         ("R @ along[..., 2:]", "E @ along[..., 2:]"),
@@ -579,7 +579,7 @@ MUTANTS = [
         ("self.lost = not self", "self.lost = False and self"),
     ),
     *mutants(
-        "implicitkit/problem/integration.py",
+        "implicitkit/problem/trajectory/integrators.py",
         "tests/problem/test_explicit_equations.py",
         ('_STAGES = {"DOP853": 5}', "_STAGES: dict[str, int] = {}"),
     ),
@@ -589,7 +589,7 @@ MUTANTS = [
         ("known = factors_of_fit(f, z, g)", "pass"),
     ),
     *mutants(
-        "implicitkit/problem/explicit.py",
+        "implicitkit/problem/trajectory/explicit_steps.py",
         "tests/problem/test_initial_value.py",
         ("_ERROR = (71 / 57600,", "_ERROR = (72 / 57600,"),
         ("_EDGE = 3.25", "_EDGE = 1e9"),
@@ -600,19 +600,19 @@ MUTANTS = [
         ("torch.where(self.lost, 0, sizes) if", "sizes if"),
     ),
     *mutants(
-        "implicitkit/problem/integration.py",
+        "implicitkit/problem/trajectory/integrators.py",
         "tests/problem/test_initial_value.py",
         ("(t - march.now) * (t[-1] - march.now) > 0", "(t - march.now) * (t[-1] - march.now) > 1e9"),
         ("until_stiff=not compat.batches_in_front(march.slope)[1]", "until_stiff=False"),
     ),
     *mutants(
-        "implicitkit/problem/integration.py",
+        "implicitkit/problem/trajectory/integrators.py",
         "tests/problem/test_trajectories_in_few_operations.py -k 'implicit or at_once'",
         ("anew = not (march.cornered or bool(lost.any()))", "anew = False"),
         ("if states_at is None else between, stiff, stages", "if states_at is None else between, False, stages"),
     ),
     *mutants(
-        "implicitkit/problem/initial_value.py",
+        "implicitkit/problem/trajectory/initial_value.py",
         "tests/problem/test_initial_value.py -k 'half or too_many'",
         ("under_autocast: ClassVar[bool] = True", "under_autocast: ClassVar[bool] = False"),
         ("path = error.path", "pass"),
@@ -624,7 +624,7 @@ MUTANTS = [
         ('{"jac": matrix}', "{}"),
     ),
     *mutants(
-        "implicitkit/problem/initial_value.py",
+        "implicitkit/problem/trajectory/initial_value.py",
         "tests/problem/test_initial_value.py",
         ("> APART and self._is_new(", "> APART and not self._is_new("),
         ("replace(self, accuracy=rtol) if asked else self", "self"),

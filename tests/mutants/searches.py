@@ -29,12 +29,12 @@ MUTANTS = [
         ("z = with_multipliers(f, z)", "z = torch.cat([z, 0 * z0[:, layout.size :]], 1)"),
     ),
     *mutants(
-        "implicitkit/problem/doubts.py",
+        "implicitkit/problem/trajectory/accuracy_remarks.py",
         "tests/problem/test_initial_value.py -k fail_in_words",
         ("or compat.batches_in_front(followed)[1] or", "or"),
     ),
     *mutants(
-        "implicitkit/problem/crossing.py",
+        "implicitkit/problem/trajectory/events.py",
         "tests/problem/test_explicit_equations.py -k 'turn or followed or event'",
         ("alike & (g[1:-1].abs() <=", "~alike & (g[1:-1].abs() <="),
         ("(m - b) * (fm - fa)", "(m - b) * (fm - fb)"),

@@ -25,14 +25,14 @@ MUTANTS = [
     ),
     *mutants("implicitkit/lifting/reach.py", f"{SMALL} -k modules_count", ("b.copy_(copy)", "pass")),
     *mutants(
-        "implicitkit/problem/cost.py",
+        "implicitkit/problem/unit_of_objective.py",
         f"{SMALL} -k a_slope",
         ("if _any(c != 1) else None", "if False else None"),
         ("lambda t: t / cost.reshape(", "lambda t: t * cost.reshape(", f"{SMALL} -k multipliers"),
         ("torch.maximum(size, _length(step(", "torch.minimum(size, _length(step(", f"{SMALL} -k tiny"),
     ),
     *mutants(
-        "implicitkit/problem/cost.py",
+        "implicitkit/problem/unit_of_objective.py",
         "tests/problem/test_natural_maps.py",
         ("_SEEN = 1e3", "_SEEN = 1.0"),
         ("_SEEN = 1e3", "_SEEN = 1e6"),

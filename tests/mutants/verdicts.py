@@ -889,7 +889,7 @@ MUTANTS = [
         ("if float(length) > _INDEPENDENT:", "if False:"),
     ),
     *mutants(
-        "implicitkit/problem/branches.py",
+        "implicitkit/problem/kinked_inequalities.py",
         "tests/solver/test_kinked_constraints.py",
         ("needed[k][row] - needed[0][row]", "0 * needed[k][row]"),
     ),

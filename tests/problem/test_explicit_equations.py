@@ -18,14 +18,14 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation.trees import Layout
 from implicitkit.linear.steps_pattern import coloured_steps
-from implicitkit.problem import propagation
-from implicitkit.problem.collocation import Mesh
-from implicitkit.problem.crossing import first_crossing
-from implicitkit.problem.explicit import March, follow, quartic
-from implicitkit.problem.explicit_equations import ExplicitEquations, Substitution
-from implicitkit.problem.integration import SCIPY
-from implicitkit.problem.propagation import Propagation
-from implicitkit.problem.variation import Variation
+from implicitkit.problem.trajectory import steps_as_matrices
+from implicitkit.problem.trajectory.collocation import Mesh
+from implicitkit.problem.trajectory.events import first_crossing
+from implicitkit.problem.trajectory.explicit_equations import ExplicitEquations, Substitution
+from implicitkit.problem.trajectory.explicit_steps import March, follow, quartic
+from implicitkit.problem.trajectory.integrators import SCIPY
+from implicitkit.problem.trajectory.steps_as_matrices import Propagation
+from implicitkit.problem.trajectory.steps_for_derivatives import Variation
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -214,7 +214,7 @@ def test_derivatives_beside_what_hardly_moves(
 ) -> None:
     """Those of the variational equation, by the few steps of the trajectory they were off by percents."""
     if not few:  # steps are no matrices
-        monkeypatch.setattr("implicitkit.problem.propagation._NUMBERS", 0)
+        monkeypatch.setattr("implicitkit.problem.trajectory.steps_as_matrices._NUMBERS", 0)
     rhs, start, whole = BESIDE[name]
     y0 = torch.tensor(start, dtype=dtype, requires_grad=True)
     end = ik.solve(ik.InitialValue(rhs, (0.0, 1.0)), y0).value[-1]
@@ -265,7 +265,7 @@ def test_derivatives_beside_what_is_stiff(name: str) -> None:
 def test_derivatives_that_steps_do_not_follow_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where steps short enough are too many to look at: off by as much as they are, without a word."""
     rhs, start, _ = BESIDE_STIFF["what turns"]
-    monkeypatch.setattr(propagation, "_NUMBERS", 1 << 15)
+    monkeypatch.setattr(steps_as_matrices, "_NUMBERS", 1 << 15)
     with pytest.warns(ik.ConvergenceWarning, match="but not its derivatives"):
         ik.solve(ik.InitialValue(rhs, (0.0, 30.0)), torch.tensor(start, **DOUBLE))
     with warnings.catch_warnings():

@@ -16,10 +16,10 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.linear.steps_pattern import coloured_steps
-from implicitkit.problem.collocation import radau
-from implicitkit.problem.explicit import follow
-from implicitkit.problem.integration import dormand_prince
-from implicitkit.problem.running_sums import RunningSums
+from implicitkit.problem.trajectory.collocation import radau
+from implicitkit.problem.trajectory.explicit_steps import follow
+from implicitkit.problem.trajectory.integrators import dormand_prince
+from implicitkit.problem.trajectory.running_sums import RunningSums
 from implicitkit.sparsity.patterns import SMALLEST
 
 T = torch.tensor([0.0, 0.3, 1.0, 1.7], dtype=torch.float64)
@@ -679,7 +679,7 @@ def test_an_event_in_another_dtype_than_the_default(default, dtype):
 @pytest.mark.parametrize("samples", [1, 2])
 def test_stiff_samples_under_vmap_fail_in_words(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them, too; and with ``batch_dims`` they have a trajectory."""
-    monkeypatch.setattr("implicitkit.problem.explicit.STEPS", 100)
+    monkeypatch.setattr("implicitkit.problem.trajectory.explicit_steps.STEPS", 100)
     times, rate = torch.tensor([0.0, 5.0], dtype=torch.float64), torch.full((samples,), 1e4, dtype=torch.float64)
     follow_cosine = ik.InitialValue(lambda t, y, k: -k[..., None] * (y - torch.cos(t)), times)
     start = torch.zeros(1, dtype=torch.float64)
@@ -870,7 +870,7 @@ def test_the_time_of_an_event_in_half_precision() -> None:
 
 def test_an_event_before_the_trajectory_takes_too_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dry friction stops a body at t = 1 / c; from there on its sign is on both sides at once, in ever shorter steps."""
-    monkeypatch.setattr("implicitkit.problem.explicit.STEPS", 300)
+    monkeypatch.setattr("implicitkit.problem.trajectory.explicit_steps.STEPS", 300)
     slide = ik.InitialValue(
         lambda t, y, c: torch.stack([y[1], -c * torch.sign(y[1])]), (0.0, 3.0), lambda t, y, c: y[1]
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.trees import Layout
-from implicitkit.problem.cost import cost_of
+from implicitkit.problem.unit_of_objective import cost_of
 from implicitkit.sets.base import Projection
 
 THETA = (3.0, 2.0, -1.0, 0.25)

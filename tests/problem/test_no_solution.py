@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.problem.qualification import balances_by_rounding
+from implicitkit.problem.constraint_qualification import balances_by_rounding
 
 N = 2500  # above what the dense method is asked for a verdict
 

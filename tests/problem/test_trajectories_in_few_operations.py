@@ -22,9 +22,9 @@ from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.linear.steps_pattern import coloured_steps
-from implicitkit.problem.collocation import Collocation, Mesh
-from implicitkit.problem.explicit import March
-from implicitkit.problem.integration import auto, get_integrator
+from implicitkit.problem.trajectory.collocation import Collocation, Mesh
+from implicitkit.problem.trajectory.explicit_steps import March
+from implicitkit.problem.trajectory.integrators import auto, get_integrator
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -179,7 +179,7 @@ def test_complex_states_keep_the_pairs_of_their_steps() -> None:
 def test_a_known_pattern_is_not_looked_for_again_however_many_steps_there_are(
     known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("implicitkit.problem.collocation._ENTRIES", 1)
+    monkeypatch.setattr("implicitkit.problem.trajectory.collocation._ENTRIES", 1)
     n = 32
     layout = Layout(torch.zeros(n, **DOUBLE), 0)
     mesh = Mesh.even(1, 20, torch.float64, torch.device("cpu"))

@@ -10,7 +10,8 @@ anywhere, ``g = 0``, and one that begins at zero, ``g`` constant, a share of eve
 loses of them is what is left of ``(R - F) d`` at the next time asked for: along what is damped until then, nothing, however
 long the step; along what turns or grows, all.  Before and after the step ``d`` is followed by exponentials ``exp(h J)``,
 since long steps damp what only turns, and before it by the steps, too, which may grow where they are not stable.  It is
-measured as an explicit step does it (:mod:`~implicitkit.problem.explicit`), by the largest values of each number so far.
+measured as an explicit step does it (:mod:`~implicitkit.problem.trajectory.explicit_steps`), by the largest values of each
+number so far.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, seeded
 from implicitkit.foundation.numbers import numbers
-from implicitkit.problem.doubts import APART
-from implicitkit.problem.explicit import NODES, ROWS, Between
+from implicitkit.problem.trajectory.accuracy_remarks import APART
+from implicitkit.problem.trajectory.explicit_steps import NODES, ROWS, Between
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.linear.jacobian import JacobianMatrix
-from implicitkit.problem.explicit import Followed, Look, March
+from implicitkit.problem.trajectory.explicit_steps import Followed, Look, March
 from implicitkit.registry.operations import operation
 
 Slope = Callable[[Tensor, Tensor], Tensor]
@@ -51,7 +51,7 @@ def get_integrator(integrator: Any) -> Integrator:
 
 
 def dormand_prince(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple[Tensor, Tensor]:
-    """An integrator (see above): explicit steps of order five (:mod:`implicitkit.problem.explicit`).
+    """An integrator (see above): explicit steps of order five (:mod:`implicitkit.problem.trajectory.explicit_steps`).
 
     Raises:
         ConvergenceError: more than 20,000 steps.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
-from implicitkit.problem.explicit import Between, Followed
+from implicitkit.problem.trajectory.explicit_steps import Between, Followed
 
 _POINTS, _EACH = 256, 8  # looked at in all, and in every step, at least
 _TURNS = 12  # points by which an extreme value is looked for, every other ...

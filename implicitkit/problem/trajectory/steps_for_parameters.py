@@ -22,9 +22,9 @@ from implicitkit.foundation import compat, seeded
 from implicitkit.foundation.autocast import HALF, cast_as_now, precision, under
 from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import Layout
-from implicitkit.problem.collocation import radau, slope_of
-from implicitkit.problem.explicit import NODES, ROWS, STEPS, Between, Followed, Slope
-from implicitkit.problem.variation import allowed
+from implicitkit.problem.trajectory.collocation import radau, slope_of
+from implicitkit.problem.trajectory.explicit_steps import NODES, ROWS, STEPS, Between, Followed, Slope
+from implicitkit.problem.trajectory.steps_for_derivatives import allowed
 from implicitkit.system import explicit
 
 _PANELS = 3  # of a step, whose quadratures are compared with that of the step

@@ -28,7 +28,7 @@ from implicitkit.foundation.autocast import cast_as_now, casts, full_precision, 
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.base import Problem
 from implicitkit.problem.kind import Kind
-from implicitkit.problem.running_sums import RunningSums
+from implicitkit.problem.trajectory.running_sums import RunningSums
 
 if TYPE_CHECKING:
     from implicitkit.system import System

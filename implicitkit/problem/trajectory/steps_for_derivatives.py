@@ -8,8 +8,8 @@ I.14),
     d' = (df/dy)(t, y) d,
 
 of which one that begins in no special direction has a share of each.  Where the steps may be too long for it, steps of few
-unknowns are asked as matrices whether they are (:mod:`~implicitkit.problem.propagation`).  If so, those of a stiff equation
-are halved, and otherwise the trajectory is followed once more as ``(y, d)``.
+unknowns are asked as matrices whether they are (:mod:`~implicitkit.problem.trajectory.steps_as_matrices`).  If so,
+those of a stiff equation are halved, and otherwise the trajectory is followed once more as ``(y, d)``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, seeded
 from implicitkit.foundation.errors import ConvergenceError
-from implicitkit.problem.collocation import radau
-from implicitkit.problem.doubts import tell_lost
-from implicitkit.problem.explicit import Between, Followed
-from implicitkit.problem.integration import auto
-from implicitkit.problem.propagation import Propagation, explicit_rule
+from implicitkit.problem.trajectory.accuracy_remarks import tell_lost
+from implicitkit.problem.trajectory.collocation import radau
+from implicitkit.problem.trajectory.explicit_steps import Between, Followed
+from implicitkit.problem.trajectory.integrators import auto
+from implicitkit.problem.trajectory.steps_as_matrices import Propagation, explicit_rule
 
 _LONGEST = 32  # steps, of which it is asked whether derivatives are followed in them
 _ORDER, _CONSTANT = 6, 3600.0  # |R(z) - e^z| = |z|^6 / 3600, for Radau's three points half of that
@@ -78,8 +78,8 @@ def with_variation(
     """What has been found or, where derivatives need other steps, the trajectory by these.
 
     Args:
-        integrate: an integrator (:mod:`~implicitkit.problem.integration`). slope: of a time and ``(batch, n)``. mapped: of
-            times ``(P,)`` and states ``(P, batch, n)``. between: the states between the edges of what was found.
+        integrate: an integrator (:mod:`~implicitkit.problem.trajectory.integrators`). slope: of a time and ``(batch, n)``.
+            mapped: of times ``(P,)`` and states ``(P, batch, n)``. between: the states between the edges of what was found.
     """
     edges, states = found.edges, found.states
     if not bool(compat.batches_in_front(torch.isfinite(states[-1]).all(-1))[0].any()):  # all samples are lost

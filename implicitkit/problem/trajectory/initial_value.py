@@ -17,7 +17,9 @@ from implicitkit.foundation.options import at_least, between, check_call, check_
 from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
-from implicitkit.problem.collocation import (
+from implicitkit.problem.kind import Kind
+from implicitkit.problem.trajectory.accuracy_remarks import APART, compare, end_of
+from implicitkit.problem.trajectory.collocation import (
     INITIAL_VALUE,
     Collocation,
     Mesh,
@@ -28,14 +30,12 @@ from implicitkit.problem.collocation import (
     unasked,
     values_only,
 )
-from implicitkit.problem.crossing import Crossing, Lookout, first_crossing
-from implicitkit.problem.doubts import APART, compare, end_of
-from implicitkit.problem.explicit import Between, Followed, March, TooManySteps, cubic, follow
-from implicitkit.problem.explicit_equations import ExplicitEquations
-from implicitkit.problem.forcing import Forcing, forcing_of, resolved
-from implicitkit.problem.integration import get_integrator
-from implicitkit.problem.kind import Kind
-from implicitkit.problem.variation import with_variation
+from implicitkit.problem.trajectory.events import Crossing, Lookout, first_crossing
+from implicitkit.problem.trajectory.explicit_equations import ExplicitEquations
+from implicitkit.problem.trajectory.explicit_steps import Between, Followed, March, TooManySteps, cubic, follow
+from implicitkit.problem.trajectory.integrators import get_integrator
+from implicitkit.problem.trajectory.steps_for_derivatives import with_variation
+from implicitkit.problem.trajectory.steps_for_parameters import Forcing, forcing_of, resolved
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
 _LOOSER, _COMPARED = 30.0, 8  # times the accuracy of one that is compared with it, at so many times and the last
@@ -63,9 +63,9 @@ class InitialValue(Problem):
         path = ik.solve(ik.InitialValue(rhs, t), y0, (theta,)).value     # (len(t), ...), the first entry is y0
 
     An integrator finds steps and a trajectory; the trajectory is then the root of the equations of all its steps.  Explicit
-    steps of order five (:mod:`~implicitkit.problem.explicit_equations`) are met by what has been found, with nothing left to
-    solve.  Of a stiff equation, be it along what is at rest, or with ``steps`` or ``stages``, they are those of collocation
-    at Radau's points (:mod:`~implicitkit.problem.collocation`, order ``2 stages - 1``;
+    steps of order five (:mod:`~implicitkit.problem.trajectory.explicit_equations`) are met by what has been found, with
+    nothing left to solve.  Of a stiff equation, be it along what is at rest, or with ``steps`` or ``stages``, they are those of collocation
+    at Radau's points (:mod:`~implicitkit.problem.trajectory.collocation`, order ``2 stages - 1``;
     Hairer & Wanner, *Solving Ordinary Differential Equations II*, 2nd ed. 1996, section IV.5), solved by a few sparse Newton
     steps.  In both cases one system whose Jacobian is block bidiagonal, and a derivative like that of any root:
     exact for the discrete trajectory, in ``\theta``, in the initial state (the ``z0`` of the solve, which here *is* an
@@ -80,8 +80,8 @@ class InitialValue(Problem):
     more in so short a time, or turns beyond zero by less than the trajectory is accurate.
 
     Memory: the values at all points, and a few dozen times that in the solve and its derivative, which are matrix-free
-    (:mod:`~implicitkit.problem.running_sums`) unless the equation is stiff, or its time long beside ``1 / |df/dy|``; then
-    factors of a sparse matrix of ``stages n`` unknowns a step and sample, and where ``df/dy`` has no pattern of ``(stages
+    (:mod:`~implicitkit.problem.trajectory.running_sums`) unless the equation is stiff, or its time long beside
+    ``1 / |df/dy|``; then factors of a sparse matrix of ``stages n`` unknowns a step and sample, and where ``df/dy`` has no pattern of ``(stages
     n)^2`` numbers: for states of up to some hundred.  An adjoint that integrates backwards needs less and is less exact.
 
     Args:
@@ -97,7 +97,7 @@ class InitialValue(Problem):
         stages: points of an implicit step, 1 to 7; ``None``: 3 (``scipy.DOP853``: 5), and where explicit steps do these.
         integrator: ``"auto"``, which begins with ``"dormand_prince"`` and takes ``"scipy.Radau"`` where the equation turns
             out to be stiff; one of these or another of SciPy's methods, or a function
-            (:mod:`~implicitkit.problem.integration`).
+            (:mod:`~implicitkit.problem.trajectory.integrators`).
 
     Warns:
         ConvergenceWarning: the trajectory is not determined to two digits (chaos over a long time), or a stiff one has too
