@@ -2,7 +2,8 @@
 
 A solver that has come to rest in such a kink says which branches there are
 (:mod:`implicitkit.solver.constrained.kinked`); with these for constraints
-(:mod:`implicitkit.problem.kinked_inequalities`) it is a smooth program with the solution at the same point, which is solved, judged and differentiated like any other.
+(:mod:`implicitkit.problem.kinked_inequalities`) it is a smooth program with the solution at the same point, which is
+solved, judged and differentiated like any other.
 """
 
 from __future__ import annotations

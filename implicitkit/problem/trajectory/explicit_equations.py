@@ -3,9 +3,9 @@ r"""A trajectory as a root: the steps of an explicit method.
     y_{n+1} = \Phi(t_n, y_n, h_n),        n = 0..N-1
 
 with the step ``\Phi`` of Dormand & Prince (:mod:`~implicitkit.problem.trajectory.explicit_steps`), for the states at the
-ends of all steps as one system.  What an integrator has found by these very steps is its solution, and its Jacobian, ``I`` less ``d\Phi/dy``
-below the diagonal, is triangular: the derivative is what differentiating step after step would give ("discretise, then
-differentiate": Onken & Ruthotto 2020, arXiv:2005.13420), of every order and in every mode.
+ends of all steps as one system.  What an integrator has found by these very steps is its solution, and its Jacobian, ``I``
+less ``d\Phi/dy`` below the diagonal, is triangular: the derivative is what differentiating step after step would give
+("discretise, then differentiate": Onken & Ruthotto 2020, arXiv:2005.13420), of every order and in every mode.
 """
 
 from __future__ import annotations

@@ -64,10 +64,10 @@ class InitialValue(Problem):
 
     An integrator finds steps and a trajectory; the trajectory is then the root of the equations of all its steps.  Explicit
     steps of order five (:mod:`~implicitkit.problem.trajectory.explicit_equations`) are met by what has been found, with
-    nothing left to solve.  Of a stiff equation, be it along what is at rest, or with ``steps`` or ``stages``, they are those of collocation
-    at Radau's points (:mod:`~implicitkit.problem.trajectory.collocation`, order ``2 stages - 1``;
-    Hairer & Wanner, *Solving Ordinary Differential Equations II*, 2nd ed. 1996, section IV.5), solved by a few sparse Newton
-    steps.  In both cases one system whose Jacobian is block bidiagonal, and a derivative like that of any root:
+    nothing left to solve.  Of a stiff equation, be it along what is at rest, or with ``steps`` or ``stages``, they are
+    those of collocation at Radau's points (:mod:`~implicitkit.problem.trajectory.collocation`, order ``2 stages - 1``;
+    Hairer & Wanner, *Solving Ordinary Differential Equations II*, 2nd ed. 1996, section IV.5), solved by a few sparse
+    Newton steps.  In both cases one system whose Jacobian is block bidiagonal, and a derivative like that of any root:
     exact for the discrete trajectory, in ``\theta``, in the initial state (the ``z0`` of the solve, which here *is* an
     argument), in the times and in whatever ``f`` captures, of every order, whichever integrator it was.  The steps are
     constants.  States in half precision are followed in single precision, under autocast.
@@ -81,8 +81,9 @@ class InitialValue(Problem):
 
     Memory: the values at all points, and a few dozen times that in the solve and its derivative, which are matrix-free
     (:mod:`~implicitkit.problem.trajectory.running_sums`) unless the equation is stiff, or its time long beside
-    ``1 / |df/dy|``; then factors of a sparse matrix of ``stages n`` unknowns a step and sample, and where ``df/dy`` has no pattern of ``(stages
-    n)^2`` numbers: for states of up to some hundred.  An adjoint that integrates backwards needs less and is less exact.
+    ``1 / |df/dy|``; then factors of a sparse matrix of ``stages n`` unknowns a step and sample, and where ``df/dy`` has no
+    pattern of ``(stages n)^2`` numbers: for states of up to some hundred.  An adjoint that integrates backwards needs less
+    and is less exact.
 
     Args:
         rhs: ``f(t, y, *args)``: ``t`` one number, ``y`` like ``y0``, the batch in front where there is one; mapped over
