@@ -26,12 +26,13 @@ from implicitkit.solver.norms import warn_of_seminorm
 from implicitkit.solver.polyalgorithm import Polyalgorithm
 from implicitkit.solver.starts_without_slope import beside, is_lowest
 from implicitkit.solver.subset import subset
-from implicitkit.solver.verdict.curvature import ROUNDING, downhill
+from implicitkit.solver.verdict.curvature import downhill
 from implicitkit.solver.verdict.differences import in_working_precision
 from implicitkit.solver.verdict.higher_than_start import RISEN, Start
 from implicitkit.solver.verdict.kinks import KINK
 from implicitkit.solver.verdict.newton_correction import DENSE
 from implicitkit.solver.verdict.no_solution import refuse_noise
+from implicitkit.solver.verdict.rounding_level import ROUNDING
 from implicitkit.solver.verdict.unbounded import falls_forever
 
 _SPECTRUM = 256  # unknowns up to which it is asked whether a flow leaves the state found

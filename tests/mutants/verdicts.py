@@ -88,7 +88,7 @@ MUTANTS = [
         ("_FAR, _HARDLY = 1e-3, 0.02", "_FAR, _HARDLY = 0.1, 0.02"),
         ("<= least * step)", "<= 1e-9 * size)"),
         (
-            "healthy = (norm * step <= _SOUND * last * largest) & (step <= _LOCAL * largest)",
+            "healthy = (norm * step <= SOUND * last * largest) & (step <= _LOCAL * largest)",
             "healthy = norm < last",
             "tests/solver/test_convergence.py -k 'by_their_units'",
         ),
@@ -651,7 +651,7 @@ MUTANTS = [
         "implicitkit/solver/verdict/rounding_level.py",
         "tests/solver/test_units.py",
         ("<= _ROUGH * near)", "<= 8 * near)", "tests/solver/test_units.py -k 'kinks and root'"),
-        ("_left(_Smooth(f), z, which & t", "_left(f, z, which & t", "tests/solver/test_units.py -k 'box or violates'"),
+        ("_left(_smooth(f), z, which & t", "_left(f, z, which & t", "tests/solver/test_units.py -k 'box or violates'"),
     ),
     *mutants(
         "implicitkit/solver/verdict/runaway.py",
@@ -909,9 +909,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/runaway_together.py",
         TOGETHER,
-        ("| (norm(way) > 0)", ""),
-        ("(size > left * norm(before))", "(size < left * norm(before))"),
-        ("& (norm(f.residual(origin)) > _LINE * size)", "& (size > 0)"),
+        ("| (row_norm(way) > 0)", ""),
+        ("(size > left * row_norm(before))", "(size < left * row_norm(before))"),
+        ("& (row_norm(f.residual(origin)) > _LINE * size)", "& (size > 0)"),
         ("(further > left * size)", "(size > 0)"),
         ("which = which & ~(doubtful & ~(further", "which = which & ~(doubtful & False & ~(further"),
     ),

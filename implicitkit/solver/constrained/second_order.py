@@ -28,7 +28,6 @@ from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.curvature import (
     LENGTHS,
-    ROUNDING,
     SHORT,
     difference_step,
     lanczos,
@@ -37,6 +36,7 @@ from implicitkit.solver.verdict.curvature import (
     random_unit,
 )
 from implicitkit.solver.verdict.inflection import inflected
+from implicitkit.solver.verdict.rounding_level import ROUNDING
 from implicitkit.solver.verdict.unbounded import POWERS
 
 _AFFORDABLE = 2e8  # numbers times rows of the constraints' Jacobian up to which its null space is looked for

@@ -26,6 +26,7 @@ from implicitkit.solver.steps.normal_equations import factors_of_fit
 from implicitkit.solver.verdict.differences import in_working_precision
 from implicitkit.solver.verdict.inflection import inflected
 from implicitkit.solver.verdict.kinks import jumps_at
+from implicitkit.solver.verdict.rounding_level import ROUNDING
 
 _PRODUCTS = 12  # Lanczos steps where the solver may have climbed, or not moved
 _FEW = 3  # ... where it has come down to the point
@@ -40,7 +41,6 @@ SHOWN = 0.1  # ... that the curvature promises
 _LIKE = 0.5  # of one, how far eigenvalues of N^-1 H may be from it for H to be taken for positive definite
 _FORMED = 32  # unknowns of a fit, whose R'R costs less than what it saves
 _UNITS = 4  # in the last place, by which z moves at least in a difference
-ROUNDING = 100  # units of it that a difference of objectives must exceed
 
 
 def downhill(

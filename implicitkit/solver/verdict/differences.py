@@ -54,6 +54,11 @@ def uneven(z: Tensor) -> list[Tensor]:
     return [own, own * (2 * seeded.uniform(1, n, seed=n) - 1).to(own)]
 
 
+def row_norm(t: Tensor) -> Tensor:
+    """The 2-norm of each row, ``(batch,)``, in working precision."""
+    return torch.linalg.vector_norm(in_working_precision(t), dim=1)
+
+
 def change(f: Evaluations, z: Tensor, F: Tensor, direction: Tensor, h: float) -> Tensor:
     """``|F(z + h w) - F(z)| / |h|``, ``(batch, n)``; zero where that is not finite."""
     change = in_working_precision(f.residual(z + h * direction)) - F

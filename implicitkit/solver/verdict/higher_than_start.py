@@ -16,8 +16,8 @@ from torch import Tensor
 from implicitkit.problem.argmin import Bounded, Projected
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.curvature import ROUNDING
-from implicitkit.solver.verdict.differences import in_working_precision
+from implicitkit.solver.verdict.differences import in_working_precision, row_norm
+from implicitkit.solver.verdict.rounding_level import ROUNDING
 
 RISEN = (
     "The objective is higher at the point found than at z0: a stationary point that no descent from there leads to, since a "
@@ -99,11 +99,10 @@ class Start:
     def _explained(self, z: Tensor, start: Tensor) -> Tensor:
         """``|F| (|z - z_0| + |g|)``, of a convex objective within a convex set: by how much ``f`` may rise from ``z_0`` to
         where its residual is ``F`` (without a set, ``|g| |z - z_0|``), ``(batch,)``."""
-        norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
-        way = norm(z - start)
+        way = row_norm(z - start)
         if self.model is None:
-            return norm(self._slope(z)) * way
-        return norm(self.f.residual(z)) * (way + norm(self._slope(z)))
+            return row_norm(self._slope(z)) * way
+        return row_norm(self.f.residual(z)) * (way + row_norm(self._slope(z)))
 
     def _climbed(self, z: Tensor, start: Tensor) -> Tensor:
         """The steepest change that gradients show on the straight way from the start, over all of that, ``(batch,)``: where

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
+from implicitkit.solver.verdict.rounding_level import ROUNDING
 
 _FLAT = 1e-3  # of the largest curvature: less may vanish ...
 _FLAT_LOW = 2e-2  # ... in lower precisions
@@ -35,7 +36,6 @@ _STARTS = 2  # of a search for a way down where all curvature vanishes, each of 
 _DOWN = (1.0, 0.5, 0.25)  # ... these steps on a sphere about the point, in its radii
 _BENT = (0.1, 0.3)  # of max(|z|, 1): steps along what is flat, at each of which a curve must have fallen ...
 _STEEP = 1e-3  # ... where so much of the change of the gradient is across it
-_ROUNDING = 100.0  # units of it that a difference of objectives must exceed
 
 _Function = Callable[[Tensor], Tensor]
 
@@ -132,7 +132,7 @@ def _falls_bent(
         stiff = ((gradient(there + h * unit) - moved) * unit).sum(1, keepdim=True) / h
         end = there - torch.where(stiff > 0, r / stiff, 0)
         fall = level - value(end)
-        rounding = _ROUNDING * torch.finfo(z.dtype).eps * (level.abs() + (stiff * size.square()).squeeze(1).abs())
+        rounding = ROUNDING * torch.finfo(z.dtype).eps * (level.abs() + (stiff * size.square()).squeeze(1).abs())
         which = which & (fall > rounding) & torch.isfinite(fall)
         chord = torch.nn.functional.normalize(end - z, dim=1) if share == _BENT[0] else chord
         if not bool(which.any()):
@@ -167,7 +167,7 @@ def _falls(
     size = z.abs().amax(1).clamp_min(1)
     slope, curvature = ((t * d).sum(1).abs() for t in (g, (gradient(z + h * d) - g) / h))
     level, runs = value(z), torch.zeros(2, len(z), dtype=torch.int64, device=z.device)
-    noise = _ROUNDING * torch.finfo(z.dtype).eps * level.abs()
+    noise = ROUNDING * torch.finfo(z.dtype).eps * level.abs()
     third = 2 * beside / way
     begin = torch.maximum(_BEGINS * 2 * slope / curvature, (24 * noise / third) ** (1 / 3))
     begin = torch.where(torch.isfinite(begin) & (begin > 0), begin, _BLIND * size)

@@ -7,13 +7,12 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.subset import ask
-from implicitkit.solver.verdict.differences import in_working_precision
+from implicitkit.solver.verdict.differences import SOUND, in_working_precision
 from implicitkit.solver.verdict.rounding_level import is_rough
 
 _STEEPEST = 1e5  # d log |F| / d log |z| of functions on their way to zero at infinity, at most: 745 p of exp(-z^p)
 _LOCAL = 10.0  # times |z|: a longer step says nothing of F near z
 _MOST = 7.0  # of log |F_i| in one step that counts
-_SOUND = 1e-3  # of its change along a step, how small a residual near a solution is
 _FAR, _HARDLY = 1e-3, 0.02  # a step that is longer than such a share of z, and of which F changes by such a share ...
 _LEAP, _OF_A_LEAP = 0.1, 0.5  # ... or these
 _GAINS = 0.5  # of |F|, what a step leaves at most that is worth another one ...
@@ -52,7 +51,7 @@ def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
     norm, last = (torch.linalg.vector_norm(t, dim=1) for t in (F, before))
     fall = torch.where(F == 0, _MOST, torch.log((before / F).abs()).clamp(0, _MOST)).amin(1, keepdim=True) / _STEEPEST
     step, largest = (z - point).abs().amax(1), size.amax(1)
-    healthy = (norm * step <= _SOUND * last * largest) & (step <= _LOCAL * largest)
+    healthy = (norm * step <= SOUND * last * largest) & (step <= _LOCAL * largest)
     fell = (F.abs() < before.abs()).all(1)
     return (outwards <= fall * size).all(1) & fell & (norm < last) & healthy
 

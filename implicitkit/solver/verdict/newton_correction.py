@@ -23,7 +23,7 @@ from implicitkit.solver.verdict.condition import (
     without_unknowns,
     zeros_go_on,
 )
-from implicitkit.solver.verdict.differences import FLOOR, SOUND, in_working_precision, size_nearby
+from implicitkit.solver.verdict.differences import FLOOR, SOUND, in_working_precision, row_norm, size_nearby
 from implicitkit.solver.verdict.rounding_level import is_rounding
 
 DENSE = 64  # unknowns up to which a correction is found by factors
@@ -68,7 +68,6 @@ def by_factors(
     Without ``lines`` a singular ``J`` is refused; a square one is not, whatever its condition, where the correction is small
     and determined.  Unknowns that are ``off``, on which an objective does not depend where it is, stay as they are.
     """
-    norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
     point, square, eps = in_working_precision(z), r is F, torch.finfo(F.dtype).eps
     unit = torch.maximum(point.abs(), FLOOR * point.abs().amax(1, keepdim=True))
     finite = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(r).all(1)
@@ -106,7 +105,7 @@ def by_factors(
         solvable = is_solved_by(matrix, low, b, point / unit, units)
     else:
         there = in_working_precision(f.problem.flat_residuals(f.kernel, origin).detach())
-        line, solvable = norm(there) <= 1.01 * norm(r) + eps**0.5 * rows.squeeze(1), finite
+        line, solvable = row_norm(there) <= 1.01 * row_norm(r) + eps**0.5 * rows.squeeze(1), finite
     line = line if lines else line & full
     open_, sure = small & ~(full | line), full | line
     if square and bool(open_.any()):

@@ -5,7 +5,8 @@ It is measured, by how far ``F`` is from its linear model two units in the last 
 
 from __future__ import annotations
 
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.differences import directions, doubling, in_working_precision, uneven
 
+ROUNDING = 100  # units of it that a difference of objectives must exceed
 NOISE = 10.0  # times what rounding leaves: a residual below is nothing else
 _BENT = 0.1  # of F, by which a residual may bend over a few units in the last place
 _FLAT = 100.0  # times that, at most, F changes where z moves by two units in the last place of one
@@ -38,7 +40,7 @@ def rounding(f: Evaluations, z: Tensor, which: Tensor, began: Tensor | None = No
         left = which & ~tiny & (in_working_precision(f.residual(z)).abs() > NOISE * noise).any(1)
         noise = torch.maximum(noise, _of_slopes(f, z, left, began)) if bool(left.any()) else noise
     if bool((tiny & which).any()):
-        noise = torch.where(tiny.unsqueeze(1), _left(_Smooth(f), z, which & tiny, _UNIT, began), noise)
+        noise = torch.where(tiny.unsqueeze(1), _left(_smooth(f), z, which & tiny, _UNIT, began), noise)
     return noise
 
 
@@ -47,7 +49,7 @@ def _of_slopes(f: Evaluations, z: Tensor, which: Tensor, began: Tensor | None) -
     bound two units in the last place away, if not at ``z``.  Where rounding is all that ``g_i`` is, so is its condition
     within the bounds."""
     F, g = in_working_precision(f.residual(z)), in_working_precision(f.smooth(z))
-    noise = torch.where(which.unsqueeze(1), _left(_Smooth(f), z, which, 0.0, began), 0)
+    noise = torch.where(which.unsqueeze(1), _left(_smooth(f), z, which, 0.0, began), 0)
     open_, limits = (F - g).abs() <= 4 * torch.finfo(z.dtype).eps * z.abs(), f.limits(z)
     if limits is not None:
         inside = (z[:, : f.problem.size] >= limits[0]) & (z[:, : f.problem.size] <= limits[1])
@@ -68,24 +70,12 @@ def is_rough(f: Evaluations, z: Tensor, which: Tensor, step: Tensor) -> Tensor:
     return torch.linalg.vector_norm(bend, dim=1) > _BENT * torch.linalg.vector_norm(F, dim=1)
 
 
-class _Residual(Protocol):
-    eps: float
-
-    def residual(self, z: Tensor, /) -> Tensor:
-        """``F(z)``, ``(batch, n)``."""
+def _smooth(f: Evaluations) -> Any:
+    """What a program's conditions are made of, gradient and constraints, as a residual."""
+    return SimpleNamespace(eps=f.eps, residual=f.smooth)
 
 
-class _Smooth:
-    """What a program's conditions are made of, as a residual."""
-
-    def __init__(self, f: Evaluations) -> None:
-        self.f, self.eps = f, f.eps
-
-    def residual(self, z: Tensor) -> Tensor:
-        return self.f.smooth(z)
-
-
-def _left(f: _Residual, z: Tensor, which: Tensor, least: float, began: Tensor | None) -> Tensor:
+def _left(f: Any, z: Tensor, which: Tensor, least: float, began: Tensor | None) -> Tensor:
     """:func:`rounding` of a function; zero where it is not asked of any sample."""
     if not bool(which.any()):
         return torch.zeros_like(in_working_precision(z))
@@ -117,14 +107,14 @@ def _left(f: _Residual, z: Tensor, which: Tensor, least: float, began: Tensor | 
     return torch.where(F.abs() <= h * scale, noise, 0)
 
 
-def _least_change(f: _Residual, z: Tensor, F: Tensor, move: Tensor, further: Tensor) -> Tensor:
+def _least_change(f: Any, z: Tensor, F: Tensor, move: Tensor, further: Tensor) -> Tensor:
     """The smallest change of each ``F_i`` that is one, of those to both sides and some that are known, ``(batch, n)``."""
     near = torch.stack([in_working_precision(f.residual(z + k * move)) - F for k in (1, -1)]).abs()
     changes = torch.cat([near, further])
     return torch.where(changes > 0, changes, torch.inf).amin(0).nan_to_num(posinf=0.0)
 
 
-def _rough(f: _Residual, z: Tensor, F: Tensor, move: Tensor) -> Tensor:
+def _rough(f: Any, z: Tensor, F: Tensor, move: Tensor) -> Tensor:
     """``|F(z + w) + F(z - w) - 2 F|``, ``(batch, n)``, where it does not grow with ``w``: rounding errors do not, a
     kink grows as ``w``, and what is smooth as ``w^2``."""
     there, back, far, farther = (in_working_precision(f.residual(z + k * move)) - F for k in (1, -1, 4, -4))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.differences import in_working_precision
+from implicitkit.solver.verdict.differences import row_norm
 from implicitkit.solver.verdict.rounding_level import NOISE, rounding
 
 _LONG = 5e-4  # of |z|: 1 / (745 p) of exp(-z^p)
@@ -29,28 +29,27 @@ def fade_together(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, last: tup
         f: the problem's. z, F: ``(batch, n)``. last: the points a step ago, ``F`` there, and the last step of those that
             were seen to run away, as far as they are known. left: what a correction leaves of ``F`` at most near a zero.
     """
-    norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
-    size, length = norm(F), norm(z)
+    size, length = row_norm(F), row_norm(z)
     if not last:
         return which & False
     point, before, *known = last
     way = known[0] if known else torch.zeros_like(z)
-    outwards = (norm(z - point) >= _LONG * length) & (length > norm(point))
-    which = which & ((outwards & (size > left * norm(before)) & (size < norm(before))) | (norm(way) > 0))
+    outwards = (row_norm(z - point) >= _LONG * length) & (length > row_norm(point))
+    which = which & ((outwards & (size > left * row_norm(before)) & (size < row_norm(before))) | (row_norm(way) > 0))
     if not bool(which.any()):
         return which
     A = f.linearize(z)
     A.near = None
     found = GMRES().solve(A, -F.to(A.like.dtype), rtol=_LEAVES, atol=0.0, max_steps=_PRODUCTS)
     d = torch.nan_to_num(found.x).to(z.dtype)
-    long = found.converged & (norm(d) >= _LONG * length)
+    long = found.converged & (row_norm(d) >= _LONG * length)
     d = torch.where(long.unsqueeze(1), d, way)  # by that of rounding errors nothing is known
-    further = norm(f.residual(z + d))
-    which = which & (norm(d) > 0) & (further > left * size)
+    further = row_norm(f.residual(z + d))
+    which = which & (row_norm(d) > 0) & (further > left * size)
     doubtful = which & ~(further <= size)
     if bool(doubtful.any()):  # beyond a zero there is more
-        which = which & ~(doubtful & ~(further <= NOISE * norm(rounding(f, z, doubtful))))
+        which = which & ~(doubtful & ~(further <= NOISE * row_norm(rounding(f, z, doubtful))))
     if not bool(which.any()):
         return which
     origin = z - (z * d).sum(1, keepdim=True) / d.square().sum(1, keepdim=True) * d
-    return which & (norm(f.residual(origin)) > _LINE * size)  # false for NaN
+    return which & (row_norm(f.residual(origin)) > _LINE * size)  # false for NaN

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.curvature import ROUNDING
+from implicitkit.solver.verdict.rounding_level import ROUNDING
 
 POWERS = (2, 4, 6, 8, 10, 12)  # of ten: how far a ray is followed, likewise
 _SHARE = 1e-2  # of what a slope promises: so much an objective falls that falls forever
@@ -116,6 +116,6 @@ class Progress:
 
     def select(self, samples: Tensor) -> None:
         """Only these samples are left."""
-        for name in ("first", "value", "norm", "slope", "far", "idle", "runs", "unbounded", "endless"):
-            kept = getattr(self, name)
-            setattr(self, name, kept if kept is None else kept.index_select(0, samples))
+        for name, kept in vars(self).items():
+            if isinstance(kept, Tensor):
+                setattr(self, name, kept.index_select(0, samples))
