@@ -20,10 +20,10 @@ _BEFORE = (0.5, 0.99)  # ... of z, and near it: far from a peak all may vanish
 _LIKE = 10.0  # times |F(z)|, or what rounding leaves of it: F of the same size
 _IN = tuple(10.0 ** -(2**k) for k in range(1, 9))  # of z, where F is of the same size too
 _RAY = (1e-2, 1e-8, 1e-32)  # of z, where of a ray of zeros rounding errors are left; waves are more at one of these
-_FIT_OUT = (1.1, 2.0, 16.0, 256.0, 4096.0)  # times z, where a fit is no worse than at z
-_FIT_IN = (16.0, 1e3, 1e6, 1e9, 1e12)  # parts of z, at one of which it is another one
+_FIT_OUT = (1.1, 2.0, 16.0, 256.0, 4096.0)  # times z, where a fit with a limit is no worse than at z ...
+_FIT_IN = (16.0, 1e3, 1e6, 1e9, 1e12)  # ... and parts of z, at one of which it is another one
 _OTHER = 16.0  # times what equal values may differ by: values that are not equal
-_MAP_OUT = (16.0, 256.0)  # times a point, from where a map that is held brings it back to half as far at least ...
+_MAP_OUT = (16.0, 256.0)  # times a point, from where a map brings it back to half as far at least ...
 _LARGE = 0.1  # ... in every component of this share of the largest
 
 

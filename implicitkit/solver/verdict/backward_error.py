@@ -17,8 +17,8 @@ from implicitkit.solver.verdict.differences import change, directions, in_workin
 from implicitkit.solver.verdict.rounding_level import NOISE, rounding
 
 _PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
-_SHARE = 1e-16  # ... where it is asked what cancels: unknowns may have units of their own
-_FEW = 3  # sign vectors, along which it is asked first
+_SHARE = 1e-16  # of max |z|, what z_j counts for at least: unknowns may have units of their own
+_FEW = 3  # sign vectors, along which is asked first what cancels
 _MANY = 8  # unknowns, from which it may be asked along more
 _RULER = (0, 1, 4, 9, 15, 22, 32, 34)  # Golomb's, of which no two distances are equal: shares of unknowns so few
 _CHANCE = 4.0  # times 2^-k: two equal signs in k vectors, of which the first is that of z, and twice as many

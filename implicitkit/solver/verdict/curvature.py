@@ -34,10 +34,8 @@ _LONGER, _UNLIKE = 16.0, 0.1  # times as far a difference of gradients is like a
 _FINE = 1e-6  # where differences of gradients tell jumps: not in half precision
 _JUMPS = 1e-6  # of the gradient at the start: a change of it over half the digits that may be a jump
 LENGTHS = (1.0, -1.0, 1e-1, -1e-1, 1e-2, -1e-2, 1e-3, -1e-3)  # of the step off a saddle, relative to max(|z|, 1)
-SHORT = tuple(
-    s * float(f"1e-{k}") for k in range(4, 9) for s in (1, -1)
-)  # ... near a wall: with a share of the fall ...
-SHOWN = 0.1  # ... that the curvature promises
+SHORT = tuple(s * float(f"1e-{k}") for k in range(4, 9) for s in (1, -1))  # ... where a wall is near, with a share ...
+SHOWN = 0.1  # ... of the fall that the curvature promises
 _LIKE = 0.5  # of one, how far eigenvalues of N^-1 H may be from it for H to be taken for positive definite
 _FORMED = 32  # unknowns of a fit, whose R'R costs less than what it saves
 _UNITS = 4  # in the last place, by which z moves at least in a difference

@@ -12,12 +12,10 @@ from torch import Tensor
 from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
 
-FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
+FLOOR = 1e-6  # of the largest: smaller components count as if they were so large
 _DOUBLES = 1.9  # of a change, how much it grows at least where the way is twice as long
-_MOVE, _MANY = 1e-2, 10  # of z, by which it moves for a scale nearby, and directions of many equations, at most
-SOUND = (
-    1e-3  # of its change with z: a residual this small, or a correction beside z, is that of a point near a solution
-)
+_MOVE, _MANY = 1e-2, 10  # of z, by which it moves for a size nearby; and directions of many equations, at most
+SOUND = 1e-3  # of its change with z, a residual near a solution; of z, a correction there
 
 
 def in_working_precision(t: Tensor) -> Tensor:

@@ -27,19 +27,19 @@ from implicitkit.solver.verdict.differences import FLOOR, SOUND, in_working_prec
 from implicitkit.solver.verdict.rounding_level import is_rounding
 
 DENSE = 64  # unknowns up to which a correction is found by factors
-_SOUND_LOW, _SOUND_EPS = 5e-3, 8  # ... in lower precisions, or so many eps if that is more
-_BESIDE = 0.03  # of z: how far around the point of a line that is nearest to the origin F is looked at
+_SOUND_LOW, _SOUND_EPS = 5e-3, 8  # like SOUND, in lower precisions: this, or so many eps if that is more
+_BESIDE = 0.03  # of z: how far around the point of a line that is nearest to the origin F is looked at ...
 _SHORT = 0.01  # ... and what is left of the way there if that is the origin: a ray of zeros need not reach it
-_FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
+_FALLS = 0.1  # of F: a correction that is not small beside z has to leave no more than this
 LEFT = 0.347  # what a step leaves of F at most: of a zero of order 9; of exp(-z^p), below 2e-5, 0.35 to 1 / e
 _SURE = 1e-2  # what a step leaves of F where nothing more need be asked
 _ALONG = 1e-2  # of the way: a step along a curve of zeros
 _ACROSS = (2, 3)  # Newton steps that lead across a zero
-BEHIND = (4, 16, 64)  # steps beyond which F is as large again behind such a zero ...
+BEHIND = (4, 16, 64)  # ... and steps beyond which F is as large again behind one of high order
 _HALF = 0.5  # of a map's residual: what a correction by products leaves at most (one by factors: _SURE), ...
 _DRIFTS = 1e-5  # ... where that is so much of its changes, which waves alone may make, ...
 _ROUNDED = 8.0  # ... and not so many eps of z
-_STEPS = 20  # ... and products beyond ...
+_STEPS = 20  # products of a correction that is not found by factors ...
 _PRODUCTS = 200  # ... and at most, where these were not enough
 
 

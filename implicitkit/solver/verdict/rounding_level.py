@@ -18,8 +18,8 @@ from implicitkit.solver.verdict.differences import directions, doubling, in_work
 ROUNDING = 100  # units of it that a difference of objectives must exceed
 NOISE = 10.0  # times what rounding leaves: a residual below is nothing else
 _BENT = 0.1  # of F, by which a residual may bend over a few units in the last place
-_FLAT = 100.0  # times that, at most, F changes where z moves by two units in the last place of one
-_ROUGH = 3.0  # times what two moves leave that cancel to first order, at most, of four times as long ones
+_FLAT = 100.0  # times what two moves leave that cancel to first order, at most, of one of them ...
+_ROUGH = 3.0  # ... and of four times as long ones
 _OWN = 1e-2  # of an unknown: a longer way is none by units in the last place of its own
 _UNIT = 0.7  # what z counts for where it vanishes; a power of two would move it between numbers that need no rounding
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.rounding_level import ROUNDING
 
-POWERS = (2, 4, 6, 8, 10, 12)  # of ten: how far a ray is followed, likewise
+POWERS = (2, 4, 6, 8, 10, 12)  # of ten: how far a ray is followed, in units of max(|z|, 1)
 _SHARE = 1e-2  # of what a slope promises: so much an objective falls that falls forever
 _EVERY = 50  # steps between two looks at the progress
 _PATIENCE = 3  # looks in a row without any, before a sample is given up
