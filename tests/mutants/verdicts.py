@@ -308,7 +308,7 @@ MUTANTS = [
         "implicitkit/solver/verdict/runaway.py",
         "tests/solver/test_convergence.py tests/mutants/test_survivors_verdicts.py "
         "-k 'that_were_claimed or steep_root or does_not_follow'",
-        ("near = near & _moves_as_said(f, A, z, F, scale)", "pass"),
+        ("near = near & _moves_as_said(at, A)", "pass"),
         ("steep = (step >= eps**0.5 * scale) &", "steep = (step < 0) &"),
         ("(product > _MORE * torch.maximum(far, near))", "(product > _MORE * far)"),
     ),
@@ -656,7 +656,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/runaway.py",
         "tests/solver/test_convergence.py -k 'kinks_meet or takes_all or do_not_vanish or beside_zero'",
-        ("near = near | (orthogonal & by_factors(f, H", "near = near & (orthogonal & by_factors(f, H"),
+        ("near = near | (orthogonal & by_factors(at, H", "near = near & (orthogonal & by_factors(at, H"),
     ),
     *mutants(
         "implicitkit/solver/root/pseudo_transient.py",

@@ -14,7 +14,7 @@ from implicitkit.foundation import seeded
 from implicitkit.foundation.autocast import HALF
 from implicitkit.linear.factors.dense import svd_batched
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.verdict.differences import FLOOR, in_working_precision
+from implicitkit.solver.verdict.differences import in_working_precision, own_units
 from implicitkit.solver.verdict.rounding_level import NOISE, is_rounding
 
 _FEW = 64  # unknowns, at most
@@ -168,8 +168,7 @@ class _Curve:
         size, and where ``F`` is no more than rounding of ``z`` leaves of it, ``(batch,)``."""
         eps = torch.finfo(point.dtype).eps
         for correction in range(_CORRECTIONS + 1):
-            F, J, size = self.residual(point), self.jacobian(point), in_working_precision(point).abs()
-            unit = torch.maximum(size, FLOOR * size.amax(1, keepdim=True))
+            F, J, unit = self.residual(point), self.jacobian(point), own_units(in_working_precision(point))
             if self.level is None:
                 self.bend = (unit * (J.abs() @ unit.unsqueeze(2)).squeeze(2)).sum(1)
             rows = (J * unit.unsqueeze(1)).abs().amax(2)

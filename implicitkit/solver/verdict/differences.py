@@ -52,6 +52,11 @@ def uneven(z: Tensor) -> list[Tensor]:
     return [own, own * (2 * seeded.uniform(1, n, seed=n) - 1).to(own)]
 
 
+def own_units(z: Tensor) -> Tensor:
+    """``max(|z_j|, 1e-6 max |z|)``, ``(batch, n)``: what each unknown is measured in."""
+    return torch.maximum(z.abs(), FLOOR * z.abs().amax(1, keepdim=True))
+
+
 def row_norm(t: Tensor) -> Tensor:
     """The 2-norm of each row, ``(batch,)``, in working precision."""
     return torch.linalg.vector_norm(in_working_precision(t), dim=1)

@@ -6,6 +6,8 @@ down.  On the way to infinity it never does: from ``exp(-z)`` it leads to ``exp(
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ from implicitkit.solver.verdict.condition import (
     without_unknowns,
     zeros_go_on,
 )
-from implicitkit.solver.verdict.differences import FLOOR, SOUND, in_working_precision, row_norm, size_nearby
+from implicitkit.solver.verdict.differences import SOUND, in_working_precision, own_units, row_norm, size_nearby
 from implicitkit.solver.verdict.rounding_level import is_rounding
 
 DENSE = 64  # unknowns up to which a correction is found by factors
@@ -49,17 +51,17 @@ def is_small(d: Tensor, z: Tensor, eps: float) -> Tensor:
     return (d.abs() <= sound * torch.maximum(z.abs(), 0.1 * z.abs().amax(1, keepdim=True))).all(1)
 
 
-def by_factors(
-    f: Evaluations,
-    J: Tensor,
-    r: Tensor,
-    z: Tensor,
-    F: Tensor,
-    scale: Tensor,
-    off: Tensor,
-    loose: Tensor,
-    lines: bool = True,
-) -> Tensor:
+class Look(NamedTuple):
+    """What is known of points that may be on their way to infinity."""
+
+    f: Evaluations
+    z: Tensor  # (batch, n)
+    F: Tensor  # there
+    scale: Tensor  # by how much each F_i changes when z moves by a hundredth, times a hundred
+    loose: Tensor  # samples whose length F does not tell, (batch,): none is trusted that does not take F down
+
+
+def by_factors(at: Look, J: Tensor, r: Tensor, off: Tensor, lines: bool = True) -> Tensor:
     """Where the correction ``J d = -r`` (in the sense of least squares) says that a zero of ``F`` is near, ``(batch,)``.
 
     Equations are scaled to equal size and unknowns by their own (of a fit, to equal columns of ``J``).  Where ``J`` then is
@@ -68,8 +70,9 @@ def by_factors(
     Without ``lines`` a singular ``J`` is refused; a square one is not, whatever its condition, where the correction is small
     and determined.  Unknowns that are ``off``, on which an objective does not depend where it is, stay as they are.
     """
+    f, z, F, scale, _ = at
     point, square, eps = in_working_precision(z), r is F, torch.finfo(F.dtype).eps
-    unit = torch.maximum(point.abs(), FLOOR * point.abs().amax(1, keepdim=True))
+    unit = own_units(point)
     finite = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(r).all(1)
     matrix, unit, rows = in_units(torch.where(finite[:, None, None], J, 0), point, unit, square)
     b = torch.where(finite[:, None], -r / rows, 0)
@@ -78,7 +81,7 @@ def by_factors(
     d, regular, _ = solve_batched(matrix, b) if square else lstsq_batched(matrix, b)
     # what is added up in each equation, where a change of z along some direction may cancel
     terms = torch.maximum(scale, rows * matrix.abs().sum(2)) if square else scale
-    near = regular & near_a_zero(f, z, F, unit * d, scale, terms, loose)
+    near = regular & near_a_zero(at, unit * d, terms)
     small = regular & is_small(unit * d, z, f.eps)
     determined = lambda: is_small(moved_by_rounding(matrix, unit, point), z, f.eps)  # noqa: E731
     if square and bool((near & small).all() and determined().all()):
@@ -112,7 +115,7 @@ def by_factors(
         known = determined()
         known = known | crosses_zero(f, z, matrix, unit, rows, _SOUND_LOW) if bool((open_ & ~known).any()) else known
         sure = sure | (open_ & known)
-    near = (near & sure) | (solvable & line & near_a_zero(f, z, F, unit * low, scale, terms, loose))
+    near = (near & sure) | (solvable & line & near_a_zero(at, unit * low, terms))
     if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
         near = near | ((F == 0) & (scale > 0)).all(1)
     if f.kind.minimisation and square:
@@ -127,13 +130,10 @@ def by_products(A: Operator, z: Tensor, F: Tensor, scale: Tensor | None, which: 
     Each equation is divided by its change beside ``z``, its ``scale`` (or by what is left of it, if that is more), and
     ``z_j`` counts in units of itself.  Those of a map (``None``) have one unit.
     """
-    A.near, b, unit = (
-        None,
-        -F.to(A.like.dtype),
-        torch.ones_like(A.like),
-    )  # near: far from the inverse of a stiff equation
+    A.near = None  # far from the inverse of a stiff equation
+    b, unit = -F.to(A.like.dtype), torch.ones_like(A.like)
     if scale is not None:
-        unit = torch.maximum(z.abs(), FLOOR * z.abs().amax(1, keepdim=True)).to(A.like.dtype)
+        unit = own_units(z).to(A.like.dtype)
         size = torch.maximum(scale, F.abs())
         rows = torch.where(size > 0, 1 / size, 0).nan_to_num(posinf=0.0).to(A.like.dtype)
         b, A = rows * b, _scaled(A, rows, unit)
@@ -154,9 +154,10 @@ def _scaled(A: Operator, rows: Tensor, columns: Tensor) -> Operator:
     )
 
 
-def near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor, terms: Tensor, loose: Tensor) -> Tensor:
+def near_a_zero(at: Look, d: Tensor, terms: Tensor) -> Tensor:
     """Where the correction ``d`` is small beside ``z``, or takes the residual down (each ``F_i`` relative to its change
     when ``z`` moves); ``(batch,)``.  ``terms``: of what size each ``F_i`` is the sum."""
+    f, z, F, scale, loose = at
     largest = z.abs().amax(1, keepdim=True)
     small = is_small(d, z, f.eps)
     weight = scale.clamp_min(torch.finfo(scale.dtype).tiny)
@@ -180,7 +181,7 @@ def near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor, 
         standing = small & (loose | standing) & ~(after <= _SURE * before)
         odd = standing & ~(across(standing) & (after <= LEFT * before))
         small = small & (~odd | is_rounding(f, z, F, odd))
-    if f.kind.iteration:  # a map that drifts, z + 2 + sin(z), has small corrections everywhere, which leave all of F
+    else:  # a map that drifts, z + 2 + sin(z), has small corrections everywhere, which leave all of F
         eps, share = f.eps, _SURE if z.shape[1] <= DENSE else _HALF
         gone = after <= torch.where(loose, min(share, LEFT), share) * before
         gone = gone | (behind.abs() <= _ROUNDED * eps * largest).all(1)

@@ -23,7 +23,7 @@ from implicitkit.solver.verdict.differences import (
     size_nearby,
     uneven,
 )
-from implicitkit.solver.verdict.newton_correction import DENSE, LEFT, by_factors, by_products, near_a_zero
+from implicitkit.solver.verdict.newton_correction import DENSE, LEFT, Look, by_factors, by_products, near_a_zero
 from implicitkit.solver.verdict.rounding_level import exceeds_rounding
 from implicitkit.solver.verdict.runaway_together import fade_together
 from implicitkit.solver.verdict.stationary_fit import as_fit, explains, well_fitted
@@ -50,6 +50,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor, *last: Tensor) -> Tensor
         # z + 1 = z where z is so large that rounding says so
         unit = 2 * f.eps * in_working_precision(z)
         F = torch.where(F.abs() > unit.abs(), F, unit)
+    # a. along the ray from the origin, b. to e. beside z and by corrections, f. many together, g. minima on a curve
     loose = has_no_length(f, z, F, which)
     lost = loose & is_rounding_all_along(f, z, F, loose)
     which = which & ~lost
@@ -80,17 +81,17 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
         plateau, vanished = vanished & ends, underflowed | (vanished & ~ends)
         which = which & ~plateau
         off = flat & ends.unsqueeze(1) if f.kind.minimisation else off
-    open_ = which & ~vanished & (z.shape[1] <= DENSE or ~sound)
+    at, open_ = Look(f, z, F, scale, loose), which & ~vanished & (z.shape[1] <= DENSE or ~sound)
     if not bool(open_.any()):
         return which & (vanished | ~sound)
     if fit is not None:
         orthogonal, explained = explains(*fit, in_working_precision(z))
-        near = by_factors(f, *fit, z, F, scale, off, loose) & explained
+        near = by_factors(at, *fit, off) & explained
         # J is singular wherever residuals are left that are no more than the unknowns
         if bool((open_ & ~near & orthogonal).any()):
             H = in_working_precision(f.linearize(z).dense())
             few = fit[1].shape[1] <= z.shape[1]
-            near = near | (orthogonal & by_factors(f, H, F, z, F, scale, off, loose, lines=few))
+            near = near | (orthogonal & by_factors(at, H, F, off, lines=few))
         return which & (vanished | ~near | has_a_limit(f, *fit, z, open_ & near))
     try:
         A = f.linearize(z)
@@ -101,16 +102,16 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
     if z.shape[1] <= DENSE:
         J = in_working_precision(A.dense())
         off = off | _apart(J, (F == 0) & (scale > 0))
-        near, known = by_factors(f, J, F, z, F, scale, off, loose), (J != 0).flatten(1).any(1) | (F == 0).all(1)
+        near, known = by_factors(at, J, F, off), (J != 0).flatten(1).any(1) | (F == 0).all(1)
     else:
         d, known = by_products(A, z, F, None if f.kind.iteration else scale, open_)
-        near = near_a_zero(f, z, F, d, scale, scale, loose)
-    near = near & _moves_as_said(f, A, z, F, scale)
+        near = near_a_zero(at, d, scale)
+    near = near & _moves_as_said(at, A)
     # a function that autograd cannot see through has no derivative to tell from
     return which & (vanished | ~torch.where(known, near, sound))
 
 
-def _moves_as_said(f: Evaluations, A: Operator, z: Tensor, F: Tensor, scale: Tensor) -> Tensor:
+def _moves_as_said(at: Look, A: Operator) -> Tensor:
     """Where no ``F_i`` changes by far less than ``J w`` says, along two directions ``w``, ``(batch,)``.
 
     Derivatives may underflow or overflow before the function does: that of ``p^-0.3`` at ``p = e^573`` is a denormal
@@ -118,6 +119,7 @@ def _moves_as_said(f: Evaluations, A: Operator, z: Tensor, F: Tensor, scale: Ten
     less than ``J`` says, shorter ways are tried: on one of them a steep step (``tanh(1e9 (z - 5))``) is as ``J`` says, or
     it is a jump, as large over two units in the last place as over more.
     """
+    f, z, F, scale, _ = at
     ways, eps = directions(z, most=2), f.eps
     said = [in_working_precision(A.mv(w)).abs() for w in ways]
     doubtful = torch.stack(said).amax(0) > _MORE * scale
