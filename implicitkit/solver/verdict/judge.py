@@ -35,20 +35,6 @@ _UNSIGNED = 100.0  # |A| |z| of so many times a change of F with z may be one wi
 _FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
 _LOOSE = 1e-8  # of z_j, by which it may be wrong where |F| <= atol, or ten times rtol if that is more
 _Maybe = Tensor | None
-_BY_SAMPLE = (
-    "start_norm",
-    "first",
-    "bound",
-    "floor",
-    "_start_rows",
-    "_reach",
-    "_least",
-    "_rows",
-    "_began",
-    "_unit",
-    "_walks",
-    "_again",
-)
 
 
 class Judge(Tolerance):
@@ -71,9 +57,8 @@ class Judge(Tolerance):
         judge = copy.copy(self)
         judge.f, judge._last, judge.asked = (self.f if f is None else f), None, self.asked.select(samples)
         judge._healthy = judge._held = judge._settled = judge.came_from = None
-        for name in _BY_SAMPLE:
-            value = getattr(self, name)
-            if isinstance(value, Tensor) and value.ndim:
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and value.ndim:  # one of each sample
                 setattr(judge, name, value.index_select(0, samples))
         return judge
 
