@@ -74,39 +74,48 @@ class Tolerance:
         """What ``|F|`` must come down to before a sample may claim to have converged, ``(batch,)``; ``norm``: that at ``z``
         (at the start in the first call)."""
         if self.relative_to_state:
-            size = self.size_of(z)
-            if self._reach is None:
-                reach = size.add(norm)
-                self.floor = self._floor_of(reach)
-                self._reach = reach.mul_(size.new_full((), _GROWN))
-                self._rate = size.new_full((), self.rtol)
-                self._least = self.floor if isinstance(self.floor, Tensor) else size.new_full((), self.floor)
-            if self._pieces is not None:
-                return by_pieces(self.f.residual(z), z, self._pieces, self.norm, norm, size, self.floor, self.rtol)
-            return torch.addcmul(self._least, size, self._rate)
+            return self._of_iterations(z, norm)
         if self.bound is None:
-            if self.f.kind.minimisation and self._unit is None:
-                self._unit = start_size(z)
-                self._walks = self._unit == 0 if not bool((self._unit > 0).all()) else None
-            norm = norm if self.start_norm is None else self.start_norm
-            self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
-            self.first = self.bound = torch.nan_to_num(norm * self.rtol, 0, 0, 0).add_(self.atol)
-            if self._has_rows:
-                self._began = z.abs()
-                rows = in_working_precision(self.f.residual(z)).abs()
-                # a condition of optimality that holds from the beginning need not be in small units
-                rows = torch.where(rows > 0, rows, torch.inf) if self.f.kind.returns_program else rows
-                # what holds at the start, but for rounding, says nothing of its units but that they are no smaller than this
-                least = LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
-                first = rows if self._start_rows is None else in_working_precision(self._start_rows)
-                self._rows, tiny = torch.maximum(rows, least), (rows < least) & (rows > 0)
-                tiny = (tiny & (first > 0) & (first < least)).any(1) if bool(tiny.any()) else tiny
-                if bool(tiny.any()):
-                    noise = ask(self.f, rounding, z, tiny, self._began)
-                    self._rows = torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)
+            self._begin(z, norm if self.start_norm is None else self.start_norm)
         elif self._walks is not None and self._unit is not None and self.came_from is not None:
             self._unit = self._unit.maximum(self._walks * start_size(z - self.came_from[0]))
+        assert self.bound is not None
         return self.bound
+
+    def _of_iterations(self, z: Tensor, norm: Tensor) -> Tensor:
+        """``floor + rtol |z|``; of a composition, where every part of it holds."""
+        size = self.size_of(z)
+        if self._reach is None:
+            reach = size.add(norm)
+            self.floor = self._floor_of(reach)
+            self._reach = reach.mul_(size.new_full((), _GROWN))
+            self._rate = size.new_full((), self.rtol)
+            self._least = self.floor if isinstance(self.floor, Tensor) else size.new_full((), self.floor)
+        if self._pieces is not None:
+            return by_pieces(self.f.residual(z), z, self._pieces, self.norm, norm, size, self.floor, self.rtol)
+        return torch.addcmul(self._least, size, self._rate)
+
+    def _begin(self, z: Tensor, norm: Tensor) -> None:
+        """What is asked by where a solve begins, ``|F(z0)| = norm``, and the units of its equations there."""
+        if self.f.kind.minimisation and self._unit is None:
+            self._unit = start_size(z)
+            self._walks = self._unit == 0 if not bool((self._unit > 0).all()) else None
+        self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
+        self.first = self.bound = torch.nan_to_num(norm * self.rtol, 0, 0, 0).add_(self.atol)
+        if not self._has_rows:
+            return
+        self._began = z.abs()
+        rows = in_working_precision(self.f.residual(z)).abs()
+        # a condition of optimality that holds from the beginning need not be in small units
+        rows = torch.where(rows > 0, rows, torch.inf) if self.f.kind.returns_program else rows
+        # what holds at the start, but for rounding, says nothing of its units but that they are no smaller than this
+        least = LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
+        first = rows if self._start_rows is None else in_working_precision(self._start_rows)
+        self._rows, tiny = torch.maximum(rows, least), (rows < least) & (rows > 0)
+        tiny = (tiny & (first > 0) & (first < least)).any(1) if bool(tiny.any()) else tiny
+        if bool(tiny.any()):
+            noise = ask(self.f, rounding, z, tiny, self._began)
+            self._rows = torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)
 
     def measured(self, z: Tensor, norm: Tensor) -> Tensor:
         """``|F|``, NaN where ``z``, or ``|z|`` if that measures it, is not finite: which solves nothing, ``(batch,)``."""
