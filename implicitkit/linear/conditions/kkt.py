@@ -194,8 +194,8 @@ def _ruiz(M: Tensor) -> tuple[Tensor, Tensor]:
     size, (rows, columns) = M.abs(), _unchanged(M)
     for _ in range(_SWEEPS):
         rest = size / rows / columns
-        across, down = rest.amax(2, True), rest.amax(1, True)
-        rows, columns = rows * torch.where(across > 0, across, 1).sqrt(), columns * torch.where(down > 0, down, 1).sqrt()
+        across, down = (torch.where(t > 0, t, 1).sqrt() for t in (rest.amax(2, True), rest.amax(1, True)))
+        rows, columns = rows * across, columns * down
     return rows, columns
 
 
