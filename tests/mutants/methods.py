@@ -569,6 +569,12 @@ MUTANTS = [
         ("made += more", "made = 9.0 + 0 * more"),
     ),
     *mutants(
+        "implicitkit/solver/minimise/newton_cg.py",
+        "tests/solver/test_region.py -k 'parts or steep or halved'",
+        ("_HALVINGS = 4", "_HALVINGS = 0"),
+        ("torch.where(poor.unsqueeze(1), whole[0], trial)", "whole[0]"),
+    ),
+    *mutants(
         "implicitkit/solver/least_squares/levenberg_marquardt.py",
         MINIMA + " -k 'levenberg'",
         (
