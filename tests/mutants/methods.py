@@ -1208,7 +1208,7 @@ MUTANTS = [
         "tests/solver/test_sparse_programs.py -k 'estimated or active_set_as or bounds_alone'",
         ("if bool(blank[i]) else None", "if False else None"),
         ("> rounding", "> 0 * rounding - 1"),
-        ("np.where(rows & program.one_sided[:m], -1.0, 1.0)", "np.where(rows, 1.0, 1.0)"),
+        ("np.where(free[n:] & one_sided, -1.0, 1.0)", "np.where(free[n:], 1.0, 1.0)"),
         (
             "LiftedFactors(saddle, n, m, more)",
             "LiftedFactors(saddle, n, m, 0)",
@@ -1315,8 +1315,8 @@ MUTANTS = [
         "implicitkit/solver/steps/robust_model.py",
         "tests/solver/test_fits_at_rest.py",
         ("torch.where(ratio > _KEPT, share / _TIMES, share)", "share"),
-        ("~at_once | (ratio < _POOR)", "~at_once"),
-        ("~at_once | (ratio < _POOR)", "ratio < _POOR"),
+        ("~at_once | (ratio < POOR)", "~at_once"),
+        ("~at_once | (ratio < POOR)", "ratio < POOR"),
         ("_LEAST = 1e-4", "_LEAST = 1e-12"),
         (
             "return None if k is None else k.sqrt()",
