@@ -1315,8 +1315,8 @@ MUTANTS = [
         "implicitkit/solver/steps/robust_model.py",
         "tests/solver/test_fits_at_rest.py",
         ("torch.where(ratio > _KEPT, share / _TIMES, share)", "share"),
-        ("~at_once | (ratio < POOR)", "~at_once"),
-        ("~at_once | (ratio < POOR)", "ratio < POOR"),
+        ("~at_once | (ratio < _POOR)", "~at_once"),
+        ("~at_once | (ratio < _POOR)", "ratio < _POOR"),
         ("_LEAST = 1e-4", "_LEAST = 1e-12"),
         (
             "return None if k is None else k.sqrt()",
