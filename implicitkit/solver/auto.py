@@ -13,7 +13,7 @@ from implicitkit.problem.kind import Kind, as_kind
 from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.augmented_lagrangian import AugmentedLagrangian
-from implicitkit.solver.constrained.model import SPARSE
+from implicitkit.solver.constrained.model import DENSE, SPARSE
 from implicitkit.solver.constrained.projected import ProjectedLevenbergMarquardt, ProjectedNewton
 from implicitkit.solver.constrained.proximal_gradient import ProximalGradient
 from implicitkit.solver.constrained.proximal_newton import ProximalNewton
@@ -218,7 +218,8 @@ def _program_stages(form: _Form, batch: int) -> tuple[Stage, ...]:
     convex = dense and within and not fit
     sparse = bounded and not fit and size >= SPARSE and (not dense or not constrained)
     large = (_SPARSE_SQP,) if sparse else ()
-    inside = (_stage("filter_interior_point", max_steps=250, sparse=not dense), *polish) if bounded and not fit else ()
+    formed = size <= DENSE and batch * size * size <= _DENSE_NUMBERS
+    inside = (_stage("filter_interior_point", max_steps=250, sparse=not formed), *polish) if bounded and not fit else ()
     if not constrained and not bounded:
         return (
             Stage(ProximalNewton(), max_steps=5000),

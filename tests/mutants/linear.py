@@ -271,6 +271,16 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/linear/conditions/kkt.py",
+        "tests/solver/test_small_shares.py -k units",
+        ("rows, columns = _ruiz(M)", "rows, columns = sizes(M)"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/barrier_systems.py",
+        "tests/solver/test_small_shares.py -k factors",
+        ("if len(self.factors) < len(self.slope):", "if self.more:"),
+    ),
+    *mutants(
+        "implicitkit/linear/conditions/kkt.py",
         "tests/problem/test_qp.py -k kink",
         ('met, doubt, reason = met & ~lost, "", SINGULAR', 'doubt = ""'),
         ("if isinstance(A, StructuredOperator) and A.other is not None:", "if False:"),

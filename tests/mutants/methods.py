@@ -569,6 +569,12 @@ MUTANTS = [
         ("made += more", "made = 9.0 + 0 * more"),
     ),
     *mutants(
+        "implicitkit/solver/minimise/newton_cg.py",
+        "tests/solver/test_region.py -k 'parts or steep or halved'",
+        ("_HALVINGS = 4", "_HALVINGS = 0"),
+        ("torch.where(poor.unsqueeze(1), whole[0], trial)", "whole[0]"),
+    ),
+    *mutants(
         "implicitkit/solver/least_squares/levenberg_marquardt.py",
         MINIMA + " -k 'levenberg'",
         (
@@ -1202,7 +1208,7 @@ MUTANTS = [
         "tests/solver/test_sparse_programs.py -k 'estimated or active_set_as or bounds_alone'",
         ("if bool(blank[i]) else None", "if False else None"),
         ("> rounding", "> 0 * rounding - 1"),
-        ("np.where(rows & program.one_sided[:m], -1.0, 1.0)", "np.where(rows, 1.0, 1.0)"),
+        ("np.where(free[n:] & one_sided, -1.0, 1.0)", "np.where(free[n:], 1.0, 1.0)"),
         (
             "LiftedFactors(saddle, n, m, more)",
             "LiftedFactors(saddle, n, m, 0)",

@@ -249,7 +249,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/steps/region.py",
         "tests/solver/test_region.py",
-        ("_TAKEN, _POOR, _GOOD = 1e-4", "_TAKEN, _POOR, _GOOD = -2.0"),
+        ("_TAKEN, POOR, _GOOD = 1e-4", "_TAKEN, POOR, _GOOD = -2.0"),
         ("rho = torch.where(promised > 0, rho, -1)", "pass"),
         ("torch.where(length > 0, length, self.radius)", "length"),
         ("(rho > _GOOD) & self.reaches(length)", "rho > _GOOD"),

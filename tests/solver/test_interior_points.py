@@ -157,11 +157,11 @@ def test_sparse_and_dense_systems_give_one_path(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_too_many_unknowns_without_a_pattern() -> None:
-    W = torch.randn(1100, 1100, dtype=F64, generator=torch.Generator().manual_seed(0)) / 30
+    W = torch.randn(2100, 2100, dtype=F64, generator=torch.Generator().manual_seed(0)) / 30
     with pytest.raises(ik.CapabilityError, match="filter_interior_point forms dense matrices"):
         ik.argmin(
             lambda z: torch.tanh(W @ z - 1).square().sum(),
-            torch.zeros(1100, dtype=F64),
+            torch.zeros(2100, dtype=F64),
             constraints=ik.Inequality(lambda z: z.sum() - 1),
             solver="filter_interior_point",
         )

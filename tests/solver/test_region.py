@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import implicitkit as ik
 from implicitkit.solver.steps.region import Region
 
 D = torch.float64
@@ -54,3 +55,47 @@ def test_without_a_trial_at_the_smallest_radius_there_is_no_hope() -> None:
     ball.found[0] = True
     assert ball.hopeless(torch.full((len(ROWS),), 2.0, dtype=D)).tolist() == [False] + [True] * (len(ROWS) - 1)
     assert not ball.hopeless(torch.full((len(ROWS),), 1.0, dtype=D)).any()
+
+
+def _noisy(m: int, seed: int) -> torch.Tensor:
+    image = 0.2 * torch.randn(m, m, dtype=D, generator=torch.Generator().manual_seed(seed))
+    image[m // 4 : 3 * m // 4, m // 3 : 2 * m // 3] += 1
+    return image
+
+
+def _total_variation(u: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+    slopes = u.diff(dim=-2)[..., :-1].square() + u.diff(dim=-1)[..., :-1, :].square()
+    return (u - image).square().sum((-1, -2)) / 2 + 0.2 * (slopes + 1e-4).sqrt().sum((-1, -2))
+
+
+def test_parts_of_a_newton_step_before_a_smaller_region() -> None:
+    """Where few cells are steep no short step is as promised, but half of Newton's is: 48 steps before."""
+    image = _noisy(32, 0)
+    found = ik.argmin(lambda u: _total_variation(u, image), image)
+    assert "newton_cg" in found.solver and int(found.steps) <= 25, found
+
+
+def test_minimal_surface_that_is_steep_along_its_edge() -> None:
+    """The area of a graph over the square: 24 steps before."""
+    m = 32
+    x = torch.linspace(0, 1, m + 2, dtype=D)
+    edge = 1.3 * torch.sin(3 * x)
+
+    def area(u: torch.Tensor) -> torch.Tensor:
+        inner = torch.cat([edge[0].expand(m, 1), u, edge[-1].expand(m, 1)], 1)
+        p = torch.cat([edge[None], inner, 1.3 * x.square()[None]]) * (m + 1)
+        return (1 + p.diff(dim=0)[:, :-1].square() + p.diff(dim=1)[:-1].square()).sqrt().mean()
+
+    found = ik.argmin(area, torch.zeros(m, m, dtype=D))
+    assert "newton_cg" in found.solver and int(found.steps) <= 14, found
+
+
+def test_samples_whose_steps_are_halved_and_others() -> None:
+    """Newton's steps of ``(1 + z^2)^{1/2}`` are ``-z (1 + z^2)``: from 1.5 half of one serves, from 6 not a sixteenth."""
+    z0, solver = torch.tensor([[0.5], [1.5], [6.0], [0.0]], dtype=D), ik.NewtonCG(radius=1e3)
+    length = lambda z: (1 + z.square()).sqrt().sum(-1)  # noqa: E731
+    together = ik.argmin(length, z0, solver=solver, batch_dims=1)
+    for i, z in enumerate(z0):
+        alone = ik.argmin(length, z, solver=solver)
+        torch.testing.assert_close(together.value[i], alone.value, rtol=0, atol=1e-12)
+        assert int(together.steps[i]) == int(alone.steps), i

@@ -282,7 +282,7 @@ def test_a_batch_and_a_sample_that_is_not_finite() -> None:
 
 
 def test_too_large_and_not_sparse_is_refused() -> None:
-    n = 1100
+    n = 2100
     W = torch.cos(torch.arange(n * n, dtype=F64)).view(n, n)
     with pytest.raises(ik.CapabilityError, match="augmented_lagrangian"):
         ik.argmin(lambda z: (W @ z - 1).square().sum(), torch.zeros(n, dtype=F64), bounds=(0, 1), solver="sqp")

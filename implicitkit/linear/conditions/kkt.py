@@ -2,8 +2,8 @@ r"""Linear systems of optimality conditions: direct where they are regular, of l
 
 A constraint that is weakly active, active constraints with dependent gradients, a singular Hessian on the tangent space:
 each makes the KKT matrix singular and the derivative of the solution a set.  ``"lstsq"`` takes its element of least norm,
-``A^+ b`` (by the singular value decomposition; of large systems by sparse factors of those of least norm, else LSMR),
-``"raise"`` none.
+``A^+ b`` (by the singular value decomposition; of large systems, which may only look singular to products, by sparse
+factors of those of least norm, else LU, else LSMR), ``"raise"`` none.
 
 Source: Agrawal, Amos, Barratt, Boyd, Diamond & Kolter (2019), "Differentiable convex optimization layers", section 3
 (least-squares derivatives).
@@ -35,6 +35,7 @@ _NOISE = 1e-4  # of a right-hand side that rounding may leave of a singular syst
 _LEFT = 1e-3  # of a right-hand side that the least-squares solution leaves: more is no rounding
 _ROUNDING = 1e-9  # of what is added up in equations, which rounding leaves of some that have a solution
 _SWEEPS = 5  # over rows and columns
+_WHOLE, _NUMBERS = 4096, 1 << 25  # unknowns of a matrix that is formed where products have failed, and numbers in all
 _NOT_DETERMINED = (
     "the conditions of optimality do not determine the derivative that is asked for: the solution is not unique there (a "
     "whole edge of a linear program), or moves to one side only. What comes out is of least norm in the sense of least "
@@ -146,6 +147,8 @@ class KKT(LinearSolver):
                 direct = solve_with(A.sparse(), A, asked.unsqueeze(0), rtol=rtol, atol=atol)
                 rest = direct if bool(direct.converged.all()) else None
             if rest is None:
+                rest = _by_whole_matrix(A, asked, rtol, atol)
+            if rest is None:
                 rest = LSMR().solve(A, asked, rtol=rtol, atol=atol, max_steps=None)
             x = torch.where(bad.unsqueeze(1), rest.x, x)
             converged, reason = converged | rest.converged, rest.reason
@@ -170,6 +173,30 @@ def _by_factors(A: Operator, b: Tensor, rtol: float, atol: float) -> LinearSolut
         if bool(met.all()):
             return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met)
     return None
+
+
+def _by_whole_matrix(A: Operator, b: Tensor, rtol: float, atol: float) -> LinearSolution | None:
+    """``A^{-1} b`` by LU in units in which rows and columns are of size one (:func:`_ruiz`), which GMRES and LSMR do not
+    see; ``None`` where that does not get there: ``A`` is too large, or singular."""
+    if A.size > _WHOLE or len(b) * A.size**2 > _NUMBERS:
+        return None
+    M = A.dense()
+    rows, columns = _ruiz(M)
+    x = _lu(M / rows / columns, b / rows.squeeze(2)) / columns.squeeze(1)
+    norm = norms(b - A.mv(torch.nan_to_num(x)))
+    met = (norm <= tolerance(b, rtol, atol)) & x.isfinite().all(1)
+    return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met) if bool(met.all()) else None
+
+
+def _ruiz(M: Tensor) -> tuple[Tensor, Tensor]:
+    """Units of rows and columns, alike where ``M`` is symmetric, in which the largest entry of each is one, nearly (Ruiz
+    2001, "A scaling algorithm to equilibrate both rows and columns norms in matrices")."""
+    size, (rows, columns) = M.abs(), _unchanged(M)
+    for _ in range(_SWEEPS):
+        rest = size / rows / columns
+        across, down = (torch.where(t > 0, t, 1).sqrt() for t in (rest.amax(2, True), rest.amax(1, True)))
+        rows, columns = rows * across, columns * down
+    return rows, columns
 
 
 def _in_like_units(M: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.numbers import array
-from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem
+from implicitkit.linear.conditions.active_factors import ActiveFactors
 from implicitkit.linear.factors.dense import mv
 from implicitkit.solver.constrained.model import Model
-from implicitkit.solver.constrained.sparse_step import Linear
+from implicitkit.solver.constrained.sparse_step import Linear, active_system
 
 _SPARSE = 48  # unknowns and multipliers from which a sparsity pattern is looked for
 _REGULARISED = 1e-9  # of rows of size one
@@ -196,15 +196,14 @@ class _Sparse:
         return found.to(self.slope)
 
     def known(self) -> Any:
-        if self.more or len(self.factors) < len(self.slope):
+        if len(self.factors) < len(self.slope):
             return None
-        sign = np.concatenate([np.ones(self.n), np.where(self.one_sided, -1.0, 1.0)])
-        return ActiveFactors(
-            [
-                ActiveSystem(self.programs[i].K, saddle, self.free[i], np.where(self.free[i], sign, 1.0))
-                for i, saddle in sorted(self.factors.items())
-            ]
-        )
+        n, k = self.n, self.n + self.more
+        systems = []
+        for i, saddle in sorted(self.factors.items()):
+            free = np.concatenate([self.free[i][:n], self.free[i][k : k + self.m]])
+            systems.append(active_system(self.programs[i].matrix, saddle, free, self.one_sided, n))
+        return ActiveFactors(systems)
 
     def rows(self) -> tuple[Tensor, Tensor]:
         largest = torch.zeros(len(self.slope), self.m, dtype=torch.float64, device="cpu")

@@ -15,7 +15,7 @@ from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.solver.evaluations import Evaluations
 
 _LOST = 1e3  # units of rounding of the objective below which differences of it say nothing
-_DENSE = 1000  # unknowns and multipliers up to which dense matrices are formed
+DENSE = 2048  # unknowns and multipliers up to which dense matrices are formed
 SPARSE = 256  # unknowns and multipliers from which sparse matrices are worth the loop over samples
 
 
@@ -109,11 +109,11 @@ class Model:
         """Raise where dense matrices are too large.
 
         Raises:
-            CapabilityError: above 1,000 unknowns and multipliers.
+            CapabilityError: above 2,048 unknowns and multipliers.
         """
-        if w.shape[1] > _DENSE:
+        if w.shape[1] > DENSE:
             raise CapabilityError(
-                f"{solver} forms dense matrices of at most {_DENSE} unknowns and multipliers a sample where Hessian and "
+                f"{solver} forms dense matrices of at most {DENSE} unknowns and multipliers a sample where Hessian and "
                 f"constraints have no sparsity pattern; these are {w.shape[1]}. Use solver='augmented_lagrangian', or "
                 "'auto'; if they are independent problems, pass batch_dims="
             )

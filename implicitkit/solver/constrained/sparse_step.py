@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.numbers import array
-from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem
+from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem, Saddle
 from implicitkit.linear.conditions.lifted_saddle import LiftedFactors, LiftedMatrix, lifted_saddles
 from implicitkit.linear.conditions.sparse_saddle import Layout
+from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.solver.constrained.model import First, Model
 from implicitkit.solver.qp import sparse as qp
@@ -89,15 +90,9 @@ class SparseDirection:
 
     def _keep(self, i: int, program: qp.SparseProgram, point: qp.SparsePoint) -> None:
         n, m = self.d.shape[1], self.y.shape[1]
-        rows, more = point.active.rows[:m], program.size - n
+        rows = point.active.rows[:m]
         free = np.concatenate([point.active.bounds[:n] == 0, rows])
-        sign = np.concatenate([np.ones(n), np.where(rows & program.one_sided[:m], -1.0, 1.0)])
-        K, saddle = program.matrix, point.saddle
-        self._settled[i] = (
-            ActiveSystem(LiftedMatrix(K, n, m), LiftedFactors(saddle, n, m, more), free, sign)
-            if more
-            else ActiveSystem(K, saddle, free, sign)
-        )
+        self._settled[i] = active_system(program.matrix, point.saddle, free, program.one_sided[:m], n)
 
     @property
     def factors(self) -> ActiveFactors | None:
@@ -122,6 +117,22 @@ class SparseDirection:
     def _move(self, i: int, d: np.ndarray, y: np.ndarray) -> None:
         self.d[i] = torch.from_numpy(d[: self.d.shape[1]]).to(self.d)
         self.y[i] = torch.from_numpy(y[: self.y.shape[1]]).to(self.y)
+
+
+def active_system(
+    K: sp.csc_matrix | ArrowheadMatrix, saddle: Saddle, free: np.ndarray, one_sided: np.ndarray, n: int
+) -> ActiveSystem:
+    """The system of optimality conditions by ``K`` and its factors, which may have as many unknowns and rows more.
+
+    Args:
+        free: which conditions are, ``(n + m,)``. one_sided: which rows, ``(m,)``. n: unknowns.
+    """
+    m = len(one_sided)
+    sign = np.concatenate([np.ones(n), np.where(free[n:] & one_sided, -1.0, 1.0)])
+    more = (K.shape[0] - n - m) // 2
+    if more:
+        return ActiveSystem(LiftedMatrix(K, n, m), LiftedFactors(saddle, n, m, more), free, sign)
+    return ActiveSystem(K, saddle, free, sign)
 
 
 def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None) -> SparseDirection | None:

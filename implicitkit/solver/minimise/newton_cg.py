@@ -20,10 +20,11 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.paths import Path, way_to_boundary
-from implicitkit.solver.steps.region import Region
+from implicitkit.solver.steps.region import POOR, Region
 from implicitkit.sparsity.patterns import SMALLEST
 
 WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
+_HALVINGS = 4  # of a step inside the region
 _AGAIN = 50.0  # ... and those of a step, for them to be tried again after it
 
 
@@ -99,15 +100,51 @@ class NewtonCG(Method):
                     or steihaug(H, g, region.radius, target, region.found, inner_steps, path=path)
                 )
             tried = None
-            trial, length = region.tried(z + p), torch.linalg.vector_norm(p, dim=1)
+            length = torch.linalg.vector_norm(p, dim=1)
             if sparse is not None:  # a step that is shifted is one to the boundary, near enough
                 length = torch.where(shift > 0, torch.maximum(length, region.radius), length)
-            region.judge(trial, length, decrease(f, z, value, g, trial), promised)
+            region.judge(*_on_the_way(f, z, g, value, p, length, promised, region))
             hopeless = region.hopeless(smallest)
             if bool((region.found | hopeless).all()):
                 break
         f.stuck = hopeless
         return region.z, {"radius": region.radius, "first": state["first"], "made": made, "shift": shift}
+
+
+def _on_the_way(
+    f: Evaluations,
+    z: Tensor,
+    g: Tensor,
+    value: Tensor,
+    p: Tensor,
+    length: Tensor,
+    promised: Tensor,
+    region: Region,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the region judges: the trial, its length, its decrease and the promised one, ``(2 t - t^2) promised`` for
+    ``t p``.  A step that ends inside, of a definite Hessian, is halved where it falls by less than a quarter of that: in the
+    metric of the Hessian a part of it may do where any step of that length promises too much (a surface that is steep along
+    its edge).  Where no part does, it is the whole one, and the region shrinks.
+
+    Source: damped Newton steps, Boyd & Vandenberghe (2004), "Convex optimization", section 9.5.
+    """
+    t, inside = torch.ones_like(length), ~region.found & ~region.reaches(length)
+    trial = region.tried(z + p)
+    whole = trial, length, decrease(f, z, value, g, trial), promised
+    found = whole
+    for _ in range(_HALVINGS):
+        poor = inside & ~(found[2] >= POOR * found[3])
+        if not bool(poor.any()):
+            return found
+        t = torch.where(poor, 0.5 * t, t)
+        trial = region.tried(z + t.unsqueeze(1) * p)
+        found = trial, t * length, decrease(f, z, value, g, trial), t * (2 - t) * promised
+    poor = inside & ~(found[2] >= POOR * found[3])
+    if not bool(poor.any()):
+        return found
+    trial = whole[0] if bool(poor.all()) else torch.where(poor.unsqueeze(1), whole[0], trial)
+    length, fallen, promised = (torch.where(poor, a, b) for a, b in zip(whole[1:], found[1:], strict=True))
+    return trial, length, fallen, promised
 
 
 def _begun(

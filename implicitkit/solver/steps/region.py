@@ -9,7 +9,7 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-_TAKEN, _POOR, _GOOD = 1e-4, 0.25, 0.75  # of the decrease that was promised
+_TAKEN, POOR, _GOOD = 1e-4, 0.25, 0.75  # of the decrease that was promised
 _BOUNDARY = 0.99  # of the radius
 
 
@@ -45,7 +45,7 @@ class Region:
         self.z = taken_where(accept, trial, self.z)
         smaller = 0.25 * torch.where(length > 0, length, self.radius)
         larger = torch.where((rho > _GOOD) & self.reaches(length), 2 * self.radius, self.radius)
-        self.radius = torch.where(self.found, self.radius, torch.where(rho < _POOR, smaller, larger))
+        self.radius = torch.where(self.found, self.radius, torch.where(rho < POOR, smaller, larger))
         self.found = self.found | accept
         return accept, rho
 
