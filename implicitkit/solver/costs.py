@@ -11,6 +11,7 @@ is left, for what it costs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -28,6 +29,8 @@ _SLOWEST, _FADES = (
 )  # of a residual a step leaves so much at most, and gains so many times what it did at first
 _DROPPED = 100 * CALL  # to leave rows out costs so much, with a method that remembers steps ...
 _EVALUATIONS = 4  # ... and is worth it where they cost more in so many evaluations
+_SELECTED, _COPIED = 50.0, 2.0  # ... in calls, and each number of the rows that are kept; ...
+_MOST_AHEAD = 30.0  # ... in so many, at most
 _LOOK = 300 * CALL  # a look at claims, however few ...
 _IN_VAIN = 0.1  # ... or such a share of what has been evaluated, where an evaluation costs nobody knows what
 
@@ -54,11 +57,21 @@ def have_one_matrix(f: Evaluations, z: Tensor) -> bool:
     return False
 
 
-def dropping_pays(f: Evaluations, share: float) -> bool:
-    """Does it cost less to go on with a share of the rows than to evaluate all a few times more?  With a method that does
-    not weigh that, it does."""
+def dropping_pays(f: Evaluations, share: float, ahead: Callable[[], float] | None = None) -> bool:
+    """Does it cost less to go on with a share of the rows than to evaluate all as often as is still needed?  With a method
+    that does not weigh that, it does.
+
+    ``ahead``: tells how often; asked last (``None``: a few times).
+    """
     cost = cost_of(f) if f.weighs else None
-    return cost is None or _EVALUATIONS * (1 - share) * cost >= _DROPPED
+    if cost is None:
+        return True
+    if ahead is None:
+        return _EVALUATIONS * (1 - share) * cost >= _DROPPED
+    numbers = float(f.batch * f.size)
+    spared = (1 - share) * (cost + _PASSES * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0)))
+    price = _SELECTED * CALL + _COPIED * share * numbers
+    return _MOST_AHEAD * spared >= price and min(ahead(), _MOST_AHEAD) * spared >= price
 
 
 def waiting_pays(f: Evaluations, in_vain: int) -> bool:

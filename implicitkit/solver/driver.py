@@ -63,7 +63,7 @@ class _Loop:
         self.z = self.best = z0
         self.batch = self.alive = self.at_work = z0.shape[0]
         self.everything: WholeBatch | None = None
-        self.norm = self.judge.norm(f.residual(z0))
+        self.norm = self.began = self.judge.norm(f.residual(z0))
         self.infinity = self.norm.new_full((), math.inf)  # a tensor: compared in a third of the time
         self.best_norm = torch.full_like(self.norm, math.inf)
         self.active = f.active
@@ -289,7 +289,7 @@ class _Loop:
         """Leave rows in which nothing is at work out of all later evaluations, if they are many enough."""
         per_row = self.f.system.samples_per_row
         if per_row == 1:
-            if self.at_work > _DROP * self.alive or not dropping_pays(self.f, self.at_work / self.alive):
+            if self.at_work > _DROP * self.alive or not dropping_pays(self.f, self.at_work / self.alive, self._ahead):
                 return
             keep = samples = self.active.nonzero().squeeze(1)
         else:
@@ -300,8 +300,10 @@ class _Loop:
             samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
         self.everything = self.everything or WholeBatch(self.batch)
         self._store({})
-        gone = (~self.active).nonzero().squeeze(1)
-        self.everything.store_some(gone, self._kept(self._state_of(gone), len(gone)))
+        kept = self._kept(self.state, self.alive)
+        if kept:
+            gone = (~self.active).nonzero().squeeze(1)
+            self.everything.store_some(gone, {name: t.index_select(0, gone) for name, t in kept.items()})
         self.everything.narrow(samples)
         self.f.residual(self.z)
         self.f = self.f.select(keep, samples)
@@ -309,9 +311,15 @@ class _Loop:
         self.progress.select(samples)
         self.state = self._state_of(samples)
         self.z = self.f.selected()
-        for name in ("norm", "tolerance", "best", "best_norm", "active", "steps", "status", "steep", "cleared"):
+        for name in ("norm", "tolerance", "began", "best", "best_norm", "active", "steps", "status", "steep", "cleared"):
             setattr(self, name, getattr(self, name).index_select(0, samples))
         self.alive = len(samples)
+
+    def _ahead(self) -> float:
+        """Steps that the slowest sample still takes, if each leaves as much of its residual as those so far did."""
+        needed = (self.tolerance / self.norm).log_().div_((self.norm / self.began).log_())
+        needed = torch.where(self.active, needed, 0)
+        return self.step * float(torch.where(needed >= 0, needed, torch.inf).amax())
 
     def _state_of(self, samples: Tensor) -> Any:
         """The method's state of some samples."""
