@@ -29,8 +29,8 @@ _SLOWEST, _FADES = (
 )  # of a residual a step leaves so much at most, and gains so many times what it did at first
 _DROPPED = 100 * CALL  # to leave rows out costs so much, with a method that remembers steps ...
 _EVALUATIONS = 4  # ... and is worth it where they cost more in so many evaluations
-_SELECTED, _COPIED = 50.0, 2.0  # ... in calls, and each number of the rows that are kept; ...
-_MOST_AHEAD = 30.0  # ... in so many, at most
+_SELECTED, _COPIED = 50.0, 2.0  # calls that it takes, and passes over the rows that are kept, where steps ahead are known, ...
+_MOST_AHEAD = 30.0  # ... of which no more are believed in
 _LOOK = 300 * CALL  # a look at claims, however few ...
 _IN_VAIN = 0.1  # ... or such a share of what has been evaluated, where an evaluation costs nobody knows what
 
@@ -58,10 +58,10 @@ def have_one_matrix(f: Evaluations, z: Tensor) -> bool:
 
 
 def dropping_pays(f: Evaluations, share: float, ahead: Callable[[], float] | None = None) -> bool:
-    """Does it cost less to go on with a share of the rows than to evaluate all as often as is still needed?  With a method
-    that does not weigh that, it does.
+    """Does it cost less to go on with a share of the rows than to evaluate, and mix, all in the steps that are left?  With a
+    method that does not weigh that, it does.
 
-    ``ahead``: tells how often; asked last (``None``: a few times).
+    ``ahead``: tells how many these are; asked last (``None``: a few, of evaluations alone).
     """
     cost = cost_of(f) if f.weighs else None
     if cost is None:
@@ -69,9 +69,13 @@ def dropping_pays(f: Evaluations, share: float, ahead: Callable[[], float] | Non
     if ahead is None:
         return _EVALUATIONS * (1 - share) * cost >= _DROPPED
     numbers = float(f.batch * f.size)
-    spared = (1 - share) * (cost + _PASSES * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0)))
-    price = _SELECTED * CALL + _COPIED * share * numbers
+    spared, price = (1 - share) * (cost + _mixed(numbers)), _SELECTED * CALL + _COPIED * share * numbers
     return _MOST_AHEAD * spared >= price and min(ahead(), _MOST_AHEAD) * spared >= price
+
+
+def _mixed(numbers: float) -> float:
+    """What mixing in one step of three does to the numbers of the state in each."""
+    return _PASSES * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))
 
 
 def waiting_pays(f: Evaluations, in_vain: int) -> bool:
@@ -88,7 +92,7 @@ def is_cheap(f: Evaluations, period: int = _PERIOD) -> bool:
     cost, numbers = cost_of(f), float(f.batch * f.size)
     if cost is None:
         return False
-    mixing = _CALLS * CALL + _PASSES * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))
+    mixing = _CALLS * CALL + _mixed(numbers)
     return cost + _PLAIN_CALLS * CALL + _PLAIN_PASSES * numbers <= mixing * _PERIOD / period
 
 

@@ -47,7 +47,7 @@ class _Loop:
     """One run of a method.
 
     Attributes:
-        z, norm: the points ``(batch, n)`` and ``|F|`` there. best, best_norm: what is returned.
+        z, norm: the points ``(batch, n)`` and ``|F|`` there. best, best_norm: what is returned. began: ``|F|`` at the start.
         active: samples still at work. alive: how many are in the evaluations. at_work: how many of them are active.
         last: the point before. steep: what the last step says of samples (:func:`by_the_last_step`). cleared: samples that
             were asked where they converged whether they run away.
@@ -300,10 +300,9 @@ class _Loop:
             samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
         self.everything = self.everything or WholeBatch(self.batch)
         self._store({})
-        kept = self._kept(self.state, self.alive)
-        if kept:
+        if keeps := self._kept(self.state, self.alive):  # of few numbers: a state may hold many
             gone = (~self.active).nonzero().squeeze(1)
-            self.everything.store_some(gone, {name: t.index_select(0, gone) for name, t in kept.items()})
+            self.everything.store_some(gone, {name: t.index_select(0, gone) for name, t in keeps.items()})
         self.everything.narrow(samples)
         self.f.residual(self.z)
         self.f = self.f.select(keep, samples)
