@@ -29,7 +29,10 @@ _SLOWEST, _FADES = (
 )  # of a residual a step leaves so much at most, and gains so many times what it did at first
 _DROPPED = 100 * CALL  # to leave rows out costs so much, with a method that remembers steps ...
 _EVALUATIONS = 4  # ... and is worth it where they cost more in so many evaluations
-_SELECTED, _COPIED = 50.0, 2.0  # calls that it takes, and passes over the rows that are kept, where steps ahead are known, ...
+_SELECTED, _COPIED = (
+    50.0,
+    2.0,
+)  # calls that it takes, and passes over the rows that are kept, where steps ahead are known, ...
 _MOST_AHEAD = 30.0  # ... of which no more are believed in
 _LOOK = 300 * CALL  # a look at claims, however few ...
 _IN_VAIN = 0.1  # ... or such a share of what has been evaluated, where an evaluation costs nobody knows what
@@ -64,13 +67,11 @@ def dropping_pays(f: Evaluations, share: float, ahead: Callable[[], float] | Non
     ``ahead``: tells how many these are; asked last (``None``: a few, of evaluations alone).
     """
     cost = cost_of(f) if f.weighs else None
-    if cost is None:
-        return True
-    if ahead is None:
-        return _EVALUATIONS * (1 - share) * cost >= _DROPPED
+    if cost is None or ahead is None:
+        return cost is None or _EVALUATIONS * (1 - share) * cost >= _DROPPED
     numbers = float(f.batch * f.size)
     spared, price = (1 - share) * (cost + _mixed(numbers)), _SELECTED * CALL + _COPIED * share * numbers
-    return _MOST_AHEAD * spared >= price and min(ahead(), _MOST_AHEAD) * spared >= price
+    return _MOST_AHEAD * spared >= price and ahead() * spared >= price
 
 
 def _mixed(numbers: float) -> float:

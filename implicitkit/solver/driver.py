@@ -310,7 +310,7 @@ class _Loop:
         self.progress.select(samples)
         self.state = self._state_of(samples)
         self.z = self.f.selected()
-        for name in ("norm", "tolerance", "began", "best", "best_norm", "active", "steps", "status", "steep", "cleared"):
+        for name in "norm tolerance began best best_norm active steps status steep cleared".split():
             setattr(self, name, getattr(self, name).index_select(0, samples))
         self.alive = len(samples)
 

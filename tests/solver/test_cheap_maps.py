@@ -165,15 +165,15 @@ def test_a_few_slow_samples_of_a_small_batch_are_gone_on_with_alone() -> None:
 def test_rows_are_dropped_where_the_steps_ahead_cost_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of all rows, evaluated and mixed; how many are left is asked only where it matters."""
     rows = (
-        (3e4, 64, 0.06, 14.0, True),
+        (3e4, 64, 0.06, 10.0, True),
         (3e4, 64, 0.06, 3.0, False),
         (3e4, 64, 0.9, 14.0, False),
         (1e6, 256, 0.1, 2.0, True),
         (1e6, 256, 0.1, 0.2, False),
-        (1e6, 256, 0.8, 2.0, False),  # what is copied costs more
+        (1e6, 256, 0.8, 1.5, False),  # what is copied costs more
         (2e3, 4, 0.1, None, False),  # whatever is left
         (1.1e4, 64, 0.06, math.inf, True),
-        (1.1e4, 8, 0.06, math.inf, False),
+        (6e3, 8, 0.06, None, False),
     )
     for cost, batch, share, ahead, pays in rows:
         monkeypatch.setattr(costs, "cost_of", lambda _, cost=cost: cost)
@@ -184,6 +184,37 @@ def test_rows_are_dropped_where_the_steps_ahead_cost_more_than_that(monkeypatch:
             return ahead
 
         assert costs.dropping_pays(f, share, asked) is pays, (cost, batch, share, ahead)  # type: ignore[arg-type]
+
+
+class _Watched(ik.Method):
+    """Plain steps, with a memory; which numbers of samples it was narrowed to."""
+
+    name, solves = "watched", "fixed_point"
+
+    def __init__(self) -> None:
+        self.narrowed: list[int] = []
+
+    def init(self, f: Any, z: Tensor) -> Tensor:
+        return z.new_zeros(5, *z.shape).transpose(0, 1)  # a row of all samples after another
+
+    def step(self, f: Any, z: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return f(z), state
+
+    def keep(self, state: Tensor) -> dict[str, Tensor]:
+        return {"rows": state[:, 0]}
+
+    def select(self, state: Tensor, index: Tensor) -> Tensor:
+        self.narrowed.append(len(index))
+        few: Tensor = super().select(state, index)
+        assert torch.equal(few, state[index]) and few.stride(0) <= few.stride(1), few.stride()
+        return few
+
+
+def test_rows_that_are_dropped_are_not_copied_and_the_others_stay_as_they_lie() -> None:
+    rate = torch.tensor([0.01, 0.01, 0.01, 0.5], dtype=D).unsqueeze(1)
+    method, c = _Watched(), torch.ones(4, 3, dtype=D)
+    found = ik.fixed_point(lambda z, rate, c: rate * z + c, 0 * c, (rate, c), batch_dims=1, in_dims=0, solver=method)
+    assert bool(found.converged.all()) and method.narrowed == [1]
 
 
 def test_what_a_step_costs_decides(monkeypatch: pytest.MonkeyPatch) -> None:
