@@ -79,6 +79,16 @@ def _mixed(numbers: float) -> float:
     return _PASSES * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))
 
 
+def slowest(left: Tensor, asked: Tensor, active: Tensor, steps: int) -> float:
+    """Steps that the slowest of the samples at work still takes, if each leaves as much as those so far did.
+
+    Args:
+        left: what so many ``steps`` have left of a residual. asked: what shall be left of that; ``(batch,)`` all of them.
+    """
+    needed = torch.where(active, asked.log() / left.log(), 0)
+    return steps * float(torch.where(needed >= 0, needed, torch.inf).amax())  # never, where it has risen, or for NaN
+
+
 def waiting_pays(f: Evaluations, in_vain: int) -> bool:
     """Has it cost less than a look at claims that so many samples, step by step, were evaluated for nothing?"""
     cost = cost_of(f)

@@ -19,7 +19,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.claims_that_wait import Point, Waiting
 from implicitkit.solver.constrained.restoring import put_inside
-from implicitkit.solver.costs import dropping_pays
+from implicitkit.solver.costs import dropping_pays, slowest
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.protocol import Steps
 from implicitkit.solver.return_checks import kept, stepped
@@ -31,6 +31,7 @@ from implicitkit.solver.verdict.minima import Progress
 from implicitkit.solver.verdict.strides import by_the_last_step
 
 _DROP = 0.8  # rows are dropped when no more than this share of them is still at work
+_BY_SAMPLE = ("active", "steps", "status", "steep", "cleared")
 _RESCUES = 30  # steps out of the domain that plain ones take the place of
 _AS_GOOD = 2.0  # times the least |F|: rounding errors of the same size
 
@@ -289,7 +290,8 @@ class _Loop:
         """Leave rows in which nothing is at work out of all later evaluations, if they are many enough."""
         per_row = self.f.system.samples_per_row
         if per_row == 1:
-            if self.at_work > _DROP * self.alive or not dropping_pays(self.f, self.at_work / self.alive, self._ahead):
+            ahead = lambda: slowest(self.norm / self.began, self.tolerance / self.norm, self.active, self.step)  # noqa: E731
+            if self.at_work > _DROP * self.alive or not dropping_pays(self.f, self.at_work / self.alive, ahead):
                 return
             keep = samples = self.active.nonzero().squeeze(1)
         else:
@@ -310,15 +312,9 @@ class _Loop:
         self.progress.select(samples)
         self.state = self._state_of(samples)
         self.z = self.f.selected()
-        for name in "norm tolerance began best best_norm active steps status steep cleared".split():
+        for name in ("norm", "tolerance", "began", "best", "best_norm", *_BY_SAMPLE):
             setattr(self, name, getattr(self, name).index_select(0, samples))
         self.alive = len(samples)
-
-    def _ahead(self) -> float:
-        """Steps that the slowest sample still takes, if each leaves as much of its residual as those so far did."""
-        needed = (self.tolerance / self.norm).log_().div_((self.norm / self.began).log_())
-        needed = torch.where(self.active, needed, 0)
-        return self.step * float(torch.where(needed >= 0, needed, torch.inf).amax())
 
     def _state_of(self, samples: Tensor) -> Any:
         """The method's state of some samples."""

@@ -263,8 +263,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/driver.py",
         "tests/solver/test_cheap_maps.py -k 'few_slow or not_copied'",
-        ("self.at_work / self.alive, self._ahead)", "self.at_work / self.alive)"),
-        ("return self.step * float(torch.where(needed >= 0", "return 30 + float(torch.where(needed >= 0"),
+        ("self.at_work / self.alive, ahead)", "self.at_work / self.alive)"),
+        ("self.active, self.step)  # noqa", "self.active, 1)  # noqa"),
     ),
     *mutants(
         "implicitkit/solver/method.py",
