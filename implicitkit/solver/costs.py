@@ -29,11 +29,8 @@ _SLOWEST, _FADES = (
 )  # of a residual a step leaves so much at most, and gains so many times what it did at first
 _DROPPED = 100 * CALL  # to leave rows out costs so much, with a method that remembers steps ...
 _EVALUATIONS = 4  # ... and is worth it where they cost more in so many evaluations
-_SELECTED, _COPIED = (
-    50.0,
-    2.0,
-)  # calls that it takes, and passes over the rows that are kept, where steps ahead are known, ...
-_MOST_AHEAD = 30.0  # ... of which no more are believed in
+_SELECTED, _COPIED = 50.0, 2.0  # calls and passes over what is kept that it takes, where steps ahead are known, ...
+_MOST_AHEAD = 15.0  # ... of which no more are believed in: residuals fall faster in the end
 _LOOK = 300 * CALL  # a look at claims, however few ...
 _IN_VAIN = 0.1  # ... or such a share of what has been evaluated, where an evaluation costs nobody knows what
 

@@ -172,7 +172,7 @@ def test_rows_are_dropped_where_the_steps_ahead_cost_more_than_that(monkeypatch:
         (1e6, 256, 0.1, 0.2, False),
         (1e6, 256, 0.8, 1.5, False),  # what is copied costs more
         (2e3, 4, 0.1, None, False),  # whatever is left
-        (1.1e4, 64, 0.06, math.inf, True),
+        (3e4, 64, 0.06, math.inf, True),
         (6e3, 8, 0.06, None, False),
     )
     for cost, batch, share, ahead, pays in rows:
