@@ -11,6 +11,7 @@ is left, for what it costs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -28,6 +29,8 @@ _SLOWEST, _FADES = (
 )  # of a residual a step leaves so much at most, and gains so many times what it did at first
 _DROPPED = 100 * CALL  # to leave rows out costs so much, with a method that remembers steps ...
 _EVALUATIONS = 4  # ... and is worth it where they cost more in so many evaluations
+_SELECTED, _COPIED = 50.0, 2.0  # calls and passes over what is kept that it takes, where steps ahead are known, ...
+_MOST_AHEAD = 15.0  # ... of which no more are believed in: residuals fall faster in the end
 _LOOK = 300 * CALL  # a look at claims, however few ...
 _IN_VAIN = 0.1  # ... or such a share of what has been evaluated, where an evaluation costs nobody knows what
 
@@ -54,11 +57,33 @@ def have_one_matrix(f: Evaluations, z: Tensor) -> bool:
     return False
 
 
-def dropping_pays(f: Evaluations, share: float) -> bool:
-    """Does it cost less to go on with a share of the rows than to evaluate all a few times more?  With a method that does
-    not weigh that, it does."""
+def dropping_pays(f: Evaluations, share: float, ahead: Callable[[], float] | None = None) -> bool:
+    """Does it cost less to go on with a share of the rows than to evaluate, and mix, all in the steps that are left?  With a
+    method that does not weigh that, it does.
+
+    ``ahead``: tells how many these are; asked last (``None``: a few, of evaluations alone).
+    """
     cost = cost_of(f) if f.weighs else None
-    return cost is None or _EVALUATIONS * (1 - share) * cost >= _DROPPED
+    if cost is None or ahead is None:
+        return cost is None or _EVALUATIONS * (1 - share) * cost >= _DROPPED
+    numbers = float(f.batch * f.size)
+    spared, price = (1 - share) * (cost + _mixed(numbers)), _SELECTED * CALL + _COPIED * share * numbers
+    return _MOST_AHEAD * spared >= price and ahead() * spared >= price
+
+
+def _mixed(numbers: float) -> float:
+    """What mixing in one step of three does to the numbers of the state in each."""
+    return _PASSES * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))
+
+
+def slowest(left: Tensor, asked: Tensor, active: Tensor, steps: int) -> float:
+    """Steps that the slowest of the samples at work still takes, if each leaves as much as those so far did.
+
+    Args:
+        left: what so many ``steps`` have left of a residual. asked: what shall be left of that; ``(batch,)`` all of them.
+    """
+    needed = torch.where(active, asked.log() / left.log(), 0)
+    return steps * float(torch.where(needed >= 0, needed, torch.inf).amax())  # never, where it has risen, or for NaN
 
 
 def waiting_pays(f: Evaluations, in_vain: int) -> bool:
@@ -75,7 +100,7 @@ def is_cheap(f: Evaluations, period: int = _PERIOD) -> bool:
     cost, numbers = cost_of(f), float(f.batch * f.size)
     if cost is None:
         return False
-    mixing = _CALLS * CALL + _PASSES * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))
+    mixing = _CALLS * CALL + _mixed(numbers)
     return cost + _PLAIN_CALLS * CALL + _PLAIN_PASSES * numbers <= mixing * _PERIOD / period
 
 

@@ -19,7 +19,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.claims_that_wait import Point, Waiting
 from implicitkit.solver.constrained.restoring import put_inside
-from implicitkit.solver.costs import dropping_pays
+from implicitkit.solver.costs import dropping_pays, slowest
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.protocol import Steps
 from implicitkit.solver.return_checks import kept, stepped
@@ -31,6 +31,7 @@ from implicitkit.solver.verdict.last_step import by_the_last_step
 from implicitkit.solver.verdict.unbounded import Progress
 
 _DROP = 0.8  # rows are dropped when no more than this share of them is still at work
+_BY_SAMPLE = ("active", "steps", "status", "steep", "cleared")
 _RESCUES = 30  # steps out of the domain that plain ones take the place of
 _AS_GOOD = 2.0  # times the least |F|: rounding errors of the same size
 
@@ -47,7 +48,7 @@ class _Loop:
     """One run of a method.
 
     Attributes:
-        z, norm: the points ``(batch, n)`` and ``|F|`` there. best, best_norm: what is returned.
+        z, norm: the points ``(batch, n)`` and ``|F|`` there. best, best_norm: what is returned. began: ``|F|`` at the start.
         active: samples still at work. alive: how many are in the evaluations. at_work: how many of them are active.
         last: the point before. steep: what the last step says of samples (:func:`by_the_last_step`). cleared: samples that
             were asked where they converged whether they run away.
@@ -63,7 +64,7 @@ class _Loop:
         self.z = self.best = z0
         self.batch = self.alive = self.at_work = z0.shape[0]
         self.everything: WholeBatch | None = None
-        self.norm = self.judge.norm(f.residual(z0))
+        self.norm = self.began = self.judge.norm(f.residual(z0))
         self.infinity = self.norm.new_full((), math.inf)  # a tensor: compared in a third of the time
         self.best_norm = torch.full_like(self.norm, math.inf)
         self.active = f.active
@@ -289,7 +290,8 @@ class _Loop:
         """Leave rows in which nothing is at work out of all later evaluations, if they are many enough."""
         per_row = self.f.system.samples_per_row
         if per_row == 1:
-            if self.at_work > _DROP * self.alive or not dropping_pays(self.f, self.at_work / self.alive):
+            ahead = lambda: slowest(self.norm / self.began, self.tolerance / self.norm, self.active, self.step)  # noqa: E731
+            if self.at_work > _DROP * self.alive or not dropping_pays(self.f, self.at_work / self.alive, ahead):
                 return
             keep = samples = self.active.nonzero().squeeze(1)
         else:
@@ -300,8 +302,9 @@ class _Loop:
             samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
         self.everything = self.everything or WholeBatch(self.batch)
         self._store({})
-        gone = (~self.active).nonzero().squeeze(1)
-        self.everything.store_some(gone, self._kept(self._state_of(gone), len(gone)))
+        if keeps := self._kept(self.state, self.alive):  # of few numbers: a state may hold many
+            gone = (~self.active).nonzero().squeeze(1)
+            self.everything.store_some(gone, {name: t.index_select(0, gone) for name, t in keeps.items()})
         self.everything.narrow(samples)
         self.f.residual(self.z)
         self.f = self.f.select(keep, samples)
@@ -309,7 +312,7 @@ class _Loop:
         self.progress.select(samples)
         self.state = self._state_of(samples)
         self.z = self.f.selected()
-        for name in ("norm", "tolerance", "best", "best_norm", "active", "steps", "status", "steep", "cleared"):
+        for name in ("norm", "tolerance", "began", "best", "best_norm", *_BY_SAMPLE):
             setattr(self, name, getattr(self, name).index_select(0, samples))
         self.alive = len(samples)
 

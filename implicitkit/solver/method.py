@@ -88,6 +88,8 @@ class Method(Solver):
 def _rows(state: Any, index: Tensor) -> Any:
     """These rows of every tensor in a state; containers of Python's own by hand, which is many times faster."""
     if isinstance(state, Tensor):
+        if state.ndim > 1 and state.stride(0) < state.stride(1):  # one entry of all samples after another stays so
+            return state.transpose(0, 1).index_select(1, index).transpose(0, 1)
         return state.index_select(0, index) if state.ndim else state
     if type(state) is dict:
         return {name: _rows(part, index) for name, part in state.items()}

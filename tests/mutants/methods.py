@@ -256,6 +256,20 @@ MUTANTS = [
         "tests/solver/test_cheap_maps.py",
         ("cost is None or _EVALUATIONS * (1 - share) * cost >= _DROPPED", "cost is None"),
         ("cost is None or _EVALUATIONS * (1 - share) * cost >= _DROPPED", "True"),
+        ("(1 - share) * (cost + _mixed(numbers))", "(1 - share) * cost"),
+        (" + _COPIED * share * numbers", ""),
+        ("return _MOST_AHEAD * spared >= price and ahead()", "return ahead()"),
+    ),
+    *mutants(
+        "implicitkit/solver/driver.py",
+        "tests/solver/test_cheap_maps.py -k 'few_slow or not_copied'",
+        ("self.at_work / self.alive, ahead)", "self.at_work / self.alive)"),
+        ("self.active, self.step)  # noqa", "self.active, 1)  # noqa"),
+    ),
+    *mutants(
+        "implicitkit/solver/method.py",
+        "tests/solver/test_cheap_maps.py -k not_copied",
+        ("if state.ndim > 1 and state.stride(0) < state.stride(1):", "if False:"),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/continuation.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -142,6 +143,78 @@ def test_rows_are_dropped_where_four_evaluations_of_them_cost_more_than_that(mon
     for weighs, cost, share, pays in rows:
         monkeypatch.setattr(costs, "cost_of", lambda _, cost=cost: cost)
         assert costs.dropping_pays(SimpleNamespace(weighs=weighs), share) is pays  # type: ignore[arg-type]
+
+
+def _few_slow_ones(slow: float, W: Tensor) -> ik.Solution:
+    """Of 64 samples four scaled by ``slow``, so that the tanh of the others is flat."""
+    size = torch.where(torch.arange(64) % 16 == 0, slow, 4.0).unsqueeze(1)
+    c = size * torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+    cell = lambda z, c: torch.tanh(torch.addmm(c, z, W))  # noqa: E731
+    return ik.fixed_point(cell, 0 * c, c, batch_dims=1, in_dims=0, rtol=1e-4, atol=0.0, solver="anderson")
+
+
+def test_a_few_slow_samples_of_a_small_batch_are_gone_on_with_alone() -> None:
+    """Where they take many steps more; not where they are nearly done."""
+    W = with_eigenvalues(128, 0.3, [0.97, 0.96, 0.95]).float()
+    slow, soon = _few_slow_ones(0.05, W), _few_slow_ones(1.0, W)
+    assert bool(slow.converged.all()) and bool(soon.converged.all())
+    assert slow.evaluations > 15 and slow.sample_evaluations < 0.5 * 64 * slow.evaluations, slow
+    assert soon.sample_evaluations == 64 * soon.evaluations, soon
+
+
+def test_rows_are_dropped_where_the_steps_ahead_cost_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of all rows, evaluated and mixed; how many are left is asked only where it matters."""
+    rows = (
+        (3e4, 64, 0.06, 10.0, True),
+        (3e4, 64, 0.06, 3.0, False),
+        (3e4, 64, 0.9, 14.0, False),
+        (1e6, 256, 0.1, 2.0, True),
+        (1e6, 256, 0.1, 0.2, False),
+        (1e6, 256, 0.8, 1.5, False),  # what is copied costs more
+        (2e3, 4, 0.1, None, False),  # whatever is left
+        (3e4, 64, 0.06, math.inf, True),
+        (6e3, 8, 0.06, None, False),
+    )
+    for cost, batch, share, ahead, pays in rows:
+        monkeypatch.setattr(costs, "cost_of", lambda _, cost=cost: cost)
+        f = SimpleNamespace(weighs=True, batch=batch, size=128 if batch < 256 else 512)
+
+        def asked(ahead: float | None = ahead) -> float:
+            assert ahead is not None
+            return ahead
+
+        assert costs.dropping_pays(f, share, asked) is pays, (cost, batch, share, ahead)  # type: ignore[arg-type]
+
+
+class _Watched(ik.Method):
+    """Plain steps, with a memory; which numbers of samples it was narrowed to."""
+
+    name, solves = "watched", "fixed_point"
+
+    def __init__(self) -> None:
+        self.narrowed: list[int] = []
+
+    def init(self, f: Any, z: Tensor) -> Tensor:
+        return z.new_zeros(5, *z.shape).transpose(0, 1)  # a row of all samples after another
+
+    def step(self, f: Any, z: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return f(z), state
+
+    def keep(self, state: Tensor) -> dict[str, Tensor]:
+        return {"rows": state[:, 0]}
+
+    def select(self, state: Tensor, index: Tensor) -> Tensor:
+        self.narrowed.append(len(index))
+        few: Tensor = super().select(state, index)
+        assert torch.equal(few, state[index]) and few.stride(0) <= few.stride(1), few.stride()
+        return few
+
+
+def test_rows_that_are_dropped_are_not_copied_and_the_others_stay_as_they_lie() -> None:
+    rate = torch.tensor([0.01, 0.01, 0.01, 0.5], dtype=D).unsqueeze(1)
+    method, c = _Watched(), torch.ones(4, 3, dtype=D)
+    found = ik.fixed_point(lambda z, rate, c: rate * z + c, 0 * c, (rate, c), batch_dims=1, in_dims=0, solver=method)
+    assert bool(found.converged.all()) and method.narrowed == [1]
 
 
 def test_what_a_step_costs_decides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,16 +266,14 @@ class Anderson(Method):
         factorisation reads."""
         gram, dR, pieces = state["gram"], state["dR"], slices_of(slots)
         dR = dR if held == dR.shape[1] else dR.narrow(1, 0, held)
-        # the new rows' products with the history and those of r, in one pass over it
-        products = torch.bmm(torch.cat([r.unsqueeze(1), *(dR[:, piece] for piece in pieces)], 1), dR.mT)
-        if products.dtype != gram.dtype:
-            products = products.to(gram.dtype)
-        memory = gram.shape[1]
+        dRT, memory = dR.mT, gram.shape[1]
+        rhs = torch.bmm(r.unsqueeze(1), dRT)
+        if rhs.dtype != gram.dtype:
+            rhs = rhs.to(gram.dtype)
         if held < memory:
             gram = gram[:, :held, :held]
-        rhs, *blocks = products.split([1, *(piece.stop - piece.start for piece in pieces)], 1)
-        for piece, rows in zip(pieces, blocks, strict=True):
-            gram[:, piece] = rows
+        for piece in pieces:  # of the history as it lies: to join r to its rows copies them
+            gram[:, piece] = rows = torch.bmm(dR[:, piece], dRT)
             if piece.stop < held:
                 gram[:, piece.stop :, piece] = rows[:, :, piece.stop :].mT
         factor, info = torch.linalg.cholesky_ex(raised(gram, memory, self.ridge))
