@@ -120,13 +120,9 @@ class Polyalgorithm(Solver):
         return any(stage.make().scales for stage in self.stages)
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
-        stages = self.stages
-        while len(stages) > 1 and not stages[0].serves(f, z0):
-            stages = stages[1:]
-        solver = stages[0].make()
-        start = f.residual(z0) if len(stages) > 1 else z0  # remembered by f: the first stage begins there
-        total = solver.run(f, z0, _limited(options, stages[0].max_steps))
-        first = total.solver or solver.name
+        start = f.residual(z0) if len(self.stages) > 1 else z0  # remembered by f: the first stage begins there
+        stages, total = _begin(self.stages, f, z0, options)
+        first = total.solver or stages[0].make().name
         total.solver = _title(self.name, [first])
         if total.all_converged or len(stages) == 1:
             return total
@@ -279,6 +275,19 @@ def _in_vain(f: Evaluations, total: Outcome, open_: Tensor) -> Tensor:
     found = no_point_satisfies(f, total.z, stalled)
     total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
     return found
+
+
+def _begin(
+    stages: tuple[Stage, ...], f: Evaluations, z0: Tensor, options: Options
+) -> tuple[tuple[Stage, ...], Outcome]:
+    """The stages from the first one that serves, and whose derivatives are there, and what that one finds."""
+    while len(stages) > 1:
+        if stages[0].serves(f, z0):
+            found = _run(stages[0].make(), f, z0, _limited(options, stages[0].max_steps))
+            if found is not None:
+                return stages, found
+        stages = stages[1:]
+    return stages, stages[0].make().run(f, z0, _limited(options, stages[0].max_steps))
 
 
 def _run(solver: Solver, f: Evaluations, z: Tensor, options: Options) -> Outcome | None:

@@ -24,6 +24,17 @@ MUTANTS = [
         ("            _each(Tensor.detach, lifted(z, plain))", "            lifted(z, plain)"),
     ),
     *mutants(
+        "implicitkit/foundation/graph.py",
+        "tests/derivatives/test_once_differentiable.py",
+        ("once = _once_differentiable(outs) if create_graph else {}", "once = {}"),
+        ("for n in once if get_gradient_edge(p).node in nodes_behind([n])", "for n in once"),
+    ),
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        "tests/derivatives/test_once_differentiable.py -k constrained",
+        ("            found = _run(stages[0].make(), f,", "            found = stages[0].make().run(f,"),
+    ),
+    *mutants(
         "implicitkit/solving/settings.py",
         ANSWERS,
         ("if math.prod(answer.shape) != 1:", "if False:"),
