@@ -247,10 +247,8 @@ def products(
     def rmv(w: Tensor) -> Tensor:
         return _grad(out, point, w)
 
-    def through(
-        v: Tensor, out: Tensor, point: Tensor
-    ) -> Tensor:  # the double-backward trick: J is the transpose of w -> J^T w
-        if not transposed:
+    def through(v: Tensor, out: Tensor, point: Tensor) -> Tensor:
+        if not transposed:  # the double-backward trick: w -> J^T w is linear, its transpose is J
             with torch.enable_grad(), compat.own_graphs():
                 w = torch.ones_like(out, requires_grad=True)
                 (g,) = graph.pulled(out, (point,), w, create_graph=True)

@@ -347,7 +347,7 @@ def forward_ad_enabled(saved: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         yield list(saved)
         return
     with forward_ad._set_fwd_grad_enabled(True):
-        yield [forward_ad.unpack_dual(t).primal for t in saved]
+        yield [forward_ad.unpack_dual(t).primal if t.layout == torch.strided else t for t in saved]
 
 
 def own_tangents(t: Tensor) -> Tensor:
