@@ -33,6 +33,7 @@ __all__ = [
     "is_wrapped",
     "keeps_parametrizations",
     "level",
+    "mapped_over",
     "marked",
     "ordinary",
     "outside_inference",
@@ -50,6 +51,7 @@ __all__ = [
     "unwatched",
     "unwrap",
     "unwrap_dead_wrappers",
+    "with_batches",
 ]
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -61,8 +63,7 @@ transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 
 def empty_batch() -> bool:
     """Does a ``torch.vmap`` that is running have no samples?"""
-    found = (c for c in _functorch.get_interpreter_stack() or () if c.key() == _functorch.TransformType.Vmap)
-    return any(_functorch.CVmapInterpreterPtr(c).batchSize() == 0 for c in found)
+    return any(size == 0 for _, size in mapped_over())
 
 
 def reverse_inside_forward() -> bool:
@@ -176,6 +177,21 @@ def batches_in_front(t: Tensor) -> tuple[Tensor, int]:
     dim = _functorch.maybe_get_bdim(t) if _functorch.is_batchedtensor(t) else -1
     inner, count = batches_in_front(_functorch.get_unwrapped(t))
     return (inner.movedim(dim + count, count), count + 1) if dim >= 0 else (inner, count)
+
+
+def mapped_over() -> list[tuple[int, int]]:
+    """The levels of the ``vmap``s that run, the outermost first, with how many samples each maps over."""
+    found = (c for c in _functorch.get_interpreter_stack() or () if c.key() == _functorch.TransformType.Vmap)
+    return [(c.level(), _functorch.CVmapInterpreterPtr(c).batchSize()) for c in found]
+
+
+def with_batches(t: Tensor, levels: Sequence[int]) -> Tensor:
+    """The tensor whose batches at these levels of ``vmap``, the outermost first, a plain one has in front: the inverse of
+    :func:`batches_in_front`."""
+    t = physical(t)  # which levels of derivatives above have wrapped
+    for level in levels:
+        t = _functorch._add_batch_dim(t, 0, level)
+    return t
 
 
 def plain_sample(t: Tensor) -> Tensor:
