@@ -346,8 +346,8 @@ def has_tangent(t: Tensor) -> bool:
     if _functorch.is_batchedtensor(t):
         return has_tangent(_functorch.get_unwrapped(t))
     with torch._C.DisableTorchFunction(), at_level_of(t):  # a look at a tensor is no use of it
-        if t.is_inference() or not (t.is_floating_point() or t.is_complex()):
-            return False
+        if t.is_inference() or t.layout != torch.strided or not (t.is_floating_point() or t.is_complex()):
+            return False  # torch makes no dual tensor of a sparse one
         return forward_ad.unpack_dual(t).tangent is not None
 
 
