@@ -30,6 +30,23 @@ MUTANTS = [
         ("for n in once if get_gradient_edge(p).node in nodes_behind([n])", "for n in once"),
     ),
     *mutants(
+        "implicitkit/problem/integration.py",
+        "tests/problem/test_initial_value.py -k 'vmap_over_integrators'",
+        ("batches_in_front(zero + mapped)", "batches_in_front(mapped)"),
+        ("samples.movedim(tuple(range(-2 - len(sizes), -2)), tuple(range(len(sizes))))", "samples.flatten(0, -3)"),
+    ),
+    *mutants(
+        "implicitkit/solving/one_solve.py",
+        "tests/derivatives/test_lost_samples.py -k forward_mode",
+        ('if not failed or on_failure != "raise"', 'if True or on_failure != "raise"'),
+    ),
+    *mutants(
+        "implicitkit/foundation/compat.py",
+        "tests/derivatives/test_functions_of_torch.py -k beside_a_sparse",
+        ("t.is_inference() or t.layout != torch.strided", "t.is_inference()"),
+        (".primal if t.layout == torch.strided else t for t", ".primal for t"),
+    ),
+    *mutants(
         "implicitkit/solver/polyalgorithm.py",
         "tests/derivatives/test_once_differentiable.py -k constrained",
         ("            found = _run(stages[0].make(), f,", "            found = stages[0].make().run(f,"),

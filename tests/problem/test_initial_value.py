@@ -609,7 +609,7 @@ def decay(t: Tensor, y: Tensor) -> Tensor:
         (
             lambda: ik.solve(ik.InitialValue(lambda t, y: y.sum(), T), double(1.0, 2.0)),
             ValueError,
-            "rhs returned shape",
+            r"rhs\(t, y, \.\.\.\) returned shape",
         ),
         (
             lambda: ik.solve(ik.InitialValue(decay, T[:2], lambda t, y: y[0]), double(1.0)[None], batch_dims=1),
