@@ -120,8 +120,9 @@ class Polyalgorithm(Solver):
         return any(stage.make().scales for stage in self.stages)
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
-        start = f.residual(z0) if len(self.stages) > 1 else z0  # remembered by f: the first stage begins there
-        stages, total = _begin(self.stages, f, z0, options)
+        stages = _serving(self.stages, f, z0)
+        start = f.residual(z0) if len(stages) > 1 else z0  # remembered by f: the first stage begins there
+        stages, total = _begin(stages, f, z0, options)
         first = total.solver or stages[0].make().name
         total.solver = _title(self.name, [first])
         if total.all_converged or len(stages) == 1:
@@ -277,16 +278,22 @@ def _in_vain(f: Evaluations, total: Outcome, open_: Tensor) -> Tensor:
     return found
 
 
+def _serving(stages: tuple[Stage, ...], f: Evaluations, z0: Tensor) -> tuple[Stage, ...]:
+    """The stages from the first one that serves; the last one does."""
+    while len(stages) > 1 and not stages[0].serves(f, z0):
+        stages = stages[1:]
+    return stages
+
+
 def _begin(
     stages: tuple[Stage, ...], f: Evaluations, z0: Tensor, options: Options
 ) -> tuple[tuple[Stage, ...], Outcome]:
-    """The stages from the first one that serves, and whose derivatives are there, and what that one finds."""
+    """The stages from the first one whose derivatives are there, and what that one finds."""
     while len(stages) > 1:
-        if stages[0].serves(f, z0):
-            found = _run(stages[0].make(), f, z0, _limited(options, stages[0].max_steps))
-            if found is not None:
-                return stages, found
-        stages = stages[1:]
+        found = _run(stages[0].make(), f, z0, _limited(options, stages[0].max_steps))
+        if found is not None:
+            return stages, found
+        stages = _serving(stages[1:], f, z0)
     return stages, stages[0].make().run(f, z0, _limited(options, stages[0].max_steps))
 
 

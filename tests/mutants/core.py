@@ -48,8 +48,8 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/polyalgorithm.py",
-        "tests/derivatives/test_once_differentiable.py -k constrained",
-        ("            found = _run(stages[0].make(), f,", "            found = stages[0].make().run(f,"),
+        "tests/derivatives/test_once_differentiable.py -k minimum",
+        ("        found = _run(stages[0].make(), f,", "        found = stages[0].make().run(f,"),
     ),
     *mutants(
         "implicitkit/solving/settings.py",
