@@ -232,7 +232,7 @@ def products(
     out: Tensor, point: Tensor, again: Callable[[], tuple[Tensor, Tensor]] | None = None
 ) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """``v -> J v`` and ``w -> J^T w``, ``J = d out / d point``, on the graph that leads from ``point`` to ``out``; where
-    this cannot be differentiated twice, the first on that which ``again()`` makes.
+    this cannot be differentiated twice, the first on that which ``again()`` makes, or else by the rows of ``J``.
 
     Raises:
         RuntimeError: the graph goes through the derivative of a compiled function.
@@ -242,31 +242,44 @@ def products(
     if not out.requires_grad:
         return lambda v: torch.zeros_like(out), lambda w: torch.zeros_like(point)
     transposed: list[Tensor] = []
+    rows: list[Tensor] = []
 
     def rmv(w: Tensor) -> Tensor:
         return _grad(out, point, w)
 
-    def transpose(out: Tensor, point: Tensor) -> None:
-        with torch.enable_grad(), compat.own_graphs():
-            w = torch.ones_like(out, requires_grad=True)
-            (g,) = graph.pulled(out, (point,), w, create_graph=True)
-        transposed[:] = w, torch.zeros_like(point) if g is None else g
-
-    def mv(v: Tensor) -> Tensor:  # the double-backward trick: w -> J^T w is linear, its transpose is J
-        if not transposed:
-            transpose(out, point)
+    def through(v: Tensor, out: Tensor, point: Tensor) -> Tensor:
+        if not transposed:  # the double-backward trick: w -> J^T w is linear, its transpose is J
+            with torch.enable_grad(), compat.own_graphs():
+                w = torch.ones_like(out, requires_grad=True)
+                (g,) = graph.pulled(out, (point,), w, create_graph=True)
+            transposed[:] = w, torch.zeros_like(point) if g is None else g
         w, g = transposed
-        try:
-            return _grad(g, w, v) if g.requires_grad else torch.zeros_like(out)
-        except RuntimeError as error:
-            if again is None or not lacks_second_derivative(error):
-                raise
+        return _grad(g, w, v) if g.requires_grad else torch.zeros_like(out)
+
+    def otherwise(v: Tensor, error: RuntimeError) -> Tensor:
+        if not lacks_second_derivative(error):
+            raise error
+        transposed.clear()
+        if again is not None:
             other, at = again()
             apart, most = (other - out).detach(), torch.maximum(out.detach().abs().max(), point.detach().abs().max())
-            if float(apart.abs().max()) > _SAME * float(most):
-                raise  # it draws other random numbers
-            transpose(other, at)
-            return _grad(transposed[1], transposed[0], v)
+            if float(apart.abs().max()) <= _SAME * float(most):  # it draws no other random numbers
+                try:
+                    return through(v, other, at)
+                except RuntimeError as another:
+                    error = another
+        if not lacks_second_derivative(error) or out.shape[1] * point.numel() > _HELD:
+            raise error
+        rows.append(matrix(rmv, out.shape[1], point.detach()))
+        return mv(v)
+
+    def mv(v: Tensor) -> Tensor:
+        if rows:
+            return (rows[0] @ v.unsqueeze(-1)).squeeze(-1)
+        try:
+            return through(v, out, point)
+        except RuntimeError as error:
+            return otherwise(v, error)
 
     return mv, rmv
 

@@ -33,6 +33,7 @@ __all__ = [
     "is_wrapped",
     "keeps_parametrizations",
     "level",
+    "mapped_over",
     "marked",
     "ordinary",
     "outside_inference",
@@ -50,6 +51,7 @@ __all__ = [
     "unwatched",
     "unwrap",
     "unwrap_dead_wrappers",
+    "with_batches",
 ]
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -61,8 +63,7 @@ transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 
 def empty_batch() -> bool:
     """Does a ``torch.vmap`` that is running have no samples?"""
-    found = (c for c in _functorch.get_interpreter_stack() or () if c.key() == _functorch.TransformType.Vmap)
-    return any(_functorch.CVmapInterpreterPtr(c).batchSize() == 0 for c in found)
+    return any(size == 0 for _, size in mapped_over())
 
 
 def reverse_inside_forward() -> bool:
@@ -176,6 +177,21 @@ def batches_in_front(t: Tensor) -> tuple[Tensor, int]:
     dim = _functorch.maybe_get_bdim(t) if _functorch.is_batchedtensor(t) else -1
     inner, count = batches_in_front(_functorch.get_unwrapped(t))
     return (inner.movedim(dim + count, count), count + 1) if dim >= 0 else (inner, count)
+
+
+def mapped_over() -> list[tuple[int, int]]:
+    """The levels of the ``vmap``s that run, the outermost first, with how many samples each maps over."""
+    found = (c for c in _functorch.get_interpreter_stack() or () if c.key() == _functorch.TransformType.Vmap)
+    return [(c.level(), _functorch.CVmapInterpreterPtr(c).batchSize()) for c in found]
+
+
+def with_batches(t: Tensor, levels: Sequence[int]) -> Tensor:
+    """The tensor whose batches at these levels of ``vmap``, the outermost first, a plain one has in front: the inverse of
+    :func:`batches_in_front`."""
+    t = physical(t)  # which levels of derivatives above have wrapped
+    for level in levels:
+        t = _functorch._add_batch_dim(t, 0, level)
+    return t
 
 
 def plain_sample(t: Tensor) -> Tensor:
@@ -330,8 +346,8 @@ def has_tangent(t: Tensor) -> bool:
     if _functorch.is_batchedtensor(t):
         return has_tangent(_functorch.get_unwrapped(t))
     with torch._C.DisableTorchFunction(), at_level_of(t):  # a look at a tensor is no use of it
-        if t.is_inference() or not (t.is_floating_point() or t.is_complex()):
-            return False
+        if t.is_inference() or t.layout != torch.strided or not (t.is_floating_point() or t.is_complex()):
+            return False  # torch makes no dual tensor of a sparse one
         return forward_ad.unpack_dual(t).tangent is not None
 
 
@@ -347,7 +363,7 @@ def forward_ad_enabled(saved: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         yield list(saved)
         return
     with forward_ad._set_fwd_grad_enabled(True):
-        yield [forward_ad.unpack_dual(t).primal for t in saved]
+        yield [forward_ad.unpack_dual(t).primal if t.layout == torch.strided else t for t in saved]
 
 
 def own_tangents(t: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 from torch._functorch.vmap import lazy_load_decompositions
-from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
 from implicitkit.foundation import compat
 
@@ -174,14 +175,55 @@ def pulled(
     whole = True
     for o, w in zip(outs, ws, strict=True):
         whole = whole and o.shape == w.shape and o.dtype == w.dtype and not compat.is_legacy_batched(w)
+    found: Sequence[Tensor | None]
     if not whole or torch.overrides.has_torch_function((*outs, *points, *ws)):
-        return torch.autograd.grad(
+        found = torch.autograd.grad(
             outs, points, ws, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
         )
-    found: Sequence[Tensor | None] = _engine_run_backward(
-        outs, ws, retain_graph, create_graph, points, allow_unreachable=True, accumulate_grad=False
-    )
-    return found
+    else:
+        found = _engine_run_backward(
+            outs, ws, retain_graph, create_graph, points, allow_unreachable=True, accumulate_grad=False
+        )
+    once = _once_differentiable(outs) if create_graph else {}
+    if not once:
+        return found
+    names = [next((once[n] for n in once if get_gradient_edge(p).node in nodes_behind([n])), "") for p in points]
+    of = (*points, *ws)
+    return [
+        _Once.apply(name, g.detach(), *of) if name and g is not None else g
+        for g, name in zip(found, names, strict=True)
+    ]
+
+
+_ONCE = once_differentiable(lambda ctx: None).__code__  # that of every function that it returns
+
+
+def _once_differentiable(outs: Sequence[Tensor]) -> dict[Any, str]:
+    """The nodes behind these results, with their names, of an ``autograd.Function`` whose derivative has none, by its
+    ``@once_differentiable``."""
+    made = [n for n in nodes_behind(o.grad_fn for o in outs) if hasattr(n, "_forward_cls")]
+    return {n: n.name() for n in made if getattr(n._forward_cls.backward, "__code__", None) is _ONCE}
+
+
+class _Once(compat.Function):
+    """The derivative ``g`` of a Function that is once differentiable, by what it depends on: torch takes it for a constant,
+    or for another leaf, without a word."""
+
+    @staticmethod
+    def forward(name: str, g: Tensor, *of: Tensor) -> Tensor:
+        return g.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.name = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            f"trying to differentiate twice a function that was marked with @once_differentiable: {ctx.name}"
+        )
+
+    jvp = backward
 
 
 def pulled_from(edges: Sequence[Edge], point: Tensor, cotangents: Sequence[Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.foundation.numbers import numbers
 
 Slope = Callable[[Tensor, Tensor], Tensor]
-Jacobian = Callable[[Callable[[Tensor], Tensor], Tensor], Any]
+Jacobian = Callable[[Tensor, Tensor], Any]
 
 
 def integrate(
@@ -36,7 +36,7 @@ def integrate(
     Args:
         units: ``(batch, n)``, a thousandth of which times ``accuracy`` is the absolute tolerance; ``None``: the largest
             entry of each sample, at least one.
-        jacobian: ``(function, z) -> matrix``, the Jacobian of all samples, for methods that use one; ``None``: differences.
+        jacobian: ``(t, y) -> matrix``, the Jacobian of ``f``, all samples, for methods that use one; ``None``: differences.
 
     Raises:
         ConvergenceError: ``solve_ivp`` failed for all samples; the message is its own.
@@ -49,7 +49,7 @@ def integrate(
         def slope(now: Tensor, y: Tensor) -> Tensor:
             return torch.where(good.unsqueeze(1), f(now, y), 0)
 
-        return _solve(slope, t, torch.where(good.unsqueeze(1), y0, 0), accuracy, method, own, jacobian)
+        return _solve(slope, t, torch.where(good.unsqueeze(1), y0, 0), accuracy, method, own, jacobian, good)
 
     good = torch.isfinite(y0).all(1)
     own = torch.where(good.unsqueeze(1) & (own > 0), own, 1)
@@ -82,7 +82,14 @@ def integrate(
 
 
 def _solve(
-    f: Slope, t: Tensor, y0: Tensor, accuracy: float, method: str, units: Tensor, jacobian: Jacobian | None
+    f: Slope,
+    t: Tensor,
+    y0: Tensor,
+    accuracy: float,
+    method: str,
+    units: Tensor,
+    jacobian: Jacobian | None,
+    good: Tensor,
 ) -> Any:
     def tensor(values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=y0.dtype, device=y0.device)
@@ -91,12 +98,11 @@ def _solve(
         return numbers(f(tensor(now), tensor(y).reshape(y0.shape))).reshape(-1)
 
     def matrix(now: float, y: np.ndarray) -> Any:
-        at = tensor(now)
         assert jacobian is not None
-        J = jacobian(lambda v: f(at, v), tensor(y).reshape(y0.shape))
+        J = jacobian(tensor(now), tensor(y).reshape(y0.shape))
         entries = J.data if sp.issparse(J) else J  # of a sample that is not finite none reaches the others
         np.nan_to_num(entries, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
-        return J
+        return J if bool(good.all()) else sp.diags(np.repeat(numbers(good), y0.shape[1])) @ J
 
     options = {} if jacobian is None else {"jac": matrix}
     try:

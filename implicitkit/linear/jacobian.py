@@ -40,18 +40,21 @@ class JacobianMatrix:
 
     def at(self, function: Function, z: Tensor) -> Any:
         """``(batch n, batch n)``, the samples' blocks along its diagonal: an array for one sample without a pattern, else
-        sparse.  Whatever transforms surround it, but ``torch.vmap``."""
+        sparse.  Whatever transforms surround it; under ``torch.vmap`` the batches that it maps over come first, without a
+        pattern."""
         import scipy.sparse as sp
 
         mv, rmv = self._products(function, z)
         try:
-            found = confirmed(self._sparsity(z), function, z, mv, rmv)
+            mapped = compat.batches_in_front(z)[1]
+            found = None if mapped else confirmed(self._sparsity(z), function, z, mv, rmv)
         except NotImplementedError:  # inside torch.func.grad and jvp all is wrapped, and shows no memory
             found = None
         if found is not None:
             return found[0].stacked(found[1])
         rows = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-        blocks = numbers(graph.each(lambda w: rmv(w.expand_as(z)), rows)).swapaxes(0, 1)
+        products, _ = compat.batches_in_front(graph.each(lambda w: rmv(w.expand_as(z)), rows))
+        blocks = numbers(products.transpose(-3, -2).flatten(0, -3))
         return blocks[0] if len(blocks) == 1 else sp.block_diag(list(blocks), format="csc")
 
     @staticmethod

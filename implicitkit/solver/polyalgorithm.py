@@ -119,13 +119,10 @@ class Polyalgorithm(Solver):
         return any(stage.make().scales for stage in self.stages)
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
-        stages = self.stages
-        while len(stages) > 1 and not stages[0].serves(f, z0):
-            stages = stages[1:]
-        solver = stages[0].make()
+        stages = _serving(self.stages, f, z0)
         start = f.residual(z0) if len(stages) > 1 else z0  # remembered by f: the first stage begins there
-        total = solver.run(f, z0, _limited(options, stages[0].max_steps))
-        first = total.solver or solver.name
+        stages, total = _begin(stages, f, z0, options)
+        first = total.solver or stages[0].make().name
         total.solver = _title(self.name, [first])
         if total.all_converged or len(stages) == 1:
             return total
@@ -278,6 +275,25 @@ def _in_vain(f: Evaluations, total: Outcome, open_: Tensor) -> Tensor:
     found = no_point_satisfies(f, total.z, stalled)
     total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
     return found
+
+
+def _serving(stages: tuple[Stage, ...], f: Evaluations, z0: Tensor) -> tuple[Stage, ...]:
+    """The stages from the first one that serves; the last one does."""
+    while len(stages) > 1 and not stages[0].serves(f, z0):
+        stages = stages[1:]
+    return stages
+
+
+def _begin(
+    stages: tuple[Stage, ...], f: Evaluations, z0: Tensor, options: Options
+) -> tuple[tuple[Stage, ...], Outcome]:
+    """The stages from the first one whose derivatives are there, and what that one finds."""
+    while len(stages) > 1:
+        found = _run(stages[0].make(), f, z0, _limited(options, stages[0].max_steps))
+        if found is not None:
+            return stages, found
+        stages = _serving(stages[1:], f, z0)
+    return stages, stages[0].make().run(f, z0, _limited(options, stages[0].max_steps))
 
 
 def _run(solver: Solver, f: Evaluations, z: Tensor, options: Options) -> Outcome | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from implicitkit.foundation import recording
 from implicitkit.foundation.autocast import cast_as
-from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.errors import CapabilityError, ConvergenceError
 from implicitkit.foundation.options import is_integer
 from implicitkit.foundation.trees import Layout, tree_flatten, tree_map
 from implicitkit.lifting.despite_failures import lift_despite_failures
@@ -97,7 +97,10 @@ def _solve(
     try:
         z, stats = rule.attached(Request(system, solver, options, start, lifted.theta, on_failure, record, first))
     except Exception as error:
-        raise_in_words(error, given_z0, given_args, given.function)
+        failed = isinstance(error, ConvergenceError) and record.outcome is not None and not record.outcome.all_converged
+        if not failed or on_failure != "raise" or asked_for(record, options):
+            raise_in_words(error, given_z0, given_args, given.function)
+        z, stats = start, None  # a derivative in forward mode at no solution: the solve's own failure is said
     if lifted.branches:
         check_solution(lifted, problem.probe(layout.unpack(z)))
         record.outcome.evaluations += 1

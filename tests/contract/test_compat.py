@@ -361,6 +361,28 @@ def test_empty_batch() -> None:
         assert said == [True, False]
 
 
+def test_batches() -> None:
+    """Whose levels are known, come off, and go on again; whatever transforms are between."""
+    assert compat.mapped_over() == []
+    said: list[Any] = []
+
+    def look(t: Tensor) -> Tensor:
+        plain, count = compat.batches_in_front(t)
+        levels, sizes = zip(*compat.mapped_over(), strict=True)
+        again = compat.with_batches(plain, levels)
+        said.append(
+            (count, sizes, tuple(plain.shape), torch.equal(*(compat.batches_in_front(x)[0] for x in (t, again))))
+        )
+        assert compat.level(again) == levels[-1] and again.shape == t.shape
+        return t.sum()
+
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    vmap(vmap(look), in_dims=1)(x)
+    vmap(grad(lambda t: vmap(look)(t).sum()))(x)
+    vmap(vmap(grad(look)))(x)
+    assert said == [(2, (3, 2), (3, 2, 4), True), *[(2, (2, 3), (2, 3, 4), True)] * 2]
+
+
 def test_plain_sample() -> None:
     leaf = torch.ones(2, requires_grad=True)
     assert not compat.plain_sample(leaf).requires_grad
@@ -912,6 +934,7 @@ CONTRACTS = {
     test_own_graphs: "own_graphs",
     test_own_parametrizations: "keeps_parametrizations own_parametrizations",
     test_physical: "physical",
+    test_batches: "mapped_over with_batches",
     test_plain_sample: "plain_sample",
     test_pulled: "pulled",
     test_reverse_inside_forward: "reverse_inside_forward",

@@ -369,6 +369,17 @@ def test_a_lost_derivative_of_a_sparse_tensor_is_refused() -> None:
         jacfwd(value)(t)
 
 
+def test_forward_mode_beside_a_sparse_matrix() -> None:
+    """Which has no tangent, and of which torch cannot ask for one; captured, or given."""
+    A = torch.tensor([[2.0, 0.0, 0.1], [0.0, 3.0, 0.0], [0.2, 0.0, 4.0]], dtype=torch.float64)
+    b, start = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    f = lambda z, b, A: A @ z + 0.1 * z**3 - b  # noqa: E731
+    want = jacfwd(lambda b: ik.root(f, start, (b, A)).value)(b)
+    S = A.to_sparse()
+    torch.testing.assert_close(jacfwd(lambda b: ik.root(f, start, (b, S)).value)(b), want)
+    torch.testing.assert_close(jacfwd(lambda b: ik.root(lambda z: f(z, b, S), start).value)(b), want)
+
+
 def test_products_by_a_transposed_derivative_are_finite() -> None:
     """``J v`` of ``logcumsumexp``, whose derivative takes the logarithm of a cotangent."""
     z = torch.linspace(-1, 1, 5).unsqueeze(0)

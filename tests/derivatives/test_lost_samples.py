@@ -258,3 +258,23 @@ def test_a_solver_that_needs_autograd_is_told_that_it_runs_without() -> None:
     z.sum().backward()
     torch.testing.assert_close(z.detach(), torch.ones(3, dtype=D))
     torch.testing.assert_close(x.grad, torch.full((3,), 0.25, dtype=D))
+
+
+@pytest.mark.parametrize("transform", ["jacfwd", "hessian", "vmap", "dual level"])
+def test_a_failure_in_forward_mode_is_that_of_the_solve(transform: str) -> None:
+    """With its samples and its solution; it was the singular linear system of the derivative, at what is no solution."""
+    a = torch.tensor([1.0, -1.0, 4.0], dtype=D)
+
+    def square(a: Tensor) -> Tensor:
+        return ik.root(lambda z, a: z**2 - a, torch.ones_like(a), (a,), batch_dims=a.ndim).value
+
+    with pytest.raises(ik.ConvergenceError, match="1 of 3 samples did not converge: 1 x stalled") as caught:
+        if transform == "dual level":
+            with torch.autograd.forward_ad.dual_level():
+                square(torch.autograd.forward_ad.make_dual(a, torch.ones_like(a)))
+        elif transform == "vmap":
+            torch.vmap(lambda x: torch.func.jvp(square, (x,), (x,)))(a)
+        else:
+            (torch.func.jacfwd if transform == "jacfwd" else torch.func.hessian)(lambda a: square(a).sum())(a)
+    assert caught.value.samples == (1,)
+    assert caught.value.solution is not None and caught.value.solution.converged.tolist() == [True, False, True]

@@ -24,6 +24,34 @@ MUTANTS = [
         ("            _each(Tensor.detach, lifted(z, plain))", "            lifted(z, plain)"),
     ),
     *mutants(
+        "implicitkit/foundation/graph.py",
+        "tests/derivatives/test_once_differentiable.py",
+        ("once = _once_differentiable(outs) if create_graph else {}", "once = {}"),
+        ("for n in once if get_gradient_edge(p).node in nodes_behind([n])", "for n in once"),
+    ),
+    *mutants(
+        "implicitkit/problem/trajectory/integrators.py",
+        "tests/problem/test_initial_value.py -k 'vmap_over_integrators'",
+        ("batches_in_front(zero + mapped)", "batches_in_front(mapped)"),
+        ("samples.movedim(tuple(range(-2 - len(sizes), -2)), tuple(range(len(sizes))))", "samples.flatten(0, -3)"),
+    ),
+    *mutants(
+        "implicitkit/solving/one_solve.py",
+        "tests/derivatives/test_lost_samples.py -k forward_mode",
+        ('if not failed or on_failure != "raise"', 'if True or on_failure != "raise"'),
+    ),
+    *mutants(
+        "implicitkit/foundation/compat.py",
+        "tests/derivatives/test_functions_of_torch.py -k beside_a_sparse",
+        ("t.is_inference() or t.layout != torch.strided", "t.is_inference()"),
+        (".primal if t.layout == torch.strided else t for t", ".primal for t"),
+    ),
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        "tests/derivatives/test_once_differentiable.py -k minimum",
+        ("        found = _run(stages[0].make(), f,", "        found = stages[0].make().run(f,"),
+    ),
+    *mutants(
         "implicitkit/solving/settings.py",
         ANSWERS,
         ("if math.prod(answer.shape) != 1:", "if False:"),
@@ -213,9 +241,9 @@ MUTANTS = [
             "tests/derivatives/test_functions_of_torch.py -k fused",
         ),
         (
-            "if again is None or not",
-            "if True or not",
-            "tests/derivatives/test_functions_of_torch.py -k fused",
+            "if not lacks_second_derivative(error) or out.shape[1]",
+            "if True or out.shape[1]",
+            "tests/derivatives/test_once_differentiable.py -k multiply",
         ),
         (
             "return values, pullback(torch.ones_like(values))[0]",

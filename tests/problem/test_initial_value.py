@@ -609,7 +609,7 @@ def decay(t: Tensor, y: Tensor) -> Tensor:
         (
             lambda: ik.solve(ik.InitialValue(lambda t, y: y.sum(), T), double(1.0, 2.0)),
             ValueError,
-            "rhs returned shape",
+            r"rhs\(t, y, \.\.\.\) returned shape",
         ),
         (
             lambda: ik.solve(ik.InitialValue(decay, T[:2], lambda t, y: y[0]), double(1.0)[None], batch_dims=1),
@@ -677,16 +677,39 @@ def test_an_event_in_another_dtype_than_the_default(default, dtype):
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_stiff_samples_under_vmap_fail_in_words(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them, too; and with ``batch_dims`` they have a trajectory."""
-    monkeypatch.setattr("implicitkit.problem.trajectory.explicit_steps.STEPS", 100)
-    times, rate = torch.tensor([0.0, 5.0], dtype=torch.float64), torch.full((samples,), 1e4, dtype=torch.float64)
-    follow_cosine = ik.InitialValue(lambda t, y, k: -k[..., None] * (y - torch.cos(t)), times)
-    start = torch.zeros(1, dtype=torch.float64)
-    with pytest.raises(ik.ConvergenceError, match="batch_dims=1"):
-        torch.vmap(lambda k: ik.solve(follow_cosine, start, (k,)).value)(rate)
-    path = ik.solve(follow_cosine, start.expand(samples, 1), (rate,), batch_dims=1).value
-    torch.testing.assert_close(path[:, 1], torch.cos(times[1]).expand(samples, 1), rtol=1e-3, atol=0)
+def test_stiff_samples_under_vmap(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are followed by SciPy's Radau, all as one system: they took 20,000 explicit steps, and were refused then."""
+    monkeypatch.setattr("implicitkit.problem.trajectory.explicit_steps.STEPS", 300)
+    rate, start = torch.tensor([1e4, 3e5], dtype=torch.float64)[:samples], torch.zeros(1, dtype=torch.float64)
+
+    def end(k: Tensor, **options: Any) -> Tensor:
+        follow_cosine = ik.InitialValue(lambda t, y, k: -k[..., None] * (y - torch.cos(t)), (0.0, 5.0), **options)
+        return ik.solve(follow_cosine, start, (k,)).value[1, 0]
+
+    want = (rate**2 * math.cos(5.0) + rate * math.sin(5.0)) / (rate**2 + 1)
+    torch.testing.assert_close(torch.vmap(end)(rate), want, rtol=1e-6, atol=0)
+    slope = torch.func.vmap(torch.func.grad(end))(rate)
+    torch.testing.assert_close(slope, -math.sin(5.0) / rate**2, rtol=1e-2, atol=0)
+    with pytest.raises(ik.ConvergenceError, match=r"integrator='scipy\.Radau' meets that"):
+        torch.vmap(lambda k: end(k, integrator="dormand_prince"))(rate)
+
+
+@pytest.mark.parametrize("integrator", ["scipy.Radau", "scipy.LSODA"])
+def test_vmap_over_integrators_of_scipy(integrator: str) -> None:
+    """Over starts, parameters and both: one system of all that is mapped over."""
+    y0, k = double(1.0, 0.2, -0.5, 0.3).view(2, 2), double(0.5, 1.2)
+
+    def end(k: Tensor, y0: Tensor) -> Tensor:
+        swing = lambda t, y, k: torch.stack([y[..., 1], -k * y[..., 0] - y[..., 1] ** 3], -1)  # noqa: E731
+        return ik.solve(ik.InitialValue(swing, (0.0, 2.0), integrator=integrator, accuracy=1e-8), y0, (k,)).value[-1]
+
+    want = torch.stack([torch.stack([end(p, y) for y in y0]) for p in k])
+    over_starts = torch.func.vmap(end, (None, 0))
+    torch.testing.assert_close(torch.func.vmap(over_starts, (0, None))(k, y0), want, rtol=1e-6, atol=0)
+    columns = torch.func.vmap(torch.func.vmap(end, (0, None)), (None, 1), out_dims=1)(k, y0.T)
+    torch.testing.assert_close(columns, want, rtol=1e-6, atol=0)
+    slopes = torch.func.vmap(torch.func.jacrev(end), (0, None))(k, y0[0])
+    torch.testing.assert_close(slopes[1], torch.func.jacrev(end)(k[1], y0[0]), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("extra", [0, 1])

@@ -130,7 +130,7 @@ def slope_of(rhs: Callable[..., Any], layout: Layout) -> Callable[..., Tensor]:
         given = layout.unpack(y)
         out = called(t, given, *args)
         if not (layout.bare and _is_like(out, given)):
-            layout.check(out, "rhs", cast=cast, rows=rows)
+            layout.check(out, "rhs(t, y, ...)", cast=cast, rows=rows)
         return layout.pack(out)
 
     return slope

@@ -247,7 +247,7 @@ class March:
                 if len(self._edges) > STEPS:
                     raise TooManySteps(
                         f"it took {STEPS} steps to reach t = {float(self.now):.3g}: the equation is stiff there "
-                        "(integrator='scipy.Radau' meets that, not under torch.vmap: pass the samples with batch_dims=1), "
+                        "(integrator='scipy.Radau' meets that), "
                         "or the time long beside its changes: ask in several parts",
                         self.followed,
                     )

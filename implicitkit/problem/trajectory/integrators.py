@@ -67,21 +67,20 @@ def _explicit(f: Slope, t: Tensor, y0: Tensor, accuracy: float, look: Look | Non
 
 def auto(f: Slope, t: Tensor, y0: Tensor, accuracy: float, look: Look | None = None) -> Followed:
     """An integrator (see above): :func:`dormand_prince` as long as accuracy rules its steps, and where stability does
-    SciPy's ``Radau``: from the beginning, or from where a sample has ended or ``f`` jumps.  Under ``torch.vmap``, where
-    SciPy cannot look at values, the former alone.
+    SciPy's ``Radau``: from the beginning, or from where a sample has ended or ``f`` jumps.
 
     Raises:
         ConvergenceError: more than 20,000 steps.
     """
     march = March(f, t, y0, accuracy, look)
-    march.run(until_stiff=not compat.batches_in_front(march.slope)[1])
-    if not march.stiff or bool(march.now == t[-1]) or compat.batches_in_front(march.slope)[1]:
+    march.run(until_stiff=True)
+    if not march.stiff or bool(march.now == t[-1]):
         return march.followed
     edges, states = march.path
     rest = torch.cat((march.now.reshape(1), t[(t - march.now) * (t[-1] - march.now) > 0]))
     lost = march.lost.unsqueeze(1)
     # stability has ruled for longer than it shows: of its steps the equations would have too many
-    anew = not (march.cornered or bool(lost.any()))
+    anew = not (march.cornered or bool(compat.batches_in_front(lost)[0].any()))
     begin, y = (t, y0) if anew else (rest, march.y)
     try:
         found = _by_scipy(lambda now, y: torch.where(lost, 0, f(now, y)), begin, y, accuracy, "Radau", march.units)
@@ -95,15 +94,42 @@ def auto(f: Slope, t: Tensor, y0: Tensor, accuracy: float, look: Look | None = N
 
 def _by_scipy(f: Slope, t: Tensor, y0: Tensor, accuracy: float, method: str, units: Tensor | None = None) -> Followed:
     """By SciPy's ``solve_ivp``, with Jacobians from PyTorch for methods that use one."""
-    stiff = method in _STIFF
-    jacobian = JacobianMatrix(f).at if stiff else None
-    edges, states, states_at = operation("integrate")(f, t, y0, accuracy, method, units, jacobian)
+    stiff, made, (inwards, outwards) = method in _STIFF, JacobianMatrix(f), _mapping(y0)
+    edges, states, states_at = operation("integrate")(
+        lambda now, y: outwards(f(now, inwards(y))),
+        t,
+        outwards(y0),
+        accuracy,
+        method,
+        None if units is None else outwards(units),
+        (lambda now, y: made.at(lambda v: f(now, v), inwards(y))) if stiff else None,
+    )
 
     def between(step: Tensor, x: Tensor) -> Tensor:
-        found: Tensor = states_at(edges[step] + x * (edges[step + 1] - edges[step]))
-        return found
+        return inwards(states_at(edges[step] + x * (edges[step + 1] - edges[step])))
 
-    return Followed(edges, states, None if states_at is None else between, stiff, stages=_STAGES.get(method, 3))
+    return Followed(
+        edges, inwards(states), None if states_at is None else between, stiff, stages=_STAGES.get(method, 3)
+    )
+
+
+def _mapping(y: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """From plain tensors ``(..., batch, n)`` of all samples, those that ``torch.vmap`` maps over among them, to tensors like
+    ``y (batch, n)``, and back."""
+    over = compat.mapped_over()
+    if not over:
+        return (lambda plain: plain), (lambda mapped: mapped)
+    levels, sizes = zip(*over, strict=True)
+    zero = compat.with_batches(torch.zeros((*sizes, 1, 1), dtype=y.dtype, device=y.device), levels)
+
+    def inwards(plain: Tensor) -> Tensor:
+        samples = plain.unflatten(-2, (*sizes, y.shape[0]))
+        return compat.with_batches(samples.movedim(tuple(range(-2 - len(sizes), -2)), tuple(range(len(sizes)))), levels)
+
+    def outwards(mapped: Tensor) -> Tensor:
+        return compat.batches_in_front(zero + mapped)[0].flatten(0, -2)
+
+    return inwards, outwards
 
 
 _OURS: dict[str, Integrator] = {"auto": auto, "dormand_prince": _explicit}

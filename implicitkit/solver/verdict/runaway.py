@@ -95,16 +95,16 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
         return which & (vanished | ~near | has_a_limit(f, *fit, z, open_ & near))
     try:
         A = f.linearize(z)
+        J = in_working_precision(A.dense()) if z.shape[1] <= DENSE else None
+        d, known = (F, which) if J is not None else by_products(A, z, F, None if f.kind.iteration else scale, open_)
     except RuntimeError as error:
         if not lacks_second_derivative(error):
             raise
         return which & (vanished | ~sound)
-    if z.shape[1] <= DENSE:
-        J = in_working_precision(A.dense())
+    if J is not None:
         off = off | _apart(J, (F == 0) & (scale > 0))
         near, known = by_factors(at, J, F, off), (J != 0).flatten(1).any(1) | (F == 0).all(1)
     else:
-        d, known = by_products(A, z, F, None if f.kind.iteration else scale, open_)
         near = near_a_zero(at, d, scale)
     near = near & _moves_as_said(at, A)
     # a function that autograd cannot see through has no derivative to tell from

@@ -1,0 +1,163 @@
+"""Functions of the user's own (``autograd.Function``) that have a first derivative and no second one.
+
+``torch.autograd.grad`` takes the derivative of one that is marked ``@once_differentiable`` for a constant, or for another
+leaf, and says nothing: second derivatives come out zero, and products ``J v`` without that part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
+
+import implicitkit as ik
+
+D = torch.float64
+A = torch.tensor([0.7, 0.2], dtype=D)
+
+
+class Once(torch.autograd.Function):
+    """``x^3``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * g
+
+
+class Loud(torch.autograd.Function):
+    """``3 x^2 g``, without a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, g: Tensor) -> Tensor:
+        return 3 * x**2 * g
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:
+        raise RuntimeError("this kernel does not support double backward")
+
+
+class Refusing(torch.autograd.Function):
+    """``x^3``, which says so itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return Loud.apply(*ctx.saved_tensors, g)
+
+
+CUBES: dict[str, Callable[[Tensor], Tensor]] = {"once": Once.apply, "refusing": Refusing.apply}
+
+
+def steady(a: Tensor, cube: Callable[[Tensor], Tensor] = Once.apply, **options: Any) -> Tensor:
+    return ik.steady_state(lambda z, a: a - z - cube(z), torch.zeros(2, dtype=D), (a,), **options).value
+
+
+def fixed(a: Tensor, cube: Callable[[Tensor], Tensor] = Once.apply, **options: Any) -> Tensor:
+    return ik.fixed_point(lambda z, a: a - 0.5 * cube(z), torch.zeros(2, dtype=D), (a,), **options).value
+
+
+def many(a: Tensor, cube: Callable[[Tensor], Tensor]) -> Tensor:
+    """More unknowns than matrices are formed of."""
+    line = torch.linspace(0, 1, 300, dtype=D)
+    coupled = lambda z, a: z + cube(z) + 0.1 * z.roll(7) * z.mean() - a[0] * line  # noqa: E731
+    return ik.root(coupled, torch.zeros(300, dtype=D), (a,)).value
+
+
+def difference(solve: Callable[[Tensor], Tensor], a: Tensor) -> Tensor:
+    """Along ones."""
+    h = 1e-5
+    return (solve(a + h) - solve(a - h)) / (2 * h)
+
+
+SOLVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "of z": steady,
+    "of z - a": lambda a: ik.root(lambda z, a: z + Once.apply(z - 2 * a) - a, torch.zeros(2, dtype=D), (a,)).value,
+    "of a": lambda a: ik.root(lambda z, a: z + z**3 - Once.apply(a), torch.zeros(2, dtype=D), (a,)).value,
+    "fixed point": fixed,
+    "least squares, beside no residual": lambda a: (
+        ik.least_squares(lambda z, a: z + Once.apply(z) - a, torch.zeros(2, dtype=D), (a,), solver="gauss_newton").value
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOLVES)
+def test_a_second_derivative_is_refused(name: str) -> None:
+    """It was zero, or without a part of it."""
+    a = A.clone().requires_grad_()
+    if name.startswith("least"):  # whose first derivative has second ones of the residuals
+        with pytest.raises(RuntimeError, match="@once_differentiable: Once"):
+            SOLVES[name](a).sum().backward()
+        return
+    (slope,) = torch.autograd.grad(SOLVES[name](a).sum(), a, create_graph=True)
+    torch.testing.assert_close(slope, difference(lambda a: SOLVES[name](a).detach(), A), rtol=1e-7, atol=1e-9)
+    with pytest.raises(RuntimeError, match="@once_differentiable: Once"):
+        torch.autograd.grad(slope.sum(), a)
+
+
+def test_what_goes_another_way_has_its_second_derivative() -> None:
+    """By what such a function does not see."""
+    a, c = A.clone().requires_grad_(), (A / 3).requires_grad_()
+
+    def solve(a: Tensor) -> Tensor:
+        return ik.root(lambda z, a, c: z + z**3 - a + Once.apply(c), torch.zeros(2, dtype=D), (a, c)).value
+
+    (slope,) = torch.autograd.grad(solve(a).sum(), a, create_graph=True)
+    (second,) = torch.autograd.grad(slope.sum(), a)
+    z = solve(A).detach()
+    torch.testing.assert_close(second, -6 * z / (1 + 3 * z**2) ** 3, rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize("cube", CUBES)
+def test_forward_mode_by_a_krylov_method(cube: str) -> None:
+    """``J v`` by the rows of ``J``, where it cannot be had by two reverse passes: the part was left out, or an error."""
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(A, torch.ones(2, dtype=D))
+        found = fixed(dual, CUBES[cube], rule=ik.Implicit(linear_solver="gmres"))
+        tangent = forward_ad.unpack_dual(found).tangent
+    torch.testing.assert_close(tangent, 1 / (1 + 1.5 * fixed(A) ** 2), rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize("cube", CUBES)
+@pytest.mark.parametrize("solve", [steady, many])
+def test_solvers_that_multiply_by_the_jacobian(solve: Callable[..., Tensor], cube: str) -> None:
+    """Those were refused that say so themselves."""
+    a = A.clone().requires_grad_()
+    found = solve(a, CUBES[cube])
+    want = solve(A, lambda z: z**3)
+    torch.testing.assert_close(found, want, rtol=1e-8, atol=1e-10)
+    (slope,) = torch.autograd.grad(found.sum(), a)
+    torch.testing.assert_close(slope.sum(), difference(lambda a: solve(a, lambda z: z**3), A).sum(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("cube", CUBES)
+@pytest.mark.parametrize("constrained", [False, True])
+def test_a_minimum_without_second_derivatives(constrained: bool, cube: str) -> None:
+    """Is found by the default solver, and has no derivative: of one that is marked it was wrong."""
+    a = A.clone().requires_grad_()
+    constraints = [ik.Equality(lambda z, a: z[:1] + CUBES[cube](z[1:]) - 1)] if constrained else []
+
+    def loss(z: Tensor, a: Tensor) -> Tensor:
+        return ((z - a) ** 2).sum() + (0 if constrained else CUBES[cube](z * 1.0).sum() / 3)
+
+    found = ik.argmin(loss, torch.zeros(2, dtype=D), (a.detach(),), constraints=constraints).value
+    slope = 2 * (found - A) + (0 if constrained else found**2)
+    along = slope - slope[0] * torch.stack((found[0] * 0 + 1, 3 * found[1] ** 2)) if constrained else slope
+    torch.testing.assert_close(along, torch.zeros(2, dtype=D), rtol=0, atol=1e-7)
+    with pytest.raises(RuntimeError, match=r"differentiate twice|double backward"):
+        ik.argmin(loss, torch.zeros(2, dtype=D), (a,), constraints=constraints).value.sum().backward()
