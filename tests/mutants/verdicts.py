@@ -852,6 +852,24 @@ MUTANTS = [
         ("needed[k][row] - needed[0][row]", "0 * needed[k][row]"),
     ),
     *mutants(
+        "implicitkit/solver/constrained/phase_one.py",
+        "tests/solver/test_early_verdicts.py",
+        ("proof = planes.proved(z, x, lam, none)", "proof = None"),
+        ("if there == 0 and value", "if False and value"),
+        ("away = self.rows @ x[0] - self.level", "away = 1 + 0 * self.level"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/early_verdicts.py",
+        "tests/solver/test_early_verdicts.py",
+        ("if end is not None and _is_sure(part, end):", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/second_order.py",
+        "tests/solver/test_early_verdicts.py",
+        ("size, which, _ALONG)", "size, which, _HOLDS)"),
+        ("_recession(look), size, which, _STRAIGHT)", "0 * look.z, size, which, _STRAIGHT)"),
+    ),
+    *mutants(
         "implicitkit/solver/constrained/no_point.py",
         "tests/solver/test_refusals_are_bounded.py -k 'no_point or elsewhere'",
         ("found = which & (level > 0) & ((left.abs()", "found = which & False & ((left.abs()"),

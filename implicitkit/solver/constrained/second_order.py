@@ -44,7 +44,7 @@ _AFFORDABLE = 2e8  # numbers times rows of the constraints' Jacobian up to which
 _LONG = 100.0  # times 1 / |H|: the step s, so that a kink that is just active counts as open
 _CURVED = 1e-2  # of |H|: less than this is not told from errors of a proximal map that is only known by differences
 _LEAVES = 0.1  # of what moves along a row of the constraints' Jacobian: a violation below is of second order
-_HOLDS = 1e-6  # of that, along a ray: what is linear stays far below
+_HOLDS, _ALONG = 1e-6, 1e-9  # of that, where a ray begins, and along it: what is linear stays far below
 _NEAR, _OUT = 1e-7, 1e3  # of |z|, up to so much: a violation that is none, where a ray of recession begins
 _STRAIGHT, _LEAST = 1e-11, 1e-6  # ... along one of recession; and the least of a slope that is not across them
 
@@ -127,7 +127,7 @@ def falls_forever_within(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
     size = look.z.abs().amax(1).clamp_min(1)
     within = look.violated <= _HOLDS * size.unsqueeze(1) * look.steep
     which = which & within.all(1)  # it begins within the constraints
-    falls = _falls_along(look, look.tangent(-look.slope), size, which, _HOLDS)
+    falls = _falls_along(look, look.tangent(-look.slope), size, which, _ALONG)
     near = look.violated <= _NEAR * size.clamp_max(_OUT).unsqueeze(1) * look.steep
     which = which & ~falls & near.all(1)  # far out a violation is not told from rounding
     if look.model.count and not look.curved and bool(which.any()):
