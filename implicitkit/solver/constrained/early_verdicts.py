@@ -64,7 +64,7 @@ def _is_sure(part: Evaluations, end: Ended) -> bool:
 
 
 def _each(f: Evaluations, which: Tensor) -> Iterator[tuple[Tensor, int, Evaluations]]:
-    """The first sixteen samples among ``which``, each as a mask, its number, and evaluations of it alone, which are counted."""
+    """The first sixteen samples among ``which``: each as a mask, its number, and counted evaluations of it alone."""
     for number in which.nonzero().squeeze(1)[:_SAMPLES].tolist():
         mask = torch.zeros_like(which).index_fill(0, torch.tensor([number], device=which.device), True)
         samples, system, theta = subset(f, mask)

@@ -45,8 +45,8 @@ def no_point_satisfies(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
 
 
 def shown_around(model: Model, z: Tensor, y: Tensor, level: float) -> bool:
-    """Is ``y'c`` no less than half of ``level`` around one sample's ``z`` ``(1, n)``, and nowhere concave?  Three products for
-    each unknown and constraint at most, and 68 evaluations."""
+    """Is ``y'c`` no less than half of ``level`` around one sample's ``z`` ``(1, n)``, and nowhere concave?  Three products
+    for each unknown and constraint at most, and 68 evaluations."""
     if model.size > LARGEST:
         return False
     size = 1 + float(z.abs().amax())

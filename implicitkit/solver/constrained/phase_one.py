@@ -117,7 +117,8 @@ class _Planes:
 
 def ended(model: Model, z: Tensor, looks: int = _LOOKS) -> Ended | None:
     """Where one sample comes to from ``z`` ``(1, n)`` on: a point that satisfies the constraints, or a proof that there is
-    none; ``None`` where there is neither.  An evaluation and ``m`` products a point, ``looks`` at most, and 25 evaluations."""
+    none; ``None`` where there is neither.  An evaluation and ``m`` products a point, ``looks`` at most, and 25
+    evaluations."""
     planes, near, last = _Planes(model, z), torch.finfo(z.dtype).eps ** 0.5, []
     z = model.inside(z)
     for _ in range(looks):

@@ -35,6 +35,7 @@ from implicitkit.solver.verdict.scales import (
 from implicitkit.solver.verdict.together import fade_together
 from implicitkit.solver.verdict.underflow import has_underflowed
 
+_NEAR = 5.0  # numbers up to this size are not far out
 _MOVE = 1e-2  # by which z moves in the test for infinity
 _SOUND = 1e-3  # a Newton correction this small beside z is that of a point near a solution
 _SOUND_LOW, _SOUND_EPS = 5e-3, 8  # ... in lower precisions, or so many eps if that is more
@@ -73,21 +74,26 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor, *last: Tensor) -> Tensor
         # z + 1 = z where z is so large that rounding says so
         unit = 2 * f.eps * in_working_precision(z)
         F = torch.where(F.abs() > unit.abs(), F, unit)
+    fit = as_fit(f, z)
+    well = fit is not None and bool((well_fitted(*fit, z, F, which) | ~which).all())
+    if well and bool((z.abs() <= _NEAR).all()):  # so near its length is nothing to ask for
+        return torch.zeros_like(which)
     loose = has_no_length(f, z, F, which)
     lost = loose & stays(f, z, F, loose)
     which = which & ~lost
-    away = which & _leads_away(f, z, F, which, loose) if bool(which.any()) else which
+    if well and not bool((which & loose).any()):
+        return lost
+    away = which & _leads_away(f, z, F, which, loose, fit) if bool(which.any()) else which
     if z.shape[1] > DENSE and not f.kind.iteration:
         away = away | fade_together(f, z, F, which & ~away, last, LEFT)
     return lost | (away & ~in_a_family(f, z, away))
 
 
-def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tensor) -> Tensor:
+def _leads_away(
+    f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tensor, fit: tuple[Tensor, Tensor] | None
+) -> Tensor:
     """:func:`runs_away`, by changes of ``F`` beside ``z`` and by corrections; of samples that are ``loose`` none is trusted
-    that does not take ``F`` down."""
-    fit = as_fit(f, z)
-    if fit is not None and bool((well_fitted(*fit, z, F, which) & ~loose | ~which).all()):
-        return torch.zeros_like(which)
+    that does not take ``F`` down.  ``fit``: of :func:`as_fit`."""
     scale = _size(f, z, F, z, which.unsqueeze(1).expand_as(F), careful=z.shape[1] > DENSE)
     still = which.unsqueeze(1) & (F == 0) & (scale > 0)
     flat = (F == 0) & (scale == 0)
