@@ -218,6 +218,10 @@ class Evaluations(Counted):
         self.keeps = True
         return programs.linearised(self, self._point if self._point.get("z") is w else {"z": w})
 
+    def rounded(self, w: Tensor) -> Tensor:
+        """Conditions of a program that are a unit in the last place of what they add up at ``w``, ``(batch, n + m)``."""
+        return programs.rounded(self, w) if self.kind.returns_program else torch.zeros_like(w, dtype=torch.bool)
+
     def made(self, w: Tensor) -> Any:
         """What ``autodiff.vjp`` of a program's kernel gave at ``w``, if that graph is there; that of the next is kept."""
         first = self.first(w)

@@ -852,6 +852,16 @@ MUTANTS = [
         ("needed[k][row] - needed[0][row]", "0 * needed[k][row]"),
     ),
     *mutants(
+        "implicitkit/solving/kinks.py",
+        "tests/solver/test_kinked_constraints.py -k counts_on",
+        ("callback(step + shown, z, norm)", "callback(step, z, norm)"),
+    ),
+    *mutants(
+        "implicitkit/solver/evaluating/fit_graphs.py",
+        "tests/solver/test_fits_at_rest.py -k asks_little",
+        ("    other.lent = f.known_at(z)\n", ""),
+    ),
+    *mutants(
         "implicitkit/solver/constrained/phase_one.py",
         "tests/solver/test_early_verdicts.py",
         ("proof = planes.proved(z, x, lam, none)", "proof = None"),
@@ -971,6 +981,11 @@ MUTANTS = [
         "implicitkit/solver/evaluating/programs.py",
         "tests/solver/test_sparse_programs.py -k known_at_a_point",
         ('    point["first"] = leaf, known\n', ""),
+        (
+            "found[:, n:] = f.residual(w)",
+            "found[:, :0] = f.residual(w)[:, :0]  # ",
+            "tests/solver/test_short_programs.py -k puts_outside",
+        ),
         ('if "saddle" not in point:', "if True:", "tests/solver/test_sparse_programs.py -k made_of"),
         ('        point.setdefault("values", out.detach())\n', ""),
         (
