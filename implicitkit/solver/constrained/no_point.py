@@ -63,8 +63,8 @@ def shown_around(model: Model, z: Tensor, y: Tensor, level: float) -> bool:
 def _nowhere_lower(
     model: Model, z: Tensor, y: Tensor, at: tuple[Tensor, Tensor, Tensor], found: Tensor, flat: Tensor
 ) -> Tensor:
-    """Of the samples ``found`` those where ``y'c`` is nowhere around ``z`` far below a level, nor concave, nor constant
-    where it is ``flat``, ``(batch,)``; ``at``: ``y'c`` there and the level, ``(batch,)``, and the slope, ``(batch, n)``."""
+    """Where, of the samples ``found``, ``y'c`` is nowhere around ``z`` far below a level, nor concave, nor constant where it
+    is ``flat``, ``(batch,)``; ``at``: ``y'c`` there and the level, ``(batch,)``, and the slope, ``(batch, n)``."""
     (here, level, along), size = at, z.abs().amax(1, keepdim=True).clamp_min(1)
     for way in seeded.normal(_WAYS, z.shape[1], seed=0).to(z):
         for side in (size, -size):

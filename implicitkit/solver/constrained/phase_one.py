@@ -1,5 +1,4 @@
-r"""Is there a point that satisfies the constraints?  One is looked for without the objective, and with it a proof that there
-is none.
+r"""A point that satisfies the constraints, whatever the objective, or a proof that there is none.
 
 Each constraint has a tangent plane, in units of a row of length one, at each point looked at so far, and the next point is
 where the most violated of all planes is least so, near the last one:
