@@ -119,6 +119,12 @@ class Outcome:
     def shown(self, steps: int) -> None:
         self.more = steps - self.taken
 
+    def move(self, which: Tensor, z: Tensor, residual: Tensor, status: Any) -> None:
+        """Put the samples ``which`` at ``z`` ``(batch, n)``, or one row for all of them, with that ``residual``."""
+        self.z = torch.where(which.unsqueeze(1), z, self.z)
+        self.residual_norm = torch.where(which, torch.linalg.vector_norm(residual, dim=1), self.residual_norm)
+        self.status = torch.where(which, int(status), self.status)
+
     def obey(self, status: Tensor) -> None:
         """A callback's word is final: where it has stopped one of these samples, all that have not converged are stopped."""
         if bool((status == int(Status.STOPPED)).any()):

@@ -18,6 +18,7 @@ from implicitkit.solver.evaluating.bounded_fits import Fits
 from implicitkit.solver.evaluating.counted import Counted
 from implicitkit.solver.evaluating.differentiated import curvature, none_of, plain, refuse, slope, with_graph
 from implicitkit.solver.evaluating.failing_trials import Outside
+from implicitkit.solver.evaluating.fit_graphs import residuals_graph, residuals_jacobian
 from implicitkit.sparsity.patterns import SMALLEST
 from implicitkit.system import System
 
@@ -67,6 +68,7 @@ class Evaluations(Counted):
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
         self.curved: Any = None
         self._point: dict[str, Any] = {}
+        self.lent: dict[str, Any] = {}  # a point of others, with what they know there
         self.jacobian_there: tuple[Tensor, Tensor] | None = None  # a point, and the dense Jacobian formed there last
         self._limits: tuple[tuple[Tensor, Tensor] | None] | None = None
         self._outside = Outside()
@@ -189,7 +191,7 @@ class Evaluations(Counted):
 
     def residuals_jacobian(self, z: Tensor) -> Tensor:
         """The Jacobian of :meth:`residuals` at ``z``, ``(batch, m, n)``, from the graph of that point if it is there."""
-        return autodiff.jacobian_of(*self.residuals_graph(z))
+        return residuals_jacobian(self, z)
 
     def residuals_pattern(self, z: Tensor) -> Any:
         """The pattern of the Jacobian of :meth:`residuals`, with its colouring, or of one with a low-rank part; ``None``
@@ -216,6 +218,10 @@ class Evaluations(Counted):
         self.keeps = True
         return programs.linearised(self, self._point if self._point.get("z") is w else {"z": w})
 
+    def rounded(self, w: Tensor) -> Tensor:
+        """Conditions of a program that are a unit in the last place of what they add up at ``w``, ``(batch, n + m)``."""
+        return programs.rounded(self, w) if self.kind.returns_program else torch.zeros_like(w, dtype=torch.bool)
+
     def made(self, w: Tensor) -> Any:
         """What ``autodiff.vjp`` of a program's kernel gave at ``w``, if that graph is there; that of the next is kept."""
         first = self.first(w)
@@ -229,17 +235,7 @@ class Evaluations(Counted):
     def residuals_graph(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`residuals` with their graph, and the point that it leads to: those of that point if they are there, else
         from one evaluation."""
-        if self.fits is not None:
-            return self.fits.at(z).graph
-        self.keeps, point, z = True, self._point, plain(z)
-        here = point.get("z") is z
-        if here and "vector" in point:
-            return point["vector"], point["leaf"]
-        self._count()
-        vector, leaf = autodiff.recorded(self._of_fit, z)
-        if here and {"f", "value", "residuals"} <= point.keys():
-            point["vector"], point["leaf"] = vector, leaf
-        return vector, leaf
+        return residuals_graph(self, z)
 
     def residuals_products(self, z: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """Products with :meth:`residuals_jacobian` and with its transposed (:meth:`residuals_graph`)."""
@@ -279,6 +275,10 @@ class Evaluations(Counted):
     def know(self, z: Tensor, residual: Tensor) -> None:
         """Tell the residual at ``z``, which another has evaluated and counted."""
         self._point = {"z": z, "residual": residual}
+
+    def known_at(self, z: Tensor) -> dict[str, Any]:
+        """What is remembered, if it is of ``z``."""
+        return self._point if self._point.get("z") is z else {}
 
     def exchange(self, point: dict[str, Any]) -> dict[str, Any]:
         """What is known at the last point, in the place of which this is remembered (of another point, or nothing)."""

@@ -14,9 +14,9 @@ from implicitkit.foundation.options import at_least, check_options, finite, flag
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.catalogue import get_solver
+from implicitkit.solver.constrained.early_verdicts import settled_without_others
 from implicitkit.solver.constrained.kinked import in_a_kink
 from implicitkit.solver.constrained.no_point import no_point_satisfies
-from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.costs import have_one_matrix
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
@@ -154,9 +154,8 @@ class Polyalgorithm(Solver):
                 return total
         if f.kind.returns_program:  # the other stages would go on for long
             failed = (total.status != int(Status.CONVERGED)) & torch.isfinite(total.z).all(1)
-            falls = falls_forever_within(f, total.z, failed)
-            total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
-            waiting = waiting | no_point_satisfies(f, total.z, failed & ~falls)
+            falls, none = settled_without_others(f, z0, total, failed)
+            waiting = waiting | none
             if options.max_steps is None or int(total.steps.max()) < options.max_steps:
                 waiting = waiting | in_a_kink(f, total, failed & ~falls & ~waiting)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.solver.evaluating.fit_graphs import lend
 from implicitkit.solver.evaluations import Evaluations
 
 
@@ -34,7 +35,10 @@ def ask(f: Evaluations, question: Callable[..., Tensor], z: Tensor, which: Tenso
     else:
         chosen = which
     probe = f.beside("root", system, theta)
-    probe.know(z, F)
+    if len(samples) == len(which):
+        lend(f, probe, z)
+    else:
+        probe.know(z, F)
     answer = question(probe, z, chosen, *more)
     if len(samples) == len(which):
         return answer

@@ -94,7 +94,11 @@ MUTANTS = [
         PARTS,
         ('point, how = {"z": z}, "visible"', "pass"),
         ("                refuse(self, z)\n", ""),
-        ('if here and "vector" in point:', "if False:", ROTATIONS),
+    ),
+    *mutants(
+        "implicitkit/solver/evaluating/fit_graphs.py",
+        ROTATIONS,
+        ('    if "vector" in point:\n', "    if False:\n"),
     ),
     *mutants(
         "implicitkit/solver/black_box.py", PARTS, ("if not (isinstance(z, Tensor) and compat.tracked(z)):", "if True:")

@@ -223,7 +223,7 @@ MUTANTS = [
         ("return ~((low | high) & ~at_rest)", "return ~(low & high)"),
         ("return self._derivative(self._along(u))", "return self._derivative(u)"),
         ("z = z - lstsq_batched(rows, violated", "z = z + lstsq_batched(rows, violated"),
-        ("falls = falls & within.all(1)", "falls = falls"),
+        ("which = which & within.all(1)", "which = which"),
         ("((constraints >= 0) & (slopes < 0))", "(constraints >= 0)"),
         ("self.slope = self.slope + (self.forces", "self.slope = self.slope - (self.forces"),
         ("return torch.where(size > 0, _LONG / size, 1.0)", "return torch.ones_like(size)"),
@@ -885,7 +885,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/kinked.py",
         "tests/solver/test_kinked_constraints.py",
-        ("total.z = torch.where(mask.unsqueeze(1), kink.w, total.z)", "pass"),
+        ("total.move(mask, kink.w, part.residual(kink.w), Status.STALLED)", "pass"),
         ("if float(length) > _INDEPENDENT:", "if False:"),
     ),
     *mutants(
@@ -894,11 +894,39 @@ MUTANTS = [
         ("needed[k][row] - needed[0][row]", "0 * needed[k][row]"),
     ),
     *mutants(
+        "implicitkit/solving/kinks.py",
+        "tests/solver/test_kinked_constraints.py -k counts_on",
+        ("callback(step + shown, z, norm)", "callback(step, z, norm)"),
+    ),
+    *mutants(
+        "implicitkit/solver/evaluating/fit_graphs.py",
+        "tests/solver/test_fits_at_rest.py -k asks_little",
+        ("    other.lent = f.known_at(z)\n", ""),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/phase_one.py",
+        "tests/solver/test_early_verdicts.py",
+        ("proof = planes.proved(z, x, lam, none)", "proof = None"),
+        ("if there == 0 and value", "if False and value"),
+        ("away = self.rows @ x[0] - self.level", "away = 1 + 0 * self.level"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/early_verdicts.py",
+        "tests/solver/test_early_verdicts.py",
+        ("if end is not None and _is_sure(part, end):", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/second_order.py",
+        "tests/solver/test_early_verdicts.py",
+        ("size, which, _ALONG)", "size, which, _HOLDS)"),
+        ("_recession(look), size, which, _STRAIGHT)", "0 * look.z, size, which, _STRAIGHT)"),
+    ),
+    *mutants(
         "implicitkit/solver/constrained/no_point.py",
         "tests/solver/test_refusals_are_bounded.py -k 'no_point or elsewhere'",
         ("found = which & (level > 0) & ((left.abs()", "found = which & False & ((left.abs()"),
         ("lower = (there < _LESS * level) | (bent", "lower = ((there < _LESS * level) & False) | (bent"),
-        ("bent = rise < slope * (share - at)", "bent = rise < -torch.inf + slope * (share - at)"),
+        ("bent = rise < slope * (share - begin)", "bent = rise < -torch.inf + slope * (share - begin)"),
         ("unit = torch.where(steep > 0, size / steep, 1)", "unit = 1"),
     ),
     *mutants(
@@ -1007,6 +1035,11 @@ MUTANTS = [
         "implicitkit/solver/evaluating/programs.py",
         "tests/solver/test_sparse_programs.py -k known_at_a_point",
         ('    point["first"] = leaf, known\n', ""),
+        (
+            "found[:, n:] = f.residual(w)",
+            "found[:, :0] = f.residual(w)[:, :0]  # ",
+            "tests/solver/test_short_programs.py -k puts_outside",
+        ),
         ('if "saddle" not in point:', "if True:", "tests/solver/test_sparse_programs.py -k made_of"),
         ('        point.setdefault("values", out.detach())\n', ""),
         (

@@ -340,3 +340,12 @@ def test_outliers_of_any_size(size: str, loss: str, outliers: float, bounded: bo
     )  # fmt: skip
     assert cost(s.value) <= cost(torch.from_numpy(found.x)) * (1 + 1e-7), (cost(s.value), found.cost)
     assert int(s.steps) <= STEPS[loss], (s, found.nfev)
+
+
+def test_the_verdict_on_a_fit_that_is_determined_asks_little() -> None:
+    """The last graph of the residuals, and their Jacobian, serve it: 12 evaluations before."""
+    t = torch.linspace(0, 4, 20, dtype=D)
+    noise = 0.02 * torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=D)
+    found = ik.least_squares(lambda p: p[0] * t / (p[1] + t) - (3 * t / (1 + t) + noise), torch.ones(2, dtype=D))
+    assert bool(found.converged)
+    assert found.evaluations <= 11

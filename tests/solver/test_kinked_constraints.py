@@ -87,3 +87,10 @@ def test_steps_by_branches_are_steps_of_the_solve() -> None:
         found = nearest(A, c, constraint, max_steps=most, on_failure="ignore")
         assert int(found.steps) <= most
         assert bool(found.converged) or most < int(whole.steps)
+
+
+def test_a_callback_counts_on_where_branches_take_over() -> None:
+    constraint, c, _ = SETS["l1 ball"]
+    seen: list[int] = []
+    solution = nearest(A, c, constraint, callback=lambda step, z, norm: seen.append(step))
+    assert seen == list(range(1, int(solution.steps) + 1))

@@ -165,3 +165,15 @@ def test_a_check_of_a_derivative_uses_factors_as_they_are() -> None:
     A.exact = DenseBlocks(0 * M)  # singular
     with pytest.raises(AssertionError):
         determinacy._roughly(A, b, never)
+
+
+@pytest.mark.parametrize("one_sided", [False, True])
+def test_a_start_that_rounding_puts_outside_costs_no_look_at_rounding(one_sided: bool) -> None:
+    """A violation of one unit in the last place is rounding, as the rows say: eight evaluations asked before."""
+    g = torch.Generator().manual_seed(3)
+    A, x = torch.randn(3, 5, generator=g, dtype=F64), torch.randn(5, generator=g, dtype=F64)
+    b = A @ x
+    z0 = x * (1 + 2e-16)
+    assert 0 < float((A @ z0 - b).max()) < 1e-15
+    constraint = (ik.Inequality if one_sided else ik.Equality)(lambda z: A @ z - b)
+    assert ik.argmin(lambda z: (z - 1).square().sum(), z0, constraints=[constraint]).evaluations <= 6

@@ -88,10 +88,7 @@ def in_a_kink(f: Evaluations, total: Outcome, which: Tensor) -> Tensor:
                 kink = _kink(Model(part), total.z[number : number + 1])
         if kink is not None:
             found, total.kink = found | mask, kink
-            total.z = torch.where(mask.unsqueeze(1), kink.w, total.z)
-            norm = torch.linalg.vector_norm(part.residual(kink.w), dim=1)
-            total.residual_norm = torch.where(mask, norm, total.residual_norm)
-            total.status = torch.where(mask, int(Status.STALLED), total.status)
+            total.move(mask, kink.w, part.residual(kink.w), Status.STALLED)
         account(f, part)
     return found
 

@@ -25,6 +25,7 @@ from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.linear.factors.dense import lstsq_batched, svd_batched
 from implicitkit.problem.argmin import Bounded, Projected
 from implicitkit.solver.constrained.model import Model
+from implicitkit.solver.constrained.step_program import solved
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.curvature import (
     LENGTHS,
@@ -43,7 +44,9 @@ _AFFORDABLE = 2e8  # numbers times rows of the constraints' Jacobian up to which
 _LONG = 100.0  # times 1 / |H|: the step s, so that a kink that is just active counts as open
 _CURVED = 1e-2  # of |H|: less than this is not told from errors of a proximal map that is only known by differences
 _LEAVES = 0.1  # of what moves along a row of the constraints' Jacobian: a violation below is of second order
-_HOLDS = 1e-6  # of that, along a ray: what is linear stays far below
+_HOLDS, _ALONG = 1e-6, 1e-9  # of that, where a ray begins, and along it: what is linear stays far below
+_NEAR, _OUT = 1e-7, 1e3  # of |z|, up to so much: a violation that is none, where a ray of recession begins
+_STRAIGHT, _LEAST = 1e-11, 1e-6  # ... along one of recession; and the least of a slope that is not across them
 
 
 def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor) -> Tensor:
@@ -121,21 +124,49 @@ def falls_forever_within(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
         return torch.zeros_like(which)
     if look.term:
         return _stays(f, w, which)
-    ray = look.tangent(-look.slope)
-    slope = torch.linalg.vector_norm(ray, dim=1)
-    ray = ray / slope.clamp_min(torch.finfo(w.dtype).tiny).unsqueeze(1)
-    falls = which & torch.isfinite(look.value) & torch.isfinite(slope) & (slope > 0)
-    size, last = look.z.abs().amax(1).clamp_min(1), look.value
+    size = look.z.abs().amax(1).clamp_min(1)
     within = look.violated <= _HOLDS * size.unsqueeze(1) * look.steep
-    falls = falls & within.all(1)  # it begins within the constraints
+    which = which & within.all(1)  # it begins within the constraints
+    falls = _falls_along(look, look.tangent(-look.slope), size, which, _ALONG)
+    near = look.violated <= _NEAR * size.clamp_max(_OUT).unsqueeze(1) * look.steep
+    which = which & ~falls & near.all(1)  # far out a violation is not told from rounding
+    if look.model.count and not look.curved and bool(which.any()):
+        falls = falls | _falls_along(look, _recession(look), size, which, _STRAIGHT)
+    return falls
+
+
+def _falls_along(look: _Look, ray: Tensor, size: Tensor, which: Tensor, share: float) -> Tensor:
+    """Where the objective of the samples ``which`` falls along a ray, ``(batch,)``; ``share``: as of :meth:`_Look.merit`."""
+    slope = torch.linalg.vector_norm(ray, dim=1)
+    ray = ray / slope.clamp_min(torch.finfo(ray.dtype).tiny).unsqueeze(1)
+    falls = which & torch.isfinite(look.value) & torch.isfinite(slope) & (slope > 0)
+    last = look.value
     for power in POWERS:
         if not bool(falls.any()):
             break
         t = size * 10.0**power
-        new, holds = look.merit(look.model.proximal(look.z + t.unsqueeze(1) * ray, 1.0), t, _HOLDS)
+        new, holds = look.merit(look.model.proximal(look.z + t.unsqueeze(1) * ray, 1.0), t, share)
         falls = falls & holds & ((new < last) | (new == -torch.inf)) & (look.value - new >= 1e-2 * t * slope)
         last = new
     return falls
+
+
+def _recession(look: _Look) -> Tensor:
+    """The negative slope of the objective, projected on the directions along which all constraints and bounds hold for ever,
+    to first order (Moreau 1962), ``(batch, n)``; zero where there is none, or it is not known to rounding."""
+    model, z, J = look.model, look.z, look.jacobian / torch.where(look.steep > 0, look.steep, 1).unsqueeze(2)
+    bounds, eye = model.bounds(z), torch.eye(model.size, dtype=z.dtype, device=z.device).expand(len(z), -1, -1)
+    G, A = J[:, model.one_sided], J[:, ~model.one_sided]
+    if bounds is not None:
+        G = torch.cat([G, *(s * b.isfinite().unsqueeze(2) * eye for s, b in zip((-1, 1), bounds, strict=True))], 1)
+    size = largest_moduli(look.slope).clamp_min(torch.finfo(z.dtype).tiny).unsqueeze(1)
+    none = A.new_zeros(A.shape[:2]), (G == 0).all(2).to(G)  # a row of zeros holds anyway
+    (d, _, lam), failed = solved((eye, look.slope / size, A, none[0], G, none[1]), z)
+    held = torch.cat([A, G * (lam > torch.finfo(z.dtype).eps ** 0.5).unsqueeze(2)], 1)
+    d = d - lstsq_batched(held, (held @ d.unsqueeze(2)).squeeze(2))[0]
+    beyond = torch.cat([(A @ d.unsqueeze(2)).abs(), (G @ d.unsqueeze(2)).clamp_min(0)], 1).squeeze(2)
+    good = ~failed & (largest_moduli(beyond) <= _STRAIGHT * largest_moduli(d)) & (largest_moduli(d) > _LEAST)
+    return torch.where(good.unsqueeze(1), d * size, 0.0)
 
 
 def _stays(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from implicitkit.linear.conditions.active_factors import DenseActiveFactors
 from implicitkit.linear.factors.dense import cholesky_batched, mv
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.convexity import Curved
+from implicitkit.solver.constrained.early_verdicts import has_no_solution
 from implicitkit.solver.constrained.model import First, Local, Model
 from implicitkit.solver.constrained.step_program import Program
 from implicitkit.solver.evaluations import Evaluations
@@ -166,7 +167,7 @@ class _Dense:
     def __init__(self, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None, weight: Tensor) -> None:
         z, multipliers = model.split(w)
         model.affordable(w, "sqp")
-        self.model, self.weight, self.at = model, weight, model.local(z, w)
+        self.model, self.weight, self.w, self.at = model, weight, w, model.local(z, w)
         self.z, self.multipliers, self.bounds = z, multipliers, bounds
         known = (multipliers != 0).any(1, keepdim=True) if model.count else None
         curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, self.at))
@@ -176,9 +177,11 @@ class _Dense:
     def step(self) -> tuple[Tensor, Tensor]:
         """``(batch, n)`` and the new multipliers ``(batch, m)``."""
         curved, program = self.curved, self.program
-        for _ in range(_EXPECTATIONS):
+        for number in range(_EXPECTATIONS):
             H, slope = curved.model()
             d, found, failed = program.solve(H, slope, self.near)
+            if number == 0 and self._has_no_solution(H, failed):
+                return torch.zeros_like(d), self.multipliers
             if not curved.falls_forever(failed) and not curved.disappointed(d, failed):
                 break
         if bool(failed.any()):
@@ -192,6 +195,15 @@ class _Dense:
             d = torch.where(failed.unsqueeze(1), push, d)
             found = torch.where(failed.unsqueeze(1), pull, found)
         return d, found
+
+    def _has_no_solution(self, H: Tensor, failed: Tensor) -> bool:
+        """Are all samples at work, which have no step, given up in the first one, as those that have no solution are?"""
+        f = self.model.f
+        alone = failed & f.active & (self.weight == 0).all(1)
+        if not self.model.count or not bool(alone.any()) or not bool((alone | ~f.active).all()):
+            return False
+        f.stuck = has_no_solution(f, self.w, alone, (H == 0).flatten(1).all(1))
+        return bool((f.stuck | ~f.active).all())
 
     def factors(self, w: Tensor) -> DenseActiveFactors | None:
         """Factors of the optimality conditions, of more than 64 unknowns, by what is active at ``w``, where a whole step has

@@ -63,6 +63,19 @@ def linearised(f: Any, point: dict[str, Any]) -> tuple[Tensor, Operator]:
     return out.detach(), A
 
 
+def rounded(f: Any, w: Tensor) -> Tensor:
+    """Which constraints are not met by no more than ``eps |J| |z|``, as where all that they add up is rounded,
+    ``(batch, n + m)``; by as many products as there are, of the graph at ``w``, and nothing where that is gone."""
+    n, found = f.problem.size, torch.zeros_like(w, dtype=torch.bool)
+    known = f.known_at(w).get("first") if 0 < w.shape[1] - n <= _FEW_ROWS else None
+    if known is not None:
+        out, pullback = known[1]
+        J = autodiff.matrix(lambda e: pullback(e)[0], out.shape[1], out)[:, 1:, :n].detach()
+        size = (J.abs() @ w[:, :n].abs().unsqueeze(2)).squeeze(2)
+        found[:, n:] = f.residual(w)[:, n:].abs() <= torch.finfo(w.dtype).eps * size
+    return found
+
+
 def _noting(f: Any, point: dict[str, Any]) -> Callable[[Tensor], Tensor]:
     """The kernel of ``f``, of which the first call is at this point: what it gives there is noted."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff
 from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.differences import in_working_precision
@@ -20,10 +19,10 @@ def as_fit(f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor] | None:
     Newton's) has the root of the condition of one by the gradient and its derivative."""
     if not f.kind.of_residuals or z.shape[1] > DENSE:
         return None
-    vector, point = f.residuals_graph(z)
+    vector, _ = f.residuals_graph(z)
     if vector.numel() * z.shape[1] > _NUMBERS:
         return None
-    return in_working_precision(autodiff.jacobian_of(vector, point)), in_working_precision(vector.detach())
+    return in_working_precision(f.residuals_jacobian(z)), in_working_precision(vector.detach())
 
 
 def well_fitted(J: Tensor, r: Tensor, z: Tensor, F: Tensor, which: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ class Tolerance:
         least = LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
         first = rows if self._start_rows is None else in_working_precision(self._start_rows)
         self._rows, tiny = torch.maximum(rows, least), (rows < least) & (rows > 0)
-        tiny = (tiny & (first > 0) & (first < least)).any(1) if bool(tiny.any()) else tiny
+        tiny = (tiny & (first > 0) & (first < least) & ~self.f.rounded(z)).any(1) if bool(tiny.any()) else tiny
         if bool(tiny.any()):
             noise = ask(self.f, rounding, z, tiny, self._began)
             self._rows = torch.where(tiny.unsqueeze(1) & (rows > NOISE * noise), rows, self._rows)
