@@ -848,6 +848,12 @@ MUTANTS = [
         "tests/solver/test_kinked_constraints.py",
         ("total.z = torch.where(mask.unsqueeze(1), kink.w, total.z)", "pass"),
         ("if float(length) > _INDEPENDENT:", "if False:"),
+        ("or not self._are_new(known):", "or True:"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/kinked.py",
+        'tests/solver/test_refusals_are_bounded.py -k "Schittkowski"',
+        ("or not self._are_new(known):", "or False:"),
     ),
     *mutants(
         "implicitkit/problem/branches.py",
