@@ -35,18 +35,19 @@ def absolute_product(A: Tensor, x: Tensor) -> Tensor:
     return total
 
 
-def largest(A: Tensor) -> Tensor:
-    """The largest entry of each row of ``(m, n)``, ``(m,)``; a third of the time that the maximum norm takes."""
-    return torch.cat([part.abs().amax(2) for part in rows(A.unsqueeze(0))], 1).squeeze(0)
+def largest(A: Tensor, dim: int = -1, keepdim: bool = False) -> Tensor:
+    """``max |A_ij|`` along a dimension, by its greatest and its least entry: nothing of the size of ``A`` is written (the
+    maximum norm takes ten times as long along rows, the sizes of all entries three times)."""
+    return torch.maximum(A.amax(dim, keepdim), A.amin(dim, keepdim).neg_())
 
 
 def sizes(A: Tensor) -> tuple[Tensor, Tensor]:
     """The largest entry of each row, ``(batch, m, 1)``, and then, of rows divided by that, of each column, ``(batch, 1,
     n)``; 1 for zero."""
-    parts, columns = [], A.new_zeros(A.shape[0], 1, A.shape[2])
+    largest_of_rows = largest(A, 2, True)
+    largest_of_rows = torch.where(largest_of_rows > 0, largest_of_rows, 1)
+    columns, before = A.new_zeros(A.shape[0], 1, A.shape[2]), 0
     for part in rows(A):
-        size = part.abs()
-        largest = size.amax(dim=2, keepdim=True)
-        parts.append(torch.where(largest > 0, largest, 1))
-        columns = torch.maximum(columns, (size / parts[-1]).amax(dim=1, keepdim=True))
-    return torch.cat(parts, 1), torch.where(columns > 0, columns, 1)
+        some = largest_of_rows[:, before : (before := before + part.shape[1])]
+        columns = torch.maximum(columns, largest(part / some, 1, True))
+    return largest_of_rows, torch.where(columns > 0, columns, 1)

@@ -29,6 +29,7 @@ random weights ``u, w`` that is ``eps u_i (A (w x))_i`` in the mean square (of f
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ _ROUNDED, _DRAWS = 0.05, 4  # the part of x that rounding may make, in the mean 
 _MOST = 8  # right-hand sides of a sample that are asked about: those whose e is largest beside x
 _FEW = 65_536  # numbers that are copied rather than looked at in three calls
 _CLEAR = 1e-3  # of that square, what weights may show of every right-hand side that none is asked about
+_CLEARLY = 0.25  # of what is asked, by factors as they are
 _OWN_CHANGE = 0.4  # of a derivative on the way to the solution: from here on it is not determined
 
 
@@ -137,6 +139,10 @@ def _undetermined(
                 return torch.zeros_like(share, dtype=torch.bool)
             x = x.flatten(0, 1)
         image = graph.each(product, x.view(-1, *z.shape)).flatten(0, 1)
+        if times <= _MOST and _at_hand(A) is not None:
+            e = torch.linalg.vector_norm(_roughly(A, b - image, solve).x, dim=1)
+            if bool((e < _CLEARLY * _OWN_CHANGE * torch.linalg.vector_norm(x, dim=1)).all()):
+                return torch.zeros(len(z), dtype=torch.bool, device=z.device)
         changed = solve(A, image)
         large = torch.linalg.vector_norm(x - changed.x, dim=1) >= _OWN_CHANGE * torch.linalg.vector_norm(x, dim=1)
     return (changed.converged & large & (x != 0).any(1)).view(-1, len(z)).any(0)
@@ -159,13 +165,22 @@ def _changing(
 
 
 def _roughly(A: Operator, b: Tensor, solve: Callable[[Operator, Tensor], LinearSolution]) -> LinearSolution:
-    """``A x = b`` for right-hand sides ``(k * batch, n)``, where a digit or two are enough: by the factors of ``A`` itself,
-    if there are any, as they are, without the passes through the matrix that refine and judge a solution."""
-    if A.exact is None or A.exact.factor.reason:
+    """``A x = b`` for right-hand sides ``(k * batch, n)``, where a digit or two are enough: by factors that are at hand, as
+    they are, without the products that refine and judge a solution."""
+    factors = _at_hand(A)
+    if factors is None:
         return solve(A, b)
-    x = A.exact.solve(b.unflatten(0, (-1, A.batch)).permute(1, 2, 0)).permute(2, 0, 1).flatten(0, 1)
+    x = factors.solve(b.unflatten(0, (-1, A.batch)).permute(1, 2, 0)).permute(2, 0, 1).flatten(0, 1)
     unknown = torch.full_like(x[:, 0], torch.nan)
     return LinearSolution(x, unknown, torch.ones_like(unknown, dtype=torch.int64), torch.isfinite(x).all(1), "")
+
+
+def _at_hand(A: Operator) -> Any:
+    """Factors of ``A``, or of the matrix nearby that the solver has left, by which its last step was made."""
+    for factors in (A.exact, A.known):
+        if factors is not None and not getattr(factors, "rough", False) and not factors.factor.reason:
+            return factors
+    return None
 
 
 def _said(singular: Tensor, z: Tensor) -> str:

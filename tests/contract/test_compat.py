@@ -41,8 +41,7 @@ Point = namedtuple("Point", ["x", "y"])
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
-def close(got: Any, want: Any, rtol: float = 1e-8, atol: float = 1e-10) -> None:
-    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
+assert_near = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-10)
 
 
 # ------------------------------------------------------------------------------------------------------------ contracts
@@ -224,7 +223,7 @@ def test_below_legacy_batch() -> None:
     y = Probe.apply(x)
     rows = torch.arange(12.0).view(4, 3)
     (found,) = torch.autograd.grad(y, x, rows, is_grads_batched=True, retain_graph=True)
-    close(found, 2 * rows)
+    assert_near(found, 2 * rows)
     assert seen == [(False, (4, 3))]
 
     def inner(g: Tensor) -> Tensor:  # two levels, and one of two
@@ -243,7 +242,7 @@ def test_below_legacy_batch() -> None:
     z = Outer.apply(x)
     outer = torch.arange(6.0).view(2, 3)
     (found,) = torch.autograd.grad(z, x, outer, is_grads_batched=True, retain_graph=True)
-    close(found, torch.stack([2 * (rows + g.sum()).sum(0) + 2 * rows.sum(0) + 2 * g for g in outer]))
+    assert_near(found, torch.stack([2 * (rows + g.sum()).sum(0) + 2 * rows.sum(0) + 2 * g for g in outer]))
     with pytest.raises(RuntimeError, match="random"):  # the mode is back
         torch.autograd.grad(Bad.apply(x), x, outer, is_grads_batched=True)
 
@@ -317,7 +316,7 @@ def test_at_level_of() -> None:
         return (outer * inner).sum()
 
     jvp(lambda w: grad(lambda y: look(w, y))(x), (x,), (x,))
-    close(jvp(lambda w: jvp(lambda y: look(w, y), (x,), (x,))[1], (x,), (x,))[1], torch.tensor(2.0, dtype=D))
+    assert_near(jvp(lambda w: jvp(lambda y: look(w, y), (x,), (x,))[1], (x,), (x,))[1], torch.tensor(2.0, dtype=D))
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, x)
         grad(lambda y: look(dual, y))(x)
@@ -596,7 +595,7 @@ def test_function_is_as_torchs() -> None:
     y = _Twice.apply(x)
     assert y.item() == 4.0 and torch.autograd.grad(y, x)[0].item() == 3.0
     assert grad(_Twice.apply)(TWO).item() == 3.0
-    close(vmap(grad(_Twice.apply))(torch.ones(3, dtype=D)), torch.full((3,), 3.0, dtype=D))
+    assert_near(vmap(grad(_Twice.apply))(torch.ones(3, dtype=D)), torch.full((3,), 3.0, dtype=D))
     kept: list[Tensor] = []
     grad(lambda t: kept.append(t) or t)(TWO)  # type: ignore[func-returns-value]
     assert _Twice.apply(kept[0]).item() == 4.0  # a tensor that has outlived its transform
@@ -810,9 +809,9 @@ def test_mapped() -> None:
     x = torch.tensor([0.3, -2.0, 1.0], dtype=D, requires_grad=True)
     y, eye = x.sin() * x.flip(0), torch.eye(3, dtype=D)
     product = lambda w: graph.pulled(y, (x,), w)[0]  # noqa: E731
-    close(graph.mapped(product, eye), vmap(product)(eye))
-    close(graph.mapped(lambda w: x.detach(), eye), x.detach().expand(3, 3))  # of no sample: the same for each
-    close(vmap(lambda t: graph.mapped(lambda w: w * t, eye))(x.detach()), x.detach().view(3, 1, 1) * eye)
+    assert_near(graph.mapped(product, eye), vmap(product)(eye))
+    assert_near(graph.mapped(lambda w: x.detach(), eye), x.detach().expand(3, 3))  # of no sample: the same for each
+    assert_near(vmap(lambda t: graph.mapped(lambda w: w * t, eye))(x.detach()), x.detach().view(3, 1, 1) * eye)
     for refused in (lambda w: w * w.item(), lambda w: w + torch.rand(3)):
         with pytest.raises(RuntimeError, match="vmap"):
             graph.mapped(refused, eye)
@@ -999,7 +998,7 @@ def test_forward_mode_over_reverse_inside_a_dual_level() -> None:
 )
 def test_the_compiler_does_not_drop_the_derivative(transform: Callable[..., Any]) -> None:
     compiled = torch.compile(lambda t: transform(cubic)(t * 1.0), backend="eager")
-    close(compiled(TWO), transform(cubic)(TWO))
+    assert_near(compiled(TWO), transform(cubic)(TWO))
     assert float(compiled(TWO)) in (pytest.approx(0.25), pytest.approx(-3 / 32))
     torch.compiler.reset()
 
@@ -1008,7 +1007,7 @@ def test_the_compiler_does_not_drop_a_captured_parameter() -> None:
     layer, x = Layer(), randn(3, 4, seed=1)
     compiled = torch.compile(layer, backend="aot_eager")
     want = torch.autograd.grad(layer(x).pow(2).sum(), list(layer.parameters()))
-    close(torch.autograd.grad(compiled(x).pow(2).sum(), list(layer.parameters())), want)
+    assert_near(torch.autograd.grad(compiled(x).pow(2).sum(), list(layer.parameters())), want)
     torch.compiler.reset()
 
 
@@ -1047,14 +1046,14 @@ def test_functional_call_is_seen_after_it_has_ended(transform: Callable[..., Any
     layer, x = Layer(), randn(4, seed=3)
     W = layer.W.detach() * 0.3
     got = transform(lambda W: functional_call(layer, {"W": W}, (x,)).pow(2).sum())(W)
-    close(got, transform(lambda W: unrolled(W, x).pow(2).sum())(W))
+    assert_near(got, transform(lambda W: unrolled(W, x).pow(2).sum())(W))
 
 
 def test_functional_call_per_sample() -> None:
     layer, xs = Layer(), randn(3, 4, seed=4)
     W = layer.W.detach() * 0.3
     f = lambda W, x: functional_call(layer, {"W": W}, (x,)).pow(2).sum()  # noqa: E731
-    close(
+    assert_near(
         vmap(grad(f), in_dims=(None, 0))(W, xs), vmap(grad(lambda W, x: unrolled(W, x).pow(2).sum()), (None, 0))(W, xs)
     )
 
@@ -1066,13 +1065,13 @@ def test_a_pullback_outlives_its_transform() -> None:
     out, pullback = vjp(lambda W, x: functional_call(layer, {"W": W}, (x,)), W, x)
     want_out, want = vjp(unrolled, W, x)
     g = randn(4, seed=6)
-    close(out, want_out)
-    close(pullback(g), want(g))
-    close(pullback(2 * g), want(2 * g))
+    assert_near(out, want_out)
+    assert_near(pullback(g), want(g))
+    assert_near(pullback(2 * g), want(2 * g))
     escaped: list[Tensor] = []
     grad(lambda x: escaped.append(x * 1.0) or x.sum())(x)
     z = ik.fixed_point(lambda z, W: torch.tanh(z @ W.mT + escaped[0]), torch.zeros(4, dtype=D), (W,), **TIGHT).value
-    close(z, unrolled(W, x))
+    assert_near(z, unrolled(W, x))
 
 
 @pytest.mark.parametrize("how", ["closure", "default", "list", "object", "global", "partial"])
@@ -1100,11 +1099,11 @@ def test_captured_tensors_are_not_constants(how: str) -> None:
 
     w = torch.tensor(0.8, dtype=D)
     leaf = w.clone().requires_grad_()
-    close(torch.autograd.grad(loss(leaf), leaf)[0], grad(by_hand)(w))
+    assert_near(torch.autograd.grad(loss(leaf), leaf)[0], grad(by_hand)(w))
     for transform in (grad, jacfwd, lambda f: grad(grad(f)), lambda f: jacfwd(jacfwd(f))):
-        close(transform(loss)(w), transform(by_hand)(w))
+        assert_near(transform(loss)(w), transform(by_hand)(w))
     ws = torch.stack([w, -w])
-    close(vmap(grad(loss))(ws), vmap(grad(by_hand))(ws))
+    assert_near(vmap(grad(loss))(ws), vmap(grad(by_hand))(ws))
     HELD.clear()
 
 
@@ -1186,7 +1185,7 @@ def test_saved_tensors_moved_by_hooks() -> None:
             (h,) = torch.autograd.grad(g.sum(), x)
         assert bool(packed) == hooked
         gradients.append((g, h))
-    close(gradients[0], gradients[1])
+    assert_near(gradients[0], gradients[1])
 
 
 def test_checkpoint_inside_the_map_is_right_or_refused() -> None:
@@ -1198,7 +1197,7 @@ def test_checkpoint_inside_the_map_is_right_or_refused() -> None:
         (got,) = torch.autograd.grad(z.pow(2).sum(), layer.W)
     except (RuntimeError, torch.utils.checkpoint.CheckpointError):
         return
-    close(got, want)
+    assert_near(got, want)
 
 
 def test_autocast_is_entered_again_in_backward() -> None:
@@ -1260,7 +1259,7 @@ def test_coupled_unknowns_keep_their_off_diagonal_blocks() -> None:
     f = lambda z, s: {"u": z["u"] + 0.5 * z["v"] - s, "v": z["v"] - 0.5 * z["u"]}  # noqa: E731
     zero = {"u": torch.zeros((), dtype=D), "v": torch.zeros((), dtype=D)}
     slopes = jacrev(lambda s: ik.root(f, zero, (s,), **TIGHT).value)(TWO)
-    close(slopes, {"u": torch.tensor(0.8, dtype=D), "v": torch.tensor(0.4, dtype=D)})
+    assert_near(slopes, {"u": torch.tensor(0.8, dtype=D), "v": torch.tensor(0.4, dtype=D)})
 
 
 @pytest.mark.parametrize("outer", [jacfwd, jacrev], ids=lambda t: t.__name__)
@@ -1276,14 +1275,14 @@ def test_a_linear_system_inside_the_function(outer: Callable[..., Any], inner: C
 
     t, h = torch.tensor(0.7, dtype=D), 1e-4
     by_differences = (squared(t + h) - 2 * squared(t) + squared(t - h)) / h**2
-    close(outer(inner(squared))(t), by_differences, rtol=1e-6, atol=1e-6)
+    assert_near(outer(inner(squared))(t), by_differences, rtol=1e-6, atol=1e-6)
 
 
 def test_grad_of_legacy_batched_gradients() -> None:
     t = randn(3, seed=12).requires_grad_()
     eye = torch.eye(3, dtype=D)
     (batched,) = torch.autograd.grad(cubic(t), t, eye, is_grads_batched=True)
-    close(batched, jacrev(cubic)(t.detach()))
+    assert_near(batched, jacrev(cubic)(t.detach()))
 
 
 def test_nothing_is_kept_alive() -> None:
@@ -1390,14 +1389,14 @@ def test_unusual_maps(name: str) -> None:
         leaf = w.clone().requires_grad_()
         (g,) = torch.autograd.grad(f(leaf), leaf, create_graph=True)
         results.append((g.detach(), torch.autograd.grad(g.sin().sum(), leaf)[0]))
-    close(results[0], results[1])
+    assert_near(results[0], results[1])
     try:
         got = grad(solve)(w)
     except RuntimeError as error:
         assert not in_transforms, error
         assert str(error)
     else:
-        close(got, results[1][0])
+        assert_near(got, results[1][0])
 
 
 def energy_of_a_copy(z: Tensor, w: Tensor) -> Tensor:
@@ -1427,7 +1426,7 @@ def test_a_map_that_differentiates_keeps_no_graph(captured: bool) -> None:
     z = ik.fixed_point(watched, torch.zeros(4, dtype=D), args, solver="picard", **TIGHT).value
     assert sum(tracked) <= 1  # the check whether a derivative is lost, never the solver's steps
     want = ik.fixed_point(energy_by_func, torch.zeros(4, dtype=D), (w,), **TIGHT).value
-    close(torch.autograd.grad(z.sum(), w)[0], torch.autograd.grad(want.sum(), w)[0])
+    assert_near(torch.autograd.grad(z.sum(), w)[0], torch.autograd.grad(want.sum(), w)[0])
 
 
 # ----------------------------------------------------------------------------------------------- watching operations

@@ -3,6 +3,7 @@ gradients, gradients switched off.  The oracle is the closed form under the same
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -55,8 +56,7 @@ def solved(kind: str, held: str, x: Tensor = X) -> Callable[[Tensor], Tensor]:
     return solve
 
 
-def close(got: Any, want: Any) -> None:
-    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+assert_near = functools.partial(torch.testing.assert_close, rtol=1e-6, atol=1e-7)
 
 
 def along(f: Callable[[Tensor], Tensor], w: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
 def test_a_transform_in_inference_mode(transform: str, kind: str, held: str) -> None:
     with torch.inference_mode():
         got, want = TRANSFORMS[transform](solved(kind, held)), TRANSFORMS[transform](closed)
-        close(got, want)
+        assert_near(got, want)
 
 
 @pytest.mark.one_in(2)
@@ -112,7 +112,7 @@ def test_a_transform_of_what_uses_tensors_made_in_inference_mode(transform: str,
 
             return KINDS[kind][0](function, ONE, (w,), **KINDS[kind][2]).value
 
-        close(TRANSFORMS[transform](f), TRANSFORMS[transform](closed))
+        assert_near(TRANSFORMS[transform](f), TRANSFORMS[transform](closed))
 
 
 @pytest.mark.one_in(3)
@@ -128,7 +128,7 @@ def test_inference_mode_in_a_transform(transform: str, kind: str) -> None:
 
         return function
 
-    close(TRANSFORMS[transform](within(solved(kind, "args"))), TRANSFORMS[transform](within(closed)))
+    assert_near(TRANSFORMS[transform](within(solved(kind, "args"))), TRANSFORMS[transform](within(closed)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,7 +137,7 @@ def test_backward_in_inference_mode(kind: str) -> None:
     value = solved(kind, "captured")(leaf).sum()
     with torch.inference_mode():
         value.backward()
-    close(leaf.grad, -2 * X / W**3)
+    assert_near(leaf.grad, -2 * X / W**3)
 
 
 # ------------------------------------------------------------------------------------------------------- forward-mode levels
@@ -163,9 +163,9 @@ def test_reverse_mode_in_a_forward_level_has_a_tangent(below: str, kind: str, he
                 return BELOW[below](lambda x: verb(f, ONE, (w, x), **options).value, x)
             return BELOW[below](lambda x: verb(lambda z: f(z, w, x), ONE, **options).value, x)
 
-        close(under_dual(of_w, W), -2 / W**3)
+        assert_near(under_dual(of_w, W), -2 / W**3)
     else:
-        close(under_dual(lambda w: BELOW[below](solve, w), W), 6 * X / W**4)
+        assert_near(under_dual(lambda w: BELOW[below](solve, w), W), 6 * X / W**4)
 
 
 # -------------------------------------------------------------------------------------------------------- batched gradients
@@ -177,7 +177,7 @@ def test_batched_gradients_of_a_tangent(kind: str, held: str, vectorize: bool) -
     solve = solved(kind, held)
     for forward in (along, under_dual):
         got = jacobian(lambda w, forward=forward: forward(solve, w), W, vectorize=vectorize)
-        close(got, torch.diag(6 * X / W**4))
+        assert_near(got, torch.diag(6 * X / W**4))
 
 
 def test_batched_gradients_in_a_forward_level_are_refused_where_torch_cannot() -> None:
@@ -186,7 +186,7 @@ def test_batched_gradients_in_a_forward_level_are_refused_where_torch_cannot() -
         under_dual(lambda w: jacobian(lambda x: solve(x, w), X, vectorize=True), W)
     with pytest.raises(ik.CapabilityError, match="jacrev"):
         under_dual(lambda w: jacobian(lambda x: jacrev(solve)(x, w), X, vectorize=True), W)
-    close(under_dual(lambda w: jacrev(lambda x: solve(x, w))(X), W), torch.diag(-2 / W**3))
+    assert_near(under_dual(lambda w: jacrev(lambda x: solve(x, w))(X), W), torch.diag(-2 / W**3))
 
 
 # ------------------------------------------------------------------------------------------------------------- gradients off
@@ -195,7 +195,7 @@ def test_batched_gradients_in_a_forward_level_are_refused_where_torch_cannot() -
 def test_a_pullback_with_gradients_off(kind: str, off: Callable[[], Any]) -> None:
     with off():
         _, pullback = vjp(solved(kind, "args"), W)
-        close(pullback(ONE)[0], -2 * X / W**3)
+        assert_near(pullback(ONE)[0], -2 * X / W**3)
 
 
 # -------------------------------------------------------------------------------------------------------- saved-tensor hooks
@@ -220,9 +220,9 @@ def test_a_checkpoint_around_a_solve_computes_it_once_more_and_no_oftener(tracke
     once, calls = calls, 0
     out = checkpoint(solve, w, use_reentrant=False)
     assert calls == once  # without a derivative there is nothing to compute again
-    close(out, alone)
+    assert_near(out, alone)
     if tracked:
-        close(torch.autograd.grad(out.sum(), w)[0], -1 / W)
+        assert_near(torch.autograd.grad(out.sum(), w)[0], -1 / W)
         assert calls <= 2 * once + 2
 
 
@@ -238,8 +238,8 @@ def test_forward_mode_in_a_checkpoint(transform: str, kind: str) -> None:
 
     leaf = W.clone().requires_grad_()
     out = checkpoint(lambda w: tangent(solved(kind, "args"), w), leaf, use_reentrant=False)
-    close(out.detach(), -2 * X / W**3)
-    close(torch.autograd.grad(out.sum(), leaf)[0], 6 * X / W**4)
+    assert_near(out.detach(), -2 * X / W**3)
+    assert_near(torch.autograd.grad(out.sum(), leaf)[0], 6 * X / W**4)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -195,7 +195,13 @@ def test_many_derivatives_of_an_ill_conditioned_system_are_cleared_by_a_few_weig
             solve(one)
         with Solves(n) as whole:
             torch.func.jacrev(solve)(one)
+        with Solves(n) as single:
+            torch.func.grad(lambda x: solve(x).square().sum())(one)
     assert (whole.factored - forward.factored, whole.columns - forward.columns) == (1, n + 1 + 4)
+    assert (single.factored, single.columns) <= (
+        forward.factored,
+        forward.columns + 11 + 2,
+    )  # none to clear it is refined
 
 
 class Solves(TorchDispatchMode):

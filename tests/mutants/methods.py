@@ -886,9 +886,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/foundation/in_parts.py",
         "tests/core/test_in_parts.py",
-        ("(size / parts[-1]).amax", "size.amax"),
+        ("largest(part / some, 1, True)", "largest(part, 1, True)"),
         ("for part, piece in zip(parts[1:], pieces[1:]", "for part, piece in zip(parts[2:], pieces[2:]"),
-        ("part.abs().amax(2) for part", "part.amax(2) for part"),
+        ("A.amin(dim, keepdim).neg_()", "A.amin(dim, keepdim)"),
     ),
     *mutants(
         "implicitkit/linear/auto.py",

@@ -582,6 +582,9 @@ MUTANTS = [
         "implicitkit/problem/trajectory/integrators.py",
         "tests/problem/test_explicit_equations.py",
         ('_STAGES = {"DOP853": 5}', "_STAGES: dict[str, int] = {}"),
+        ("or not bool(shown.any()) or bool(shown.all()):", "or True:"),
+        ("torch.where(x == 0, begin, torch.lerp(", "torch.where(x < 0, begin, torch.lerp("),
+        ("torch.where(lost.unsqueeze(1), known.states, led.states)", "led.states"),
     ),
     *mutants(
         "implicitkit/solver/verdict/curvature.py",

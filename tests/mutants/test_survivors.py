@@ -32,8 +32,7 @@ from implicitkit.solver.steps.restarts import watch
 D = torch.float64
 
 
-def close(got: Any, want: Any, rtol: float = 1e-9, atol: float = 1e-10) -> None:
-    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
+assert_near = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
 
 
 # ------------------------------------------------------------------------------------------- what the walk finds, alone
@@ -115,12 +114,12 @@ def test_jacobian_by_rows_and_by_columns(n: int, m: int, few: int, chunk: int, m
     z = randn(3, n, seed=1)
     got = autodiff.jacobian(lambda y: torch.sin(y @ M.mT) * y.sum(1, keepdim=True), z)
     want = torch.stack([torch.func.jacrev(lambda y: torch.sin(M @ y) * y.sum())(row) for row in z])
-    close(got, want)
+    assert_near(got, want)
 
 
 def test_jacobian_of_an_operation_without_a_batching_rule() -> None:
     z = randn(2, 6)
-    close(autodiff.jacobian(_NoRule.apply, z), torch.diag_embed(3 * z**2))
+    assert_near(autodiff.jacobian(_NoRule.apply, z), torch.diag_embed(3 * z**2))
 
 
 def test_operators_are_combined_as_their_matrices() -> None:
@@ -133,11 +132,11 @@ def test_operators_are_combined_as_their_matrices() -> None:
         (operator(M).T, M.mT),
     ]
     for A, matrix in rows:
-        close(A.dense(), matrix)
-        close(A.mv(v), torch.einsum("bij,bj->bi", matrix, v))
-        close(A.rmv(v), torch.einsum("bij,bi->bj", matrix, v))
+        assert_near(A.dense(), matrix)
+        assert_near(A.mv(v), torch.einsum("bij,bj->bi", matrix, v))
+        assert_near(A.rmv(v), torch.einsum("bij,bi->bj", matrix, v))
     right = preconditioned(operator(M), lambda v: torch.einsum("bij,bj->bi", N, v))
-    close(right.mv(v), torch.einsum("bij,bj->bi", M @ N, v))
+    assert_near(right.mv(v), torch.einsum("bij,bj->bi", M @ N, v))
 
 
 # ---------------------------------------------------------------------------------------------------- linear solvers
@@ -159,7 +158,7 @@ def test_linear_auto_goes_on_with_gmres_where_cg_cannot() -> None:
     found = Auto().solve(operator(M, symmetric=True), b, **LIMITS)
     residual = torch.linalg.vector_norm(b - torch.einsum("bij,bj->bi", M, found.x), dim=1)
     assert found.converged.tolist() == [True, True, False]  # the third is not solvable
-    close(found.residual_norm[:2], residual[:2], rtol=1e-3, atol=1e-9)
+    assert_near(found.residual_norm[:2], residual[:2], rtol=1e-3, atol=1e-9)
     assert bool((residual[:2] <= 1e-9 * torch.linalg.vector_norm(b[:2], dim=1)).all())
 
 
@@ -169,7 +168,7 @@ def test_linear_auto_takes_gmres_where_the_matrix_is_not_symmetric() -> None:
     b = randn(1, n, seed=1)
     found = Auto().solve(operator(M), b, **LIMITS)
     assert bool(found.converged.all())
-    close(found.x, torch.linalg.solve(M, b), rtol=1e-6, atol=1e-7)
+    assert_near(found.x, torch.linalg.solve(M, b), rtol=1e-6, atol=1e-7)
 
 
 def test_linear_bicgstab_returns_its_best_iterate() -> None:
@@ -202,7 +201,7 @@ def test_linear_gmres_exhausts_small_krylov_spaces() -> None:
     M = torch.stack([2 * torch.eye(n, dtype=D), half, torch.eye(n, dtype=D) * 3 + randn(n, n) / 4])
     b = randn(3, n, seed=1)
     found = GMRES().solve(operator(M), b, rtol=1e-18, atol=0.0, max_steps=None)
-    close(found.x, torch.linalg.solve(M, b.unsqueeze(2)).squeeze(2), rtol=1e-10, atol=1e-11)
+    assert_near(found.x, torch.linalg.solve(M, b.unsqueeze(2)).squeeze(2), rtol=1e-10, atol=1e-11)
 
 
 def test_linear_gmres_drops_a_direction_that_is_rounding() -> None:
@@ -210,7 +209,7 @@ def test_linear_gmres_drops_a_direction_that_is_rounding() -> None:
     M = torch.diag(torch.tensor([1.0, 2.0, 3.0, 0.0], dtype=D)).unsqueeze(0)
     b = torch.tensor([[1.0, 1.0, 1.0, 1e-17]], dtype=D)
     found = GMRES().solve(operator(M), b, rtol=1e-14, atol=0.0, max_steps=None)
-    close(found.x[:, :3], torch.tensor([[1.0, 0.5, 1 / 3]], dtype=D), rtol=1e-10, atol=1e-12)
+    assert_near(found.x[:, :3], torch.tensor([[1.0, 0.5, 1 / 3]], dtype=D), rtol=1e-10, atol=1e-12)
     assert float(found.x.abs().max()) < 2
 
 
@@ -234,7 +233,7 @@ def test_linear_kkt_takes_small_singular_values_for_what_they_are() -> None:
     M = torch.diag(torch.tensor([1.0, 1e-4, 0.0], dtype=D)).unsqueeze(0)
     b = torch.tensor([[1.0, 1.0, 0.0]], dtype=D)
     found = KKT().solve(operator(M), b, **LIMITS)
-    close(found.x, torch.tensor([[1.0, 1e4, 0.0]], dtype=D))
+    assert_near(found.x, torch.tensor([[1.0, 1e4, 0.0]], dtype=D))
     assert bool(found.converged.all())
 
 
@@ -242,7 +241,7 @@ def test_linear_kkt_takes_rows_of_rounding_errors_for_none() -> None:
     """In units of its own, such a row asked for another solution than the others."""
     M = torch.tensor([[[2.0, 1.0, 0.0], [1.0, 2.0, 0.0], [1e-17, 2e-17, 0.0]]], dtype=D)
     b = torch.tensor([[1.0, 1.0, 0.0]], dtype=D)
-    close(KKT().solve(operator(M), b, **LIMITS).x, torch.tensor([[1 / 3, 1 / 3, 0.0]], dtype=D))
+    assert_near(KKT().solve(operator(M), b, **LIMITS).x, torch.tensor([[1 / 3, 1 / 3, 0.0]], dtype=D))
 
 
 def test_linear_kkt_of_a_large_row_beside_a_hessian_of_one() -> None:
@@ -251,7 +250,7 @@ def test_linear_kkt_of_a_large_row_beside_a_hessian_of_one() -> None:
     M, b = torch.block_diag(2 * torch.eye(3, dtype=D), torch.zeros(1, 1, dtype=D)), torch.eye(4, dtype=D)[1:2]
     M[3, :3] = M[:3, 3] = d
     across = torch.eye(3, dtype=D) - torch.outer(d, d) / (d @ d)
-    close(KKT().solve(operator(M.unsqueeze(0)), b, **LIMITS).x[:, :3], across[1:2] / 2)
+    assert_near(KKT().solve(operator(M.unsqueeze(0)), b, **LIMITS).x[:, :3], across[1:2] / 2)
 
 
 def test_linear_kkt_without_a_matrix() -> None:
@@ -263,8 +262,8 @@ def test_linear_kkt_without_a_matrix() -> None:
     b = randn(2, n, seed=1)
     b[1, 0] = 1.0  # outside the range: the answer in the sense of least squares is wanted
     found = KKT(dense_size=4).solve(operator(M), b, **LIMITS)
-    close(found.x[0], torch.linalg.solve(regular, b[0]), rtol=1e-6, atol=1e-8)
-    close(found.x[1], torch.linalg.pinv(singular) @ b[1], rtol=1e-6, atol=1e-7)
+    assert_near(found.x[0], torch.linalg.solve(regular, b[0]), rtol=1e-6, atol=1e-8)
+    assert_near(found.x[1], torch.linalg.pinv(singular) @ b[1], rtol=1e-6, atol=1e-7)
     unsolved = KKT(degenerate="raise", dense_size=4).solve(operator(M), b, **LIMITS)
     assert unsolved.converged.tolist() == [True, False]
 
@@ -301,13 +300,13 @@ def test_qp_jacobian_inverts_what_it_multiplies(names: str, kappa: float) -> Non
     size = n + (p if "A" in part else 0) + m
     J = QPJacobian.of(part, randn(batch, size, seed=7), kappa)
     M, w = J.dense(), randn(batch, size, seed=8)
-    close(J.mv(w), torch.einsum("bij,bj->bi", M, w))
-    close(J.rmv(w), torch.einsum("bij,bi->bj", M, w))
-    close(J.inverse(w)[0], torch.linalg.solve(M, w.unsqueeze(2)).squeeze(2), rtol=1e-6, atol=1e-7)
-    close(J.transposed_inverse(w)[0], torch.linalg.solve(M.mT, w.unsqueeze(2)).squeeze(2), rtol=1e-6, atol=1e-7)
+    assert_near(J.mv(w), torch.einsum("bij,bj->bi", M, w))
+    assert_near(J.rmv(w), torch.einsum("bij,bi->bj", M, w))
+    assert_near(J.inverse(w)[0], torch.linalg.solve(M, w.unsqueeze(2)).squeeze(2), rtol=1e-6, atol=1e-7)
+    assert_near(J.transposed_inverse(w)[0], torch.linalg.solve(M.mT, w.unsqueeze(2)).squeeze(2), rtol=1e-6, atol=1e-7)
     T = J.operator().T
-    close(T.solve(w)[0], J.transposed_inverse(w)[0])
-    close(T.mv(w), J.rmv(w))
+    assert_near(T.solve(w)[0], J.transposed_inverse(w)[0])
+    assert_near(T.mv(w), J.rmv(w))
 
 
 def test_qp_jacobian_of_a_saddle_with_a_diagonal() -> None:
@@ -318,7 +317,7 @@ def test_qp_jacobian_of_a_saddle_with_a_diagonal() -> None:
     x, v, norm = Saddle(P, C, e).solve(a, c)
     K = torch.cat([torch.cat([P[0], C[0, :2].mT], 1), torch.cat([C[0, :2], -torch.diag(e[0, :2])], 1)], 0)
     want = torch.linalg.solve(K, torch.cat([a[0], c[0, :2]]))
-    close(torch.cat([x[0], v[0, :2]]), want, rtol=1e-8, atol=1e-9)
+    assert_near(torch.cat([x[0], v[0, :2]]), want, rtol=1e-8, atol=1e-9)
     assert float(v[0, 2]) == 0 and float(norm) < 1e-9
 
 
@@ -329,10 +328,10 @@ def test_qp_of_a_matrix_that_is_not_symmetric() -> None:
     z = ik.solve(ik.QuadraticProgram(P, q, G=G, h=h)).value
     S = (0.5 * (P + P.mT)).detach().requires_grad_()
     w = torch.stack([h[0], -(q[1] + S[0, 1] * h[0]) / S[1, 1]])
-    close(z, w.detach())
+    assert_near(z, w.detach())
     (got,), (want,) = torch.autograd.grad(z.sum(), P), torch.autograd.grad(w.sum(), S)
-    close(got, 0.5 * (want + want.mT), rtol=1e-7)
-    close(torch.func.jacfwd(lambda P: ik.solve(ik.QuadraticProgram(P, q, G=G, h=h)).value.sum())(P.detach()), got)
+    assert_near(got, 0.5 * (want + want.mT), rtol=1e-7)
+    assert_near(torch.func.jacfwd(lambda P: ik.solve(ik.QuadraticProgram(P, q, G=G, h=h)).value.sum())(P.detach()), got)
 
 
 # ------------------------------------------------------------------------------------- degeneracy, steps, messages
@@ -399,8 +398,8 @@ def test_samples_are_dropped_whatever_dimension_carries_them(solver: str) -> Non
     for i, k in enumerate(slope):
         row = x[:, i].detach().requires_grad_()
         alone = ik.fixed_point(lambda z, x, k: torch.tanh(k * z + x), torch.zeros(2, dtype=D), (row, k), solver=solver)
-        close(s.value[i], alone.value, rtol=1e-7, atol=1e-8)
-        close(got[:, i], torch.autograd.grad(alone.value.square().sum(), row)[0], rtol=1e-6, atol=1e-7)
+        assert_near(s.value[i], alone.value, rtol=1e-7, atol=1e-8)
+        assert_near(got[:, i], torch.autograd.grad(alone.value.square().sum(), row)[0], rtol=1e-6, atol=1e-7)
     assert min(calls) < 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -15,8 +16,7 @@ from implicitkit.diagnostics import stability
 D = torch.float64
 
 
-def close(got: Any, want: Any, rtol: float = 1e-9, atol: float = 1e-10) -> None:
-    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
+assert_near = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
 
 
 def number(x: float) -> Tensor:
@@ -40,9 +40,9 @@ def test_certificate_of_a_parabola_by_its_formulas(x: float) -> None:
     h, eta = 1 - x, (1 - x) / 2
     error = 2 * eta / (1 + (1 - 2 * h) ** 0.5)
     epsilon = 0.5 * 4 * error
-    close(float(certificate.curvature), 4.0, rtol=1e-4)
-    close(float(certificate.error), error, rtol=1e-4)
-    close(float(certificate.derivative_error), epsilon / (1 - epsilon) if epsilon < 1 else torch.inf, rtol=1e-3)
+    assert_near(float(certificate.curvature), 4.0, rtol=1e-4)
+    assert_near(float(certificate.error), error, rtol=1e-4)
+    assert_near(float(certificate.derivative_error), epsilon / (1 - epsilon) if epsilon < 1 else torch.inf, rtol=1e-3)
     assert bool(certificate.holds) and float(certificate.error) >= 1 - x**0.5
 
 
@@ -75,7 +75,7 @@ def test_backward_error_bounds_what_a_loose_backward_leaves() -> None:
     residual = torch.linalg.vector_norm(g - A.mT @ u)
     assert float(residual) > 1e-3  # loose indeed
     assert float(wrong) <= float(certificate.backward_error) * (1 + 1e-9)
-    close(float(certificate.backward_error), float(residual / torch.linalg.svdvals(A)[-1]), rtol=1e-6)
+    assert_near(float(certificate.backward_error), float(residual / torch.linalg.svdvals(A)[-1]), rtol=1e-6)
 
 
 def test_contraction_bound_is_close_on_a_linear_map() -> None:
@@ -83,8 +83,8 @@ def test_contraction_bound_is_close_on_a_linear_map() -> None:
     s = at(ik.FixedPoint(lambda z, x: 0.9 * z + x), number(9.0), number(1.0))
     certificate = ik.certify(s)
     assert certificate.lipschitz is not None
-    close(float(certificate.lipschitz), 0.9, rtol=1e-6)
-    close(float(certificate.error), 1.0, rtol=1e-3)
+    assert_near(float(certificate.lipschitz), 0.9, rtol=1e-6)
+    assert_near(float(certificate.error), 1.0, rtol=1e-3)
 
 
 # ----------------------------------------------------------------------------------------------------------- stability
@@ -100,7 +100,7 @@ def test_stability_is_not_told_within_its_margin(rate: float, verdict: str) -> N
 # ---------------------------------------------------------------------------------------------------------------- sets
 def test_second_order_cone_at_its_apex_is_the_identity() -> None:
     P = ik.project.second_order_cone()
-    close(torch.func.jacrev(P)(torch.zeros(3, dtype=D)), torch.eye(3, dtype=D))
+    assert_near(torch.func.jacrev(P)(torch.zeros(3, dtype=D)), torch.eye(3, dtype=D))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -110,7 +110,7 @@ def test_psd_cone_has_finite_derivatives_at_low_rank(rank: int) -> None:
     J = torch.func.jacrev(ik.project.psd_cone())(X)
     assert bool(J.isfinite().all())
     if rank:  # along the cone's own ray the projection is the identity
-        close(torch.einsum("ijkl,kl->ij", J, X), X, rtol=1e-7, atol=1e-8)
+        assert_near(torch.einsum("ijkl,kl->ij", J, X), X, rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", ["transport", "birkhoff"])
@@ -122,8 +122,8 @@ def test_transport_plans_meet_both_margins_and_are_nearest(kind: str) -> None:
     P = ik.project.transport(rows, columns) if kind == "transport" else ik.project.birkhoff()
     v = 2 * randn(n, m, seed=3)
     x = P(v)
-    close(x.sum(1), rows, rtol=1e-7, atol=1e-8)
-    close(x.sum(0), columns, rtol=1e-7, atol=1e-8)
+    assert_near(x.sum(1), rows, rtol=1e-7, atol=1e-8)
+    assert_near(x.sum(0), columns, rtol=1e-7, atol=1e-8)
     assert float(x.min()) >= -1e-8
     for seed in range(20):  # (v - x)'(y - x) <= 0 for every other plan y
         y = P(3 * randn(n, m, seed=seed + 50))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -21,8 +22,7 @@ from implicitkit_deq.held.frozen import _held  # noqa: E402
 D = torch.float64
 
 
-def close(got: Any, want: Any, rtol: float = 1e-9, atol: float = 1e-10) -> None:
-    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
+assert_near = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
 
 
 # --------------------------------------------------------------------------------------------------------- convex layer
@@ -43,10 +43,10 @@ def _conditions(transposed: bool) -> KKTOperator:
 def test_products_of_the_conditions_are_those_of_their_matrix(transposed: bool) -> None:
     J, w = _conditions(transposed), randn(2, 9, seed=2)
     M = J.dense()
-    close(J.mv(w), torch.einsum("bij,bj->bi", M, w))
-    close(J.rmv(w), torch.einsum("bij,bi->bj", M, w))
-    close(J.T.dense(), M.mT)
-    close(ConeKKT().solve(J, w).x, torch.linalg.solve(M, w.unsqueeze(2)).squeeze(2), rtol=1e-7, atol=1e-8)
+    assert_near(J.mv(w), torch.einsum("bij,bj->bi", M, w))
+    assert_near(J.rmv(w), torch.einsum("bij,bi->bj", M, w))
+    assert_near(J.T.dense(), M.mT)
+    assert_near(ConeKKT().solve(J, w).x, torch.linalg.solve(M, w.unsqueeze(2)).squeeze(2), rtol=1e-7, atol=1e-8)
 
 
 def _large() -> tuple[Any, int]:
@@ -60,12 +60,12 @@ def test_convex_layers_above_64_unknowns() -> None:
     layer, n = _large()
     x, h = randn(2, n).requires_grad_(), randn(2, n, seed=1).requires_grad_()
     (z,) = layer(x, h)
-    close(z, torch.minimum(x, h), rtol=1e-6, atol=1e-7)
+    assert_near(z, torch.minimum(x, h), rtol=1e-6, atol=1e-7)
     gx, gh = torch.autograd.grad(z.pow(3).sum() / 3, (x, h), create_graph=True)
     below = (x < h).to(D)
-    close(gx, below * x**2, rtol=1e-6, atol=1e-7)
-    close(gh, (1 - below) * h**2, rtol=1e-6, atol=1e-7)
-    close(torch.autograd.grad(gx.sum(), x)[0], 2 * below * x, rtol=1e-6, atol=1e-7)
+    assert_near(gx, below * x**2, rtol=1e-6, atol=1e-7)
+    assert_near(gh, (1 - below) * h**2, rtol=1e-6, atol=1e-7)
+    assert_near(torch.autograd.grad(gx.sum(), x)[0], 2 * below * x, rtol=1e-6, atol=1e-7)
 
 
 def test_convex_layer_in_nested_vmap_with_a_matrix_parameter() -> None:
@@ -84,9 +84,9 @@ def test_convex_layer_in_nested_vmap_with_a_matrix_parameter() -> None:
         weigh = grad(lambda S, b: (f(S, b) * torch.arange(1.0, 4.0, dtype=D)).sum())
         return vmap(lambda S: vmap(lambda b: weigh(S, b))(bs))(Ss)
 
-    close(nested(lambda S, b: layer(S, b)[0]), nested(formula), rtol=1e-6, atol=1e-7)
+    assert_near(nested(lambda S, b: layer(S, b)[0]), nested(formula), rtol=1e-6, atol=1e-7)
     swapped = vmap(lambda b: vmap(lambda S: layer(S, b)[0], in_dims=1)(Ss.movedim(0, 1)))(bs)
-    close(swapped, vmap(lambda b: vmap(lambda S: formula(S, b))(Ss))(bs), rtol=1e-6, atol=1e-7)
+    assert_near(swapped, vmap(lambda b: vmap(lambda S: formula(S, b))(Ss))(bs), rtol=1e-6, atol=1e-7)
 
 
 def test_convex_layer_beside_a_sample_that_is_not_finite() -> None:
@@ -98,7 +98,7 @@ def test_convex_layer_beside_a_sample_that_is_not_finite() -> None:
         layer(x, h, on_failure="nan") if "on_failure" in layer.forward.__code__.co_varnames else _with_nan(layer, x, h)
     )
     (g,) = torch.autograd.grad(z[0].sum(), x)
-    close(g[0], (x[0] < 0).to(D), rtol=1e-6, atol=1e-7)
+    assert_near(g[0], (x[0] < 0).to(D), rtol=1e-6, atol=1e-7)
 
 
 def _with_nan(layer: Any, x: Tensor, h: Tensor) -> Any:
@@ -131,7 +131,7 @@ def test_a_warm_start_where_newton_stands_still_is_no_solution() -> None:
     (w, status, norm, steps, *_), asked = _linear_program(
         (1, 1), Status.CONVERGED, torch.tensor([[-5.0, 0.5]], dtype=D)
     )
-    close(w, torch.ones(1, 2, dtype=D))
+    assert_near(w, torch.ones(1, 2, dtype=D))
     assert asked == [1] and steps.tolist() == [1]
     assert status.tolist() == [int(Status.CONVERGED)] and float(norm) < 1e-12
 
@@ -167,7 +167,7 @@ def test_monotone_cell_steps_by_the_inverse_of_its_slope() -> None:
     cell = cells.Monotone(3, 5, dtype=D)
     x = randn(2, 3)
     injected, operator, step = (t.detach() for t in cell.inject(x))
-    close(step, 1 / torch.linalg.matrix_norm(operator, 2), rtol=1e-9)
+    assert_near(step, 1 / torch.linalg.matrix_norm(operator, 2), rtol=1e-9)
     z = DEQ(cell, (5,), rtol=1e-10)(x).detach()
     torch.testing.assert_close(z, torch.relu(z - z @ operator.mT + injected), rtol=1e-7, atol=1e-8)
 
@@ -182,7 +182,7 @@ def test_start_loss_is_the_relative_square_by_hand() -> None:
     initial = start.detach().expand_as(z) if start.numel() == 4 else None
     assert initial is not None
     want = ((initial - z).square().sum(1) / z.square().sum(1)).mean()
-    close(layer.start_loss().detach(), want, rtol=1e-7)
+    assert_near(layer.start_loss().detach(), want, rtol=1e-7)
 
 
 @pytest.mark.parametrize("training", [True, False])

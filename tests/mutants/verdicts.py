@@ -401,8 +401,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/rule/determinacy.py",
         "tests/solver/test_short_programs.py -k derivative",
-        ("if A.exact is None or A.exact.factor.reason:", "if True:"),
-        ("if A.exact is None or A.exact.factor.reason:", "if A.exact is None:"),
+        ("    if factors is None:", "    if True:"),
+        (" and not factors.factor.reason:", ":"),
     ),
     *mutants(
         "implicitkit/rule/determinacy.py",
@@ -410,6 +410,9 @@ MUTANTS = [
         ("size = max(_ASKED * rtol**0.5, _LOOSE * rtol)", "size = _ASKED * rtol**0.5"),
         ("large = torch.linalg.vector_norm(x - changed.x, dim=1) >=", "large = torch.linalg.vector_norm(x, dim=1) >="),
         ("autodiff.recorded(residual, z - d,", "autodiff.recorded(residual, z,"),
+        ("for factors in (A.exact, A.known):", "for factors in (A.exact,):"),
+        ("(e < _CLEARLY *", "(e < torch.inf *"),
+        ("(e < _CLEARLY *", "(e < 0 *"),
         ("(share < _CLEAR * _OWN_CHANGE**2).all()", "(share < torch.inf).all()"),
         ("(share < _CLEAR * _OWN_CHANGE**2).all()", "(share < 0).all()"),
         ("topk(_MOST, 0).indices", "topk(_MOST, 0, False).indices"),
@@ -887,6 +890,12 @@ MUTANTS = [
         "tests/solver/test_kinked_constraints.py",
         ("total.move(mask, kink.w, part.residual(kink.w), Status.STALLED)", "pass"),
         ("if float(length) > _INDEPENDENT:", "if False:"),
+        ("or not self._are_new(known):", "or True:"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/kinked.py",
+        'tests/solver/test_refusals_are_bounded.py -k "Schittkowski"',
+        ("or not self._are_new(known):", "or False:"),
     ),
     *mutants(
         "implicitkit/problem/kinked_inequalities.py",

@@ -23,7 +23,7 @@ from implicitkit.problem.trajectory.collocation import Mesh
 from implicitkit.problem.trajectory.events import first_crossing
 from implicitkit.problem.trajectory.explicit_equations import ExplicitEquations, Substitution
 from implicitkit.problem.trajectory.explicit_steps import March, follow, quartic
-from implicitkit.problem.trajectory.integrators import SCIPY
+from implicitkit.problem.trajectory.integrators import SCIPY, get_integrator
 from implicitkit.problem.trajectory.steps_as_matrices import Propagation
 from implicitkit.problem.trajectory.steps_for_derivatives import Variation
 
@@ -310,6 +310,23 @@ def test_forcing_is_followed_beside_a_sample_that_is_lost(other: float) -> None:
     (slope,) = torch.autograd.grad(found.value[0, -1].sum(), p)
     wanted = (20 * math.exp(-0.6) + 0.2 * math.sin(60) - 20 * math.cos(60)) / (0.2**2 + 20**2)
     assert float(slope) == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize("integrator", ["auto", "dormand_prince"])
+@pytest.mark.parametrize("end", [3.0, -3.0])
+def test_one_whose_solution_ends_leaves_the_others_their_steps(integrator: str, end: float) -> None:
+    """``y' = +-y^2`` from 3 ends at a third, after hundreds of ever shorter steps: trajectories of ``y' = -y / 10`` are as
+    they are alone, by as many steps, and what ends is known up to there at the times that are asked for."""
+    sign = 1 if end > 0 else -1
+    rhs = lambda t, y: torch.where(y > 2, sign * y * y, -0.1 * sign * y)  # noqa: E731
+    t = torch.tensor([0.0, 0.1, 0.2, 3.0], **DOUBLE) * sign
+    follow, y0 = get_integrator(integrator), torch.tensor([[1.0], [3.0], [2.0]], **DOUBLE)
+    alone, beside = follow(rhs, t, y0[[0, 2]], 1e-6), follow(rhs, t, y0, 1e-6)
+    assert torch.equal(beside.edges, alone.edges)
+    assert torch.equal(beside.states[:, [0, 2]], alone.states)
+    asked = beside.states[torch.isin(beside.edges, t), 1, 0]
+    torch.testing.assert_close(asked[:3], 1 / (1 / 3 - t.abs()[:3]), rtol=1e-5, atol=0)
+    assert asked[3].isnan()
 
 
 def test_derivatives_at_rest_beside_a_sample_that_is_lost() -> None:

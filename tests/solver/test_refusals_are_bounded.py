@@ -109,12 +109,12 @@ ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
     ),
     "no multipliers: Hock & Schittkowski 13": (
         _argmin(lambda z: (z[0] - 2) ** 2 + z[1] ** 2, -2 * ONES[:2], constraints=CUSP, bounds=(0.0, None)),
-        6000,
+        2500,
         "no multipliers exist",
     ),
     "no multipliers: Hock & Schittkowski 221": (
         _argmin(lambda z: -z[0], ONES[:2] / 4, constraints=CUSP, bounds=(0.0, None)),
-        6000,
+        3300,
         "no multipliers exist",
     ),
     "no multipliers: a square, met by rounding": (

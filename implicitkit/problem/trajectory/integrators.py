@@ -132,4 +132,26 @@ def _mapping(y: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], 
     return inwards, outwards
 
 
-_OURS: dict[str, Integrator] = {"auto": auto, "dormand_prince": _explicit}
+def _led_by_others(integrator: Integrator) -> Integrator:
+    """A sample whose solution ends makes the steps shrink to nothing before that: where others go on, the steps are those
+    that they take without it."""
+
+    def follow(f: Slope, t: Tensor, y0: Tensor, accuracy: float, look: Look | None = None) -> Followed:
+        found = integrator(f, t, y0, accuracy, look)
+        lost = ~torch.isfinite(found.states[-1]).all(1)
+        shown = compat.batches_in_front(lost)[0]
+        if look is not None or not bool(shown.any()) or bool(shown.all()):
+            return found
+        led, states = integrator(f, t, torch.where(lost.unsqueeze(1), torch.nan, y0), accuracy), found.states
+
+        def between(step: Tensor, x: Tensor) -> Tensor:
+            begin, x = states[step], x[:, None, None]
+            return torch.where(x == 0, begin, torch.lerp(begin, states[step + 1], x))
+
+        known = found._replace(explicit=False).on(led.edges, f, between)
+        return led._replace(states=torch.where(lost.unsqueeze(1), known.states, led.states))
+
+    return follow
+
+
+_OURS: dict[str, Integrator] = {"auto": _led_by_others(auto), "dormand_prince": _led_by_others(_explicit)}

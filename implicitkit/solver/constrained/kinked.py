@@ -197,9 +197,15 @@ class _Ways:
                 return False
             if float(step[0].abs().max()) <= _BALANCED * self.length / _NEAR:
                 return True
-            if not self.add(_units(step[0]) + _TURNED * _spread(_TURNS, z, number)):
+            known = len(self.J)
+            if not self.add(_units(step[0]) + _TURNED * _spread(_TURNS, z, number)) or not self._are_new(known):
                 return False
         return False
+
+    def _are_new(self, known: int) -> bool:
+        """Is there a branch behind the ways after so many that is behind none of these?"""
+        apart = (self.J[known:, None] - self.J[:known]).abs().amax(3)
+        return bool((apart > _LIKE * self.steep).any(2).all(1).any())
 
 
 def _spread(count: int, z: Tensor, seed: int) -> Tensor:

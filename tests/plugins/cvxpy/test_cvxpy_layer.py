@@ -116,9 +116,8 @@ def scalar(layer: ConvexLayer) -> Callable[..., Tensor]:
     )
 
 
-def close(a: Any, b: Any, tol: float = 1e-7) -> None:
-    for x, y in zip(a if isinstance(a, tuple) else (a,), b if isinstance(b, tuple) else (b,), strict=True):
-        torch.testing.assert_close(x, y, rtol=tol, atol=tol)
+def assert_near(got: Any, want: Any, tol: float = 1e-7) -> None:
+    torch.testing.assert_close(got, want, rtol=tol, atol=tol)
 
 
 # ------------------------------------------------------------------------------------------------------------ transforms
@@ -141,15 +140,15 @@ def test_what_a_layer_returns_may_be_changed_in_place(case: Case, how: str) -> N
         lambda *args: sum(((x + 1) * 2).square().sum() for x in layer(*args)),
     )
     if how == "func":
-        close(*(torch.func.grad(f, argnums=where)(*case.args) for f in losses))
+        assert_near(*(torch.func.grad(f, argnums=where)(*case.args) for f in losses))
     else:
         leaves = [a.clone().requires_grad_() for a in case.args]
-        close(*(torch.autograd.grad(f(*leaves), leaves) for f in losses))
+        assert_near(*(torch.autograd.grad(f(*leaves), leaves) for f in losses))
         with torch.no_grad():
             wanted = [x.clone() for x in layer(*case.args)]
             for x in layer(*case.args):
                 x.fill_(7)
-            close(tuple(layer(*case.args, warm_start=True)), tuple(wanted), 1e-6)
+            assert_near(tuple(layer(*case.args, warm_start=True)), tuple(wanted), 1e-6)
 
 
 @cases
@@ -158,17 +157,17 @@ def test_transforms_agree(case: Case) -> None:
     f, where = scalar(layer), tuple(range(len(args)))
     leaves = [a.clone().requires_grad_() for a in args]
     eager = torch.autograd.grad(f(*leaves), leaves)
-    close(torch.func.grad(f, argnums=where)(*args), eager)
+    assert_near(torch.func.grad(f, argnums=where)(*args), eager)
     tangents = [randn(*a.shape, seed=9) if case.name != "sdp" else torch.eye(3, dtype=F64) for a in args]
     expected = sum((g * t).sum() for g, t in zip(eager, tangents, strict=True))
-    close(torch.func.jvp(f, tuple(args), tuple(tangents))[1], expected)
+    assert_near(torch.func.jvp(f, tuple(args), tuple(tangents))[1], expected)
     with forward_ad.dual_level():
         out = f(*(forward_ad.make_dual(a, t) for a, t in zip(args, tangents, strict=True)))
-        close(forward_ad.unpack_dual(out).tangent, expected)
+        assert_near(forward_ad.unpack_dual(out).tangent, expected)
     hessian = torch.func.hessian(f)(*args)
-    close(torch.func.jacrev(torch.func.jacrev(f))(*args), hessian)
-    close(torch.func.jacfwd(torch.func.jacfwd(f))(*args), hessian)
-    close(torch.autograd.functional.hessian(lambda first: f(first, *args[1:]), args[0]), hessian)
+    assert_near(torch.func.jacrev(torch.func.jacrev(f))(*args), hessian)
+    assert_near(torch.func.jacfwd(torch.func.jacfwd(f))(*args), hessian)
+    assert_near(torch.autograd.functional.hessian(lambda first: f(first, *args[1:]), args[0]), hessian)
 
 
 @cases
@@ -177,9 +176,9 @@ def test_a_checkpoint_around_a_layer(tracked: bool, case: Case) -> None:
     layer, f = case.make(), scalar(case.make())
     args = [a.clone().requires_grad_(tracked) for a in case.single()]
     out = checkpoint(f, *args, use_reentrant=False)
-    close(out, f(*args))
+    assert_near(out, f(*args))
     if tracked:
-        close(torch.autograd.grad(out, args), torch.autograd.grad(scalar(layer)(*args), args))
+        assert_near(torch.autograd.grad(out, args), torch.autograd.grad(scalar(layer)(*args), args))
 
 
 @cases
@@ -187,12 +186,12 @@ def test_vmap_is_the_batch(case: Case) -> None:
     layer = case.make()
     dims = tuple(None if i in case.shared else 0 for i in range(len(case.args)))
     batched = layer(*case.args)
-    close(torch.func.vmap(layer, in_dims=dims)(*case.args), batched)
+    assert_near(torch.func.vmap(layer, in_dims=dims)(*case.args), batched)
     f, where = scalar(layer), tuple(range(len(case.args)))
     found = torch.func.vmap(torch.func.grad(f, argnums=where), in_dims=dims)(*case.args)
     for i in range(2):
         args = [a if d is None else a[i] for a, d in zip(case.args, dims, strict=True)]
-        close(tuple(g[i] for g in found), torch.func.grad(f, argnums=where)(*args))
+        assert_near(tuple(g[i] for g in found), torch.func.grad(f, argnums=where)(*args))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch._dynamo looks at it after a graph break
@@ -201,12 +200,12 @@ def test_compile_copy_pickle(case: Case) -> None:
     layer, args = case.make(), case.single()
     expected = layer(*args)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        close(other(*args), expected)
+        assert_near(other(*args), expected)
     leaves = [a.clone().requires_grad_() for a in args]
     f = scalar(layer)
     compiled = torch.compile(lambda *a: f(*a) * 2, backend="eager")
     found = torch.autograd.grad(compiled(*leaves), leaves)
-    close(found, tuple(2 * g for g in torch.autograd.grad(f(*leaves), leaves)))
+    assert_near(found, tuple(2 * g for g in torch.autograd.grad(f(*leaves), leaves)))
 
 
 def test_second_derivative_through_a_layer_is_48() -> None:
@@ -264,15 +263,15 @@ def test_projections_and_their_jacobians(name: str) -> None:
     layer = projection(constraints, 5)
     for seed in range(4):
         v = 2 * randn(5, seed=seed)
-        close(layer(v)[0], formula(v), 1e-9)
-        close(torch.func.jacrev(layer)(v)[0], torch.func.jacrev(formula)(v), 1e-8)
+        assert_near(layer(v)[0], formula(v), 1e-9)
+        assert_near(torch.func.jacrev(layer)(v)[0], torch.func.jacrev(formula)(v), 1e-8)
 
 
 def test_softmax_is_entropy_maximisation() -> None:
     layer, c = entropy(), randn(3, seed=1)
-    close(layer(c)[0], c.softmax(0), 1e-9)
-    close(torch.func.jacrev(layer)(c)[0], torch.func.jacrev(lambda c: c.softmax(0))(c), 1e-8)
-    close(torch.func.hessian(scalar(layer))(c), torch.func.hessian(scalar(lambda c: (c.softmax(0),)))(c), 1e-6)
+    assert_near(layer(c)[0], c.softmax(0), 1e-9)
+    assert_near(torch.func.jacrev(layer)(c)[0], torch.func.jacrev(lambda c: c.softmax(0))(c), 1e-8)
+    assert_near(torch.func.hessian(scalar(layer))(c), torch.func.hessian(scalar(lambda c: (c.softmax(0),)))(c), 1e-6)
 
 
 def test_ridge_and_equality_qp_with_duals() -> None:
@@ -283,8 +282,8 @@ def test_ridge_and_equality_qp_with_duals() -> None:
     def ridge(a: Tensor, y: Tensor) -> Tensor:
         return torch.linalg.solve(a.mT @ a + 0.5 * torch.eye(3, dtype=F64), a.mT @ y)
 
-    close(layer(a, y)[0], ridge(a, y), 1e-10)
-    close(
+    assert_near(layer(a, y)[0], ridge(a, y), 1e-10)
+    assert_near(
         torch.func.jacrev(lambda *t: layer(*t)[0], argnums=(0, 1))(a, y),
         torch.func.jacrev(ridge, argnums=(0, 1))(a, y),
         1e-8,
@@ -301,8 +300,8 @@ def test_ridge_and_equality_qp_with_duals() -> None:
         return -q - C.mT @ dual, dual
 
     v, w = randn(3, seed=3), randn(2, seed=4)
-    close(layer(v, w), kkt(v, w), 1e-10)
-    close(torch.func.jacrev(layer, argnums=1)(v, w), torch.func.jacrev(kkt, argnums=1)(v, w), 1e-9)
+    assert_near(layer(v, w), kkt(v, w), 1e-10)
+    assert_near(torch.func.jacrev(layer, argnums=1)(v, w), torch.func.jacrev(kkt, argnums=1)(v, w), 1e-9)
 
 
 def test_lasso_soft_threshold() -> None:
@@ -310,8 +309,8 @@ def test_lasso_soft_threshold() -> None:
     layer = ConvexLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(x - p) + lam * cp.norm1(x))), [p, lam], [x])
     v, t = torch.tensor([1.5, -0.2, 0.7, -2.0], dtype=F64), torch.tensor(0.5, dtype=F64)
     soft = lambda v, t: v.sign() * (v.abs() - t).clamp_min(0)  # noqa: E731
-    close(layer(v, t)[0], soft(v, t), 1e-9)
-    close(
+    assert_near(layer(v, t)[0], soft(v, t), 1e-9)
+    assert_near(
         torch.func.jacrev(lambda *a: layer(*a)[0], argnums=(0, 1))(v, t),
         torch.func.jacrev(soft, argnums=(0, 1))(v, t),
         1e-8,
@@ -324,9 +323,9 @@ def test_semidefinite_projection_gives_symmetric_gradients() -> None:
     v = symmetric(7)[0].requires_grad_()
     values, vectors = torch.linalg.eigh(v.detach())
     (x,) = layer(v)
-    close(x, (vectors * values.clamp_min(0)) @ vectors.mT, 1e-9)
+    assert_near(x, (vectors * values.clamp_min(0)) @ vectors.mT, 1e-9)
     (x * randn(3, 3, seed=8)).sum().backward()
-    close(v.grad, v.grad.mT, 1e-12)
+    assert_near(v.grad, v.grad.mT, 1e-12)
     assert v.grad[1, 0].abs() > 1e-3
 
 
@@ -345,8 +344,8 @@ def test_an_unknown_of_the_reduction_that_is_free(transform: Any) -> None:
     for seed in range(3):
         L = randn(3, 3, seed=seed)
         given = L @ L.mT + 0.5 * torch.eye(3, dtype=F64)
-        close(layer(given)[0], clamp(given), 1e-8)
-        close(transform(layer)(given)[0], transform(clamp)(given), 1e-7)
+        assert_near(layer(given)[0], clamp(given), 1e-8)
+        assert_near(transform(layer)(given)[0], transform(clamp)(given), 1e-7)
 
 
 #: constraints that are not active near ``(7, 8, 9)``, whose unknowns in the reduction are any numbers, and large
@@ -365,7 +364,7 @@ def test_idle_constraints_leave_derivatives_as_they_are(name: str) -> None:
     point = torch.tensor([7.0, 8.0, 9.0], dtype=F64)
     layer = projection(lambda x: [IDLE[name](x)], 3)
     for transform in (torch.func.jacrev, torch.func.jacfwd):
-        close(transform(layer)(point)[0], torch.eye(3, dtype=F64), 1e-9)
+        assert_near(transform(layer)(point)[0], torch.eye(3, dtype=F64), 1e-9)
 
 
 @pytest.mark.parametrize("h", [1e-5, 1e-6, -1e-6])
@@ -375,8 +374,8 @@ def test_a_point_near_a_kink_is_solved_with_more_digits(h: float) -> None:
     distance = cp.sum(cp.kl_div(x, [0.3, 0.3, 0.6])) + cp.norm_inf(x - c)
     layer = ConvexLayer(cp.Problem(cp.Minimize(distance), [cp.sum(x) == 1]), [c], [x])
     point = torch.tensor([0.2 + h, 0.3 + 0.2 * h, 0.5 - 0.3 * h], dtype=F64)
-    close(layer(point)[0], point - (point.sum() - 1) / 3, 1e-12)
-    close(torch.func.jacrev(layer)(point)[0], torch.eye(3, dtype=F64) - 1 / 3, 1e-9)
+    assert_near(layer(point)[0], point - (point.sum() - 1) / 3, 1e-12)
+    assert_near(torch.func.jacrev(layer)(point)[0], torch.eye(3, dtype=F64) - 1 / 3, 1e-9)
 
 
 def test_planted_solutions_of_quadratic_programs() -> None:
@@ -404,7 +403,7 @@ def test_planted_solutions_of_quadratic_programs() -> None:
     for solver in (None, "interior_point", "CLARABEL", "daqp"):
         args = [t.clone().requires_grad_() for t in (s, qq, g, hh)]
         (found,) = ConvexLayer(problem, [S, q, G, h], [x], solver=solver)(*args)
-        close(found, x0, 1e-9)
+        assert_near(found, x0, 1e-9)
         grads = torch.autograd.grad((found * weight).sum(), args)
         wanted = torch.autograd.grad((exact(*args) * weight).sum(), args)
         for a, b in zip(grads, wanted, strict=True):
@@ -427,15 +426,15 @@ def test_cone_projections(name: str) -> None:
     project, n = CONES[name]
     v = 2 * randn(60, n, seed=1)
     w = project(v)
-    close(project(w), w, 1e-12)
-    close(project(torch.cat([v[:9], torch.full_like(v[:1], torch.nan)]))[:9], w[:9], 1e-14)
+    assert_near(project(w), w, 1e-12)
+    assert_near(project(torch.cat([v[:9], torch.full_like(v[:1], torch.nan)]))[:9], w[:9], 1e-14)
     assert ((v - w) * w).sum(1).abs().max() < 1e-12, "v - Pi(v) is orthogonal to Pi(v)"
     # (v - w) in the polar cone: <v - w, u> <= 0 for members u of the cone
     assert ((v - w) @ project(2 * randn(60, n, seed=2)).mT).max() < 1e-10
     few = v[:6].clone().requires_grad_()
     assert gradcheck(project, few) and gradgradcheck(project, few)
     reverse = torch.func.jacrev(torch.func.jacrev(torch.func.jacrev(project)))(v[0])
-    close(torch.func.jacfwd(torch.func.jacfwd(torch.func.jacfwd(project)))(v[0]), reverse, 1e-9)
+    assert_near(torch.func.jacfwd(torch.func.jacfwd(torch.func.jacfwd(project)))(v[0]), reverse, 1e-9)
 
 
 def _exponential_rays(rho: Tensor, _: float) -> list[list[Tensor]]:
@@ -462,10 +461,10 @@ def test_projections_of_extreme_points(alpha: float | None, dtype: torch.dtype) 
         v = (out * unit).to(dtype).reshape(-1, 3).requires_grad_()
         w = project_power(v, exponent) if alpha else project_exponential(v)
         eps = 16 * torch.finfo(dtype).eps
-        close(w.double() / unit, planted.reshape(-1, 3), eps)
+        assert_near(w.double() / unit, planted.reshape(-1, 3), eps)
         D = torch.stack([torch.autograd.grad(w[:, i].sum(), v, retain_graph=True)[0] for i in range(3)], 1).double()
-        close((D @ v.double()[..., None])[..., 0] / unit, planted.reshape(-1, 3), eps)
-        close(D, D.mT, 1e-7)
+        assert_near((D @ v.double()[..., None])[..., 0] / unit, planted.reshape(-1, 3), eps)
+        assert_near(D, D.mT, 1e-7)
         values = torch.linalg.eigvalsh((D + D.mT) / 2)
         assert values.min() > -1e-7 and values.max() < 1 + 1e-7
 
@@ -478,13 +477,13 @@ def test_derivative_of_the_power_projections_at_z_zero(alpha: float, slope: floa
         D = torch.func.jacrev(lambda v, a=exponent: project_power(v, a))(
             torch.tensor([-1.0, 2.0, 0.0], dtype=F64)[order]
         )
-        close(D, torch.diag(torch.tensor([0.0, 1.0, slope], dtype=F64)[order]), 1e-15)
+        assert_near(D, torch.diag(torch.tensor([0.0, 1.0, slope], dtype=F64)[order]), 1e-15)
 
 
 def test_triangles_are_an_isometry() -> None:
     X = symmetric(3)
-    close(unsvec(svec(X)), X, 1e-14)
-    close(svec(X).norm(dim=1), X.flatten(1).norm(dim=1), 1e-14)
+    assert_near(unsvec(svec(X)), X, 1e-14)
+    assert_near(svec(X).norm(dim=1), X.flatten(1).norm(dim=1), 1e-14)
 
 
 # --------------------------------------------------------------------------------------------------------- calling it
@@ -494,11 +493,11 @@ def test_batches_shared_parameters_and_empty_batches() -> None:
     wide = [s.expand(3, 2, 3, 3).clone(), q.expand(3, 2, 3).clone(), g, h.clone().requires_grad_()]
     x, lam = layer(*wide)
     assert x.shape == (3, 2, 3) and lam.shape == (3, 2, 4)
-    close(x[1], layer(s, q, g, h)[0], 1e-12)
+    assert_near(x[1], layer(s, q, g, h)[0], 1e-12)
     x.sum().backward()
     one = h.clone().requires_grad_()
     layer(s, q, g, one)[0].sum().backward()
-    close(wide[3].grad, 3 * one.grad, 1e-9)  # summed over the batch, not averaged
+    assert_near(wide[3].grad, 3 * one.grad, 1e-9)  # summed over the batch, not averaged
     empty = layer(s[:0].requires_grad_(), q[:0], g, h)
     assert [t.shape for t in empty] == [(0, 3), (0, 4)]
     empty[0].sum().backward()
@@ -510,16 +509,16 @@ def test_sparse_matrices_are_parameters(store: Any) -> None:
     A, x, rows = cp.Parameter((3, 2)), cp.Variable(2), randn(3, 2).requires_grad_()
     layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(A @ x - 1) + cp.norm1(x))), [A], [x])
     dense, found = layer(rows)[0], layer(store(rows))[0]
-    close(found, dense, 1e-12)
+    assert_near(found, dense, 1e-12)
     if found.requires_grad:
-        close(*(torch.autograd.grad(v.sum(), rows)[0] for v in (found, dense)), 1e-12)
+        assert_near(*(torch.autograd.grad(v.sum(), rows)[0] for v in (found, dense)), 1e-12)
 
 
 def test_dtype_follows_the_parameters() -> None:
     layer, args = qp(), [a.float() for a in CASES[0].args]
     x, _ = layer(*args)
     assert x.dtype == torch.float32
-    close(x.double(), layer(*CASES[0].args)[0], 1e-5)
+    assert_near(x.double(), layer(*CASES[0].args)[0], 1e-5)
 
 
 def test_warm_start_gives_the_same_and_spares_the_solver() -> None:
@@ -529,7 +528,7 @@ def test_warm_start_gives_the_same_and_spares_the_solver() -> None:
     nearby = [args[0] + 0.01]
     (warm,) = layer(*nearby, warm_start=True)
     assert int(layer.solution.steps.max()) == 0, "a Newton step from the last solution was enough"
-    close(warm, layer(*nearby)[0], 1e-9)
+    assert_near(warm, layer(*nearby)[0], 1e-9)
 
 
 @pytest.mark.parametrize("solver", ["CLARABEL", "SCS", "OSQP", "interior_point", "daqp", "auto"])
@@ -541,8 +540,10 @@ def test_solvers_agree_on_a_quadratic_program(solver: str) -> None:
     args = [a.clone().requires_grad_() for a in CASES[0].args[:2]]
     expected = ConvexLayer(problem, [S, q], [x])(*args)[0]
     found = ConvexLayer(problem, [S, q], [x], solver=solver)(*args)[0]
-    close(found, expected, 1e-8)
-    close(torch.autograd.grad(found.square().sum(), args), torch.autograd.grad(expected.square().sum(), args), 1e-7)
+    assert_near(found, expected, 1e-8)
+    assert_near(
+        torch.autograd.grad(found.square().sum(), args), torch.autograd.grad(expected.square().sum(), args), 1e-7
+    )
 
 
 @pytest.mark.parametrize("case", CASES[1:], ids=[c.name for c in CASES[1:]])
@@ -551,7 +552,7 @@ def test_scs_agrees_on_every_cone(case: Case) -> None:
     other = case.make()
     other._solver = "SCS"
     other._backend = other._resolve({})
-    close(other(*case.args), layer(*case.args), 1e-6)
+    assert_near(other(*case.args), layer(*case.args), 1e-6)
 
 
 ATOMS: dict[str, Callable[[Any, Any], tuple[Any, list[Any]]]] = {
@@ -587,23 +588,23 @@ def test_quadratic_form_of_a_parameter() -> None:
         z = torch.linalg.solve((P + P.mT) / 2, torch.ones(3, dtype=F64))
         return z / z.sum()
 
-    close(layer(value)[0], exact(value), 1e-9)
-    close(torch.func.jacrev(layer)(value)[0], torch.func.jacrev(exact)(value), 1e-8)
+    assert_near(layer(value)[0], exact(value), 1e-9)
+    assert_near(torch.func.jacrev(layer)(value)[0], torch.func.jacrev(exact)(value), 1e-8)
 
 
 def test_a_problem_without_parameters() -> None:
     x = cp.Variable(2)
     layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - 1)), [x <= 0.5]), [], [x])
-    close(layer()[0].to(F64), torch.tensor([0.5, 0.5], dtype=F64), 1e-6)
+    assert_near(layer()[0].to(F64), torch.tensor([0.5, 0.5], dtype=F64), 1e-6)
 
 
 def test_gradients_of_a_batch_of_cotangents() -> None:
     layer, c = entropy(), randn(3, seed=1).requires_grad_()
     (x,) = layer(c)
     (rows,) = torch.autograd.grad(x, c, torch.eye(3, dtype=F64), is_grads_batched=True, retain_graph=True)
-    close(rows, torch.func.jacrev(lambda c: c.softmax(0))(c.detach()), 1e-8)
+    assert_near(rows, torch.func.jacrev(lambda c: c.softmax(0))(c.detach()), 1e-8)
     (again,) = torch.autograd.grad(x.sum() + x[0], c)
-    close(again, rows.sum(0) + rows[0], 1e-8)
+    assert_near(again, rows.sum(0) + rows[0], 1e-8)
 
 
 @pytest.mark.parametrize("solver", [None, "SCS", "CLARABEL", "OSQP", "daqp", "interior_point"])
@@ -612,8 +613,8 @@ def test_a_program_without_constraints(solver: Any) -> None:
     A, b, x = cp.Parameter((5, 2)), cp.Parameter(5), cp.Variable(2)
     layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(A @ x - b))), [A, b], [x], solver=solver)
     M, t = randn(3, 5, 2), randn(5, seed=1)
-    close(layer(M, t)[0], torch.linalg.lstsq(M, t.expand(3, 5)[..., None]).solution[..., 0], 1e-9)
-    close(layer(M[0], t)[0], torch.linalg.lstsq(M[0], t[:, None]).solution[:, 0], 1e-9)
+    assert_near(layer(M, t)[0], torch.linalg.lstsq(M, t.expand(3, 5)[..., None]).solution[..., 0], 1e-9)
+    assert_near(layer(M[0], t)[0], torch.linalg.lstsq(M[0], t[:, None]).solution[:, 0], 1e-9)
     if solver != "daqp":
         c = cp.Parameter(2)
         falls = ConvexLayer(cp.Problem(cp.Minimize(cp.square(x[0]) + c @ x)), [c], [x], solver=solver)
@@ -635,9 +636,9 @@ def test_linear_program_vertex() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (found,) = layer(cost, bound)  # said once
-    close(found, bound)
+    assert_near(found, bound)
     grads = torch.autograd.grad((found * torch.tensor([1.0, 3.0])).sum(), (cost, bound))
-    close(grads, (torch.zeros(2, dtype=F64), torch.tensor([1.0, 3.0], dtype=F64)), 1e-9)
+    assert_near(grads, (torch.zeros(2, dtype=F64), torch.tensor([1.0, 3.0], dtype=F64)), 1e-9)
 
 
 def test_policies_at_a_linear_program_with_a_face_of_solutions() -> None:
@@ -647,11 +648,11 @@ def test_policies_at_a_linear_program_with_a_face_of_solutions() -> None:
     value = torch.tensor(1.0, dtype=F64)
     layer, leaf = ConvexLayer(problem, [p], [x]), value.clone().requires_grad_()
     (sum_,) = torch.autograd.grad(layer(leaf)[0].sum(), leaf)  # determined
-    close(sum_, torch.ones_like(sum_), 1e-8)
+    assert_near(sum_, torch.ones_like(sum_), 1e-8)
     for derivative in (torch.func.jacrev(layer), lambda p: torch.autograd.grad(layer(p)[0][0], p)):
         with pytest.warns(ik.extend.DegenerateWarning, match="do not determine the derivative.*smooth"):
             found = derivative(leaf)[0]
-        close(found, torch.full_like(found, 0.5), 1e-8)
+        assert_near(found, torch.full_like(found, 0.5), 1e-8)
     strict = ConvexLayer(problem, [p], [x], degenerate="raise")
     with pytest.raises(DegenerateError, match=r"sample\(s\) 0 is not differentiable.*lstsq.*smooth"):
         torch.func.jacrev(strict)(value)
@@ -676,9 +677,9 @@ def test_smooth_policy_is_the_derivative_of_the_central_path() -> None:
     layer = ConvexLayer(cp.Problem(cp.Minimize(c * x), [x >= 0, x <= 1]), [c], [x], degenerate="smooth", smoothing=mu)
     v = torch.tensor(0.5, dtype=F64)
     found = layer(v)[0]
-    close(mu / found - mu / (1 - found), v, 1e-7)
+    assert_near(mu / found - mu / (1 - found), v, 1e-7)
     slope = -1 / (mu / found**2 + mu / (1 - found) ** 2)
-    close(torch.func.grad(lambda c: layer(c)[0])(v), slope, 1e-7)
+    assert_near(torch.func.grad(lambda c: layer(c)[0])(v), slope, 1e-7)
     assert gradcheck(lambda c: layer(c)[0], (v.clone().requires_grad_(),))
 
 
@@ -693,7 +694,7 @@ def test_report_of_rank_condition_and_weakly_active_constraints() -> None:
     face = ConvexLayer(cp.Problem(cp.Minimize(cp.sum(x)), [cp.sum(x - p) >= 0]), [p], [x])
     face(torch.tensor([1.0, 1.0], dtype=F64))
     assert face.solution.rank.item() == 2 and face.solution.condition.item() == torch.inf  # of 3
-    close(
+    assert_near(
         torch.func.jacrev(twice)(torch.tensor([-1.0, 2.0], dtype=F64))[0],
         torch.diag(torch.tensor([0.0, 1.0], dtype=F64)),
         1e-9,
@@ -718,9 +719,9 @@ def test_one_infeasible_program_of_three(solver: Any) -> None:
     (x,) = layer(low, scale)
     assert layer.solution.status.tolist() == [0, int(ik.Status.INFEASIBLE), 0]
     assert x.isnan().tolist() == [False, True, False]
-    close(x[[0, 2]], torch.tensor([0.5, -0.125], dtype=F64), 1e-8)
+    assert_near(x[[0, 2]], torch.tensor([0.5, -0.125], dtype=F64), 1e-8)
     grads = torch.autograd.grad(x[~x.isnan()].sum(), (low, scale))
-    close(grads, (torch.tensor([1.0, 0.0, 0.0], dtype=F64), torch.tensor(-0.5, dtype=F64)), 1e-8)
+    assert_near(grads, (torch.tensor([1.0, 0.0, 0.0], dtype=F64), torch.tensor(-0.5, dtype=F64)), 1e-8)
     with pytest.warns(ik.ConvergenceWarning, match="sample 1"):
         interval("warn", solver)(low, scale)
 
@@ -730,7 +731,7 @@ def test_failures_under_vmap() -> None:
     with pytest.raises(ProgramError, match="sample 1"):
         torch.func.vmap(interval(), in_dims=(0, None))(low, scale)
     grads = torch.func.vmap(torch.func.grad(lambda low, s: interval("nan")(low, s)[0]), in_dims=(0, None))(low, scale)
-    close(grads[[0, 2]], torch.tensor([1.0, 0.0], dtype=F64), 1e-8)
+    assert_near(grads[[0, 2]], torch.tensor([1.0, 0.0], dtype=F64), 1e-8)
 
 
 def test_an_error_of_the_solver_comes_out_of_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -754,7 +755,7 @@ def test_jacobians_beside_an_infeasible_program(curved: bool, degenerate: str, o
     slopes = transform(lambda c, r: layer(c, r)[0])
     found = torch.func.vmap(slopes)(points, sizes)
     for i in (0, 1, 3):
-        close(found[i], slopes(points[i], sizes[i]), 1e-9)
+        assert_near(found[i], slopes(points[i], sizes[i]), 1e-9)
     assert not bool(found[2].any())
 
 
@@ -798,7 +799,7 @@ def test_logistic_regression_is_stationary_and_its_jacobian_implicit() -> None:
     H = torch.func.hessian(loss)(w, X)
     cross = torch.func.jacrev(torch.func.grad(loss), argnums=1)(w, X)
     expected = -torch.linalg.solve(H, cross.flatten(1)).reshape(2, 5, 2)
-    close(torch.func.jacrev(layer)(X)[0], expected, 1e-7)
+    assert_near(torch.func.jacrev(layer)(X)[0], expected, 1e-7)
 
 
 # -------------------------------------------------------------------------------------------------------------- bad input
