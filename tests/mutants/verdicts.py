@@ -996,7 +996,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/judging.py",
         FAMILIES + " -k any_unit",
-        ("if self.f.kind.minimisation and self._unit", "if self.f.kind.of_residuals and self._unit"),
+        ("if self.f.kind.minimisation:", "if self.f.kind.of_residuals:"),
+        ("self._walks = self._unit == 0 if", "self._walks = None if", FAMILIES + " -k every_stage"),
         (
             "self._unit.maximum(self._walks * start_size(z - self.came_from[0]))",
             "self._unit.maximum(1.0 * self._walks)",

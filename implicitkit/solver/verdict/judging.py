@@ -111,8 +111,8 @@ class Judge:
                 return by_pieces(self.f.residual(z), z, self._pieces, self.norm, norm, size, self.floor, self.rtol)
             return torch.addcmul(self._least, size, self._rate)
         if self.bound is None:
-            if self.f.kind.minimisation and self._unit is None:
-                self._unit = start_size(z)
+            if self.f.kind.minimisation:
+                self._unit = start_size(z) if self._unit is None else self._unit
                 self._walks = self._unit == 0 if not bool((self._unit > 0).all()) else None
             norm = norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
