@@ -31,6 +31,7 @@ _DROPPED = 100 * CALL  # to leave rows out costs so much, with a method that rem
 _EVALUATIONS = 4  # ... and is worth it where they cost more in so many evaluations
 _SELECTED, _COPIED = 50.0, 2.0  # calls and passes over what is kept that it takes, where steps ahead are known, ...
 _MOST_AHEAD = 15.0  # ... of which no more are believed in: residuals fall faster in the end
+_FROM_ZERO = 0.02  # how far samples move there: its square is more than products of one matrix may differ by
 _LOOK = 300 * CALL  # a look at claims, however few ...
 _IN_VAIN = 0.1  # ... or such a share of what has been evaluated, where an evaluation costs nobody knows what
 
@@ -47,10 +48,11 @@ def cost_of(f: Evaluations) -> float | None:
 
 def have_one_matrix(f: Evaluations, z: Tensor) -> bool:
     """Have all samples one Jacobian, though they are no longer at one point?  They move outwards, by little shares of
-    themselves: a function may have no value farther off, and where it has none here, they have not."""
+    themselves: a function may have no value farther off, and where it has none here, they have not.  From zero, where that
+    of an odd function changes with the square alone, by hundredths."""
     size = z.abs()
     unit = size.amax(1, keepdim=True)
-    unit = torch.where(size > 0, size, torch.where(unit > 0, unit, 1))
+    unit = torch.where(size > 0, size, torch.where(unit > 0, unit, _FROM_ZERO / f.eps**0.25))
     shares = f.eps**0.25 / len(z) * torch.arange(len(z), dtype=z.dtype, device=z.device).unsqueeze(1)
     with suppress(Exception):
         return f.linearize(z + shares * torch.where(z < 0, -unit, unit)).alike()

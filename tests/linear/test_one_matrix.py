@@ -341,6 +341,28 @@ def test_newton_steps_of_a_sparse_equation_take_one_matrix_for_all(
     assert (int(s.steps.max()) == 1) == (cubic == 0)
 
 
+def test_one_matrix_at_zero_is_none_of_an_odd_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Jacobian changes there with the square of z alone (root, graph, 130 x 64, of the regret table)."""
+    made: list[int] = []
+
+    class Counted(SparseFactor):
+        def __init__(self, analysis, values, *more) -> None:
+            made.append(len(values))
+            super().__init__(analysis, values, *more)
+
+    monkeypatch.setattr(sparse_blocks, "SparseFactor", Counted)
+    rng = torch.Generator().manual_seed(0)
+    first, second = (torch.randperm(130, generator=rng) for _ in range(2))
+    back, again = first.argsort(), second.argsort()
+
+    def residual(z: Tensor, x: Tensor) -> Tensor:
+        return 2.1 * z + z**3 - (z[:, first] + z[:, back] + z[:, second] + z[:, again]) / 2 - x
+
+    x = 1.5 + torch.rand(64, 130, generator=rng, dtype=D)
+    s = ik.root(residual, torch.zeros_like(x), (x,), batch_dims=1)
+    assert bool(s.converged.all()) and not made
+
+
 @pytest.mark.parametrize("cubic", [0.0, 0.3])
 def test_a_dense_equation_for_more_samples_than_matrices_fit(cubic: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Condition 1e5: a Krylov method fails; one factorisation does, and is taken only where there is one matrix."""

@@ -534,7 +534,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/newton_correction.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or behind_zeros'",
-        ("return open_ & (~outwards | (torch.stack(beyond) >= before).any(0))", "return open_"),
+        ("return open_ & found", "return open_"),
     ),
     *mutants(
         "implicitkit/solver/verdict/runaway_near_origin.py",
@@ -1092,7 +1092,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/tolerance.py",
         FAMILIES + " -k any_unit",
-        ("if self.f.kind.minimisation and self._unit", "if self.f.kind.of_residuals and self._unit"),
+        ("if self.f.kind.minimisation:", "if self.f.kind.of_residuals:"),
+        ("self._walks = self._unit == 0 if", "self._walks = None if", FAMILIES + " -k every_stage"),
         (
             "self._unit.maximum(self._walks * start_size(z - self.came_from[0]))",
             "self._unit.maximum(1.0 * self._walks)",

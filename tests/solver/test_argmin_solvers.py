@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.solver.verdict import minima
 
 F64 = torch.float64
 
@@ -580,6 +582,27 @@ def test_a_long_valley_is_followed_to_its_end() -> None:
     for solver in ("auto", "lbfgs"):
         solution = ik.argmin(chain, z0, solver=solver)
         assert torch.autograd.functional.jacobian(chain, solution.value).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("falls", "spent"),
+    [
+        ((7.0, 6.4, 4.25, 0.124, 0.0056, 0.056, 0.076, 0.069, 0.07), False),  # L-BFGS in a valley of the regret table
+        ((7.0, 6.4, 4.25, 0.124, 0.0056, 0.004, 0.003, 0.002, 0.001), True),
+        ((7.0, 6.4, 4.25, 0.124, 0.0056, 0.0, 0.003, 0.0, 0.003), True),
+    ],
+)
+def test_what_falls_as_much_as_before_gets_on(falls: tuple[float, ...], spent: bool, monkeypatch: Any) -> None:
+    """A valley that is flat beside the slope that led into it (valley, chain and none, 300 x 1) is followed; what falls less
+    from look to look is left."""
+    monkeypatch.setattr(minima, "falls_forever", lambda f, z, which: which & False)
+    one = torch.ones(1, dtype=torch.float64)
+    look, value, z, given_up = minima.Progress(), 316 * one, one.unsqueeze(1), False
+    for fall in (0.0, *falls):
+        value = value - fall
+        f: Any = SimpleNamespace(value=lambda z, value=value: value, best_norm=0.05 * one, active=one > 0, eps=2.2e-16)
+        given_up = given_up or bool(look.spent(f, z))
+    assert given_up == spent
 
 
 @pytest.mark.parametrize("z0", [-5.0, 0.0, 0.5, 30.0])

@@ -212,6 +212,26 @@ def test_what_runs_away_does_so_in_any_unit(name: str, unit: float) -> None:
     assert not bool(found.converged), found
 
 
+def test_a_minimum_that_began_at_zero_has_the_units_of_its_step_in_every_stage() -> None:
+    """What begins with L-BFGS asks as little as what comes to it after Newton's method (wells, chain, 10 x 64, of the regret
+    table): each sample was asked whether it had run away."""
+    x = torch.linspace(0.5, 1.5, 10, dtype=F64) * torch.linspace(1, 2.5, 64, dtype=F64).unsqueeze(1)
+    wells = lambda z: ((z * z - 1) ** 2 - 0.5 * z * (z.roll(1, -1) + z.roll(-1, -1)) - 0.1 * x * z).sum(-1)  # noqa: E731
+    found, alone = (ik.argmin(wells, 0 * x, batch_dims=1, solver=s) for s in ("auto", "lbfgs"))
+    assert found.solver == "auto (lbfgs)" and found.evaluations <= alone.evaluations + 10
+
+
+def test_a_zero_behind_a_minimum_is_looked_for_no_longer_than_until_it_is_found() -> None:
+    """A valley far from where it began, in units of its steps: two Newton steps beyond, most slopes are as large again."""
+    x = torch.linspace(0.5, 1.5, 10, dtype=F64) * torch.linspace(1, 2.5, 64, dtype=F64).unsqueeze(1)
+    rng = torch.Generator().manual_seed(0)
+    first, second = (torch.randperm(10, generator=rng) for _ in range(2))
+    ends = (first, first.argsort(), second, second.argsort())
+    valley = lambda z: (100 * (sum(z[:, e] for e in ends) / 4 - z * z) ** 2 + (x - z) ** 2).sum(-1)  # noqa: E731
+    found = ik.argmin(valley, 0 * x, batch_dims=1, solver="lbfgs")
+    assert found.evaluations <= 240, found.evaluations
+
+
 @pytest.mark.parametrize("price", (1e3, 1e5))
 def test_multipliers_of_constraints_that_repeat_each_other(price: float) -> None:
     """Supplies and demands have one sum: one of their prices is free, and none has run away."""

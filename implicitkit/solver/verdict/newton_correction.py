@@ -171,8 +171,12 @@ def near_a_zero(at: Look, d: Tensor, terms: Tensor) -> Tensor:
     def across(open_: Tensor) -> Tensor:  # a zero: F is as large again behind it, or it lies towards the origin
         if not bool((open_ & outwards).any()):
             return open_
-        beyond = [norm(f.residual(z + k * torch.nan_to_num(d).to(z.dtype))) for k in (*_ACROSS, *BEHIND)]
-        return open_ & (~outwards | (torch.stack(beyond) >= before).any(0))
+        found = ~outwards
+        for k in (*_ACROSS, *BEHIND):
+            found = found | (norm(f.residual(z + k * torch.nan_to_num(d).to(z.dtype))) >= before)
+            if bool((found | ~open_).all()):
+                break
+        return open_ & found
 
     if not f.kind.iteration:
         # erfc(24) = 1e-252 has a small correction, but it leaves a third; and far out a hundredth can be a period (but

@@ -97,8 +97,8 @@ class Tolerance:
 
     def _begin(self, z: Tensor, norm: Tensor) -> None:
         """What is asked by where a solve begins, ``|F(z0)| = norm``, and the units of its equations there."""
-        if self.f.kind.minimisation and self._unit is None:
-            self._unit = start_size(z)
+        if self.f.kind.minimisation:
+            self._unit = start_size(z) if self._unit is None else self._unit
             self._walks = self._unit == 0 if not bool((self._unit > 0).all()) else None
         self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
         self.first = self.bound = torch.nan_to_num(norm * self.rtol, 0, 0, 0).add_(self.atol)

@@ -18,6 +18,7 @@ _STEEP = 0.9  # where the gradient has not come down to this, the objective may 
 _LOWER = 0.999  # it gets on if it has come down to this ...
 _FALLEN = 1e-2  # ... or the objective by this share of what it has fallen since the first look ...
 _STEADY = 0.25  # ... or by this share of what it has fallen between two looks on the average: it goes along a valley
+_AS_MUCH = 0.8  # ... or by this share of what it fell between the two looks before: so does one on a bend of the valley
 _FURTHER, _RUNS = 10.0, 2  # times as far out as a look before, so often in a row
 
 
@@ -53,8 +54,8 @@ class Progress:
 
     Attributes:
         first: the objective at the first look. value, norm: the least objective and gradient at the last one.
-        slope: the gradient at the first look. far: ``max |z|``, 1 or more, at the last one.
-        idle: looks in a row at which neither had come down. looks: how many so far.
+        fall: of the objective between the last two. slope: the gradient at the first look. looks: how many so far.
+        far: ``max |z|``, 1 or more, at the last one. idle: looks in a row at which neither had come down.
         runs: looks in a row at which it had run on downhill.
         unbounded: samples whose gradient has not, and whose objective falls forever.
         endless: searches along a line without an end.
@@ -63,6 +64,7 @@ class Progress:
     first: Tensor | None = None
     value: Tensor | None = None
     norm: Tensor | None = None
+    fall: Tensor | None = None
     slope: Tensor | None = None
     far: Tensor | None = None
     idle: Tensor | None = None
@@ -88,11 +90,14 @@ class Progress:
         idle = f.active & ~(norm < _LOWER * self.norm)
         rounding = ROUNDING * f.eps * self.value.abs()
         self.looks += 1
-        fallen = torch.maximum(rounding, min(_FALLEN, _STEADY / self.looks) * (self.first - self.value))
+        least = min(_FALLEN, _STEADY / self.looks) * (self.first - self.value)
+        if self.fall is not None:
+            least = torch.where(self.fall > 0, least.minimum(_AS_MUCH * self.fall), least)
+        fallen = torch.maximum(rounding, least)
         self.unbounded = steep & self._runs_on(z, value)
         if bool((steep & ~self.unbounded).any()):
             self.unbounded = self.unbounded | falls_forever(f, z, steep & ~self.unbounded)
-        self.idle = torch.where(idle & ~(value < self.value - fallen), self.idle + 1, 0)
+        self.idle, self.fall = torch.where(idle & ~(value < self.value - fallen), self.idle + 1, 0), self.value - value
         self.value, self.norm = torch.minimum(value, self.value), norm
         return self.unbounded | (self.idle >= _PATIENCE)
 
