@@ -241,47 +241,55 @@ def products(
         raise RuntimeError(COMPILED_ONCE)
     if not out.requires_grad:
         return lambda v: torch.zeros_like(out), lambda w: torch.zeros_like(point)
-    transposed: list[Tensor] = []
-    rows: list[Tensor] = []
+    made = _Products(out, point, again)
+    return made.mv, made.rmv
 
-    def rmv(w: Tensor) -> Tensor:
-        return _grad(out, point, w)
 
-    def through(v: Tensor, out: Tensor, point: Tensor) -> Tensor:
-        if not transposed:  # the double-backward trick: w -> J^T w is linear, its transpose is J
+class _Products:
+    """Products of :func:`products`; ``transposed``: ``w`` and ``J^T w``. rows: of ``J``, where there is no other way."""
+
+    def __init__(self, out: Tensor, point: Tensor, again: Callable[[], tuple[Tensor, Tensor]] | None) -> None:
+        self.out, self.point, self.again = out, point, again
+        self.transposed: tuple[Tensor, Tensor] | None = None
+        self.rows: Tensor | None = None
+
+    def rmv(self, w: Tensor) -> Tensor:
+        return _grad(self.out, self.point, w)
+
+    def mv(self, v: Tensor) -> Tensor:
+        if self.rows is not None:
+            return (self.rows @ v.unsqueeze(-1)).squeeze(-1)
+        try:
+            return self._through(v, self.out, self.point)
+        except RuntimeError as error:
+            return self._otherwise(v, error)
+
+    def _through(self, v: Tensor, out: Tensor, point: Tensor) -> Tensor:
+        if self.transposed is None:  # the double-backward trick: w -> J^T w is linear, its transpose is J
             with torch.enable_grad(), compat.own_graphs():
                 w = torch.ones_like(out, requires_grad=True)
                 (g,) = graph.pulled(out, (point,), w, create_graph=True)
-            transposed[:] = w, torch.zeros_like(point) if g is None else g
-        w, g = transposed
+            self.transposed = w, torch.zeros_like(point) if g is None else g
+        w, g = self.transposed
         return _grad(g, w, v) if g.requires_grad else torch.zeros_like(out)
 
-    def otherwise(v: Tensor, error: RuntimeError) -> Tensor:
+    def _otherwise(self, v: Tensor, error: RuntimeError) -> Tensor:
+        out, point = self.out, self.point
         if not lacks_second_derivative(error):
             raise error
-        transposed.clear()
-        if again is not None:
-            other, at = again()
+        self.transposed = None
+        if self.again is not None:
+            other, at = self.again()
             apart, most = (other - out).detach(), torch.maximum(out.detach().abs().max(), point.detach().abs().max())
             if float(apart.abs().max()) <= _SAME * float(most):  # it draws no other random numbers
                 try:
-                    return through(v, other, at)
+                    return self._through(v, other, at)
                 except RuntimeError as another:
                     error = another
         if not lacks_second_derivative(error) or out.shape[1] * point.numel() > _HELD:
             raise error
-        rows.append(matrix(rmv, out.shape[1], point.detach()))
-        return mv(v)
-
-    def mv(v: Tensor) -> Tensor:
-        if rows:
-            return (rows[0] @ v.unsqueeze(-1)).squeeze(-1)
-        try:
-            return through(v, out, point)
-        except RuntimeError as error:
-            return otherwise(v, error)
-
-    return mv, rmv
+        self.rows = matrix(self.rmv, out.shape[1], point.detach())
+        return self.mv(v)
 
 
 def rectangular(

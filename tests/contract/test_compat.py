@@ -41,7 +41,8 @@ Point = namedtuple("Point", ["x", "y"])
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
-assert_near = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-10)
+def assert_near(got: Any, want: Any, rtol: float = 1e-8, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
 
 
 # ------------------------------------------------------------------------------------------------------------ contracts

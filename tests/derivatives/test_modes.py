@@ -3,7 +3,6 @@ gradients, gradients switched off.  The oracle is the closed form under the same
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +55,8 @@ def solved(kind: str, held: str, x: Tensor = X) -> Callable[[Tensor], Tensor]:
     return solve
 
 
-assert_near = functools.partial(torch.testing.assert_close, rtol=1e-6, atol=1e-7)
+def assert_near(got: Any, want: Any, rtol: float = 1e-6, atol: float = 1e-7) -> None:
+    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
 
 
 def along(f: Callable[[Tensor], Tensor], w: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ from implicitkit.solver.steps.restarts import watch
 D = torch.float64
 
 
-assert_near = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
+def assert_near(got: Any, want: Any, rtol: float = 1e-9, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
 
 
 # ------------------------------------------------------------------------------------------- what the walk finds, alone

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
@@ -16,7 +15,8 @@ from implicitkit.diagnostics import stability
 D = torch.float64
 
 
-assert_near = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
+def assert_near(got: Any, want: Any, rtol: float = 1e-9, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
 
 
 def number(x: float) -> Tensor:

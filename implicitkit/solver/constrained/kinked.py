@@ -32,17 +32,18 @@ from implicitkit.solver.subset import subset
 
 _FEW, _SAMPLES = 64, 16  # unknowns, and constraint values, and samples at most
 _STEPS = 40  # cutting planes at most, and two for each unknown
-_REST = 1e-9  # of 1 + |z|: a step that is none
-_HOLDS = 1e-7  # of |J| (1 + |z|): a violation that is none, and a plane that is active
+_REST = 1e-9  # of |z|: a step that is none
+_HOLDS = 1e-7  # of |J| |z|: a violation that is none, and a plane that is active
 _FORCE = 1e-7  # of the largest multiplier: it is one
-_FLAT = 0.1  # of |df| / (1 + |z|): curvature of the model of the objective at least
-_NEAR = 1e-5  # of 1 + |z|: how far from the kink gradients are looked at ...
+_FLAT = 0.1  # of |df| / |z|: curvature of the model of the objective at least
+_NEAR = 1e-5  # of |z|: how far from the kink gradients are looked at ...
 _JUMPS, _LIKE = 1e-2, 1e-3  # ... of |J|: by so much they differ across it, and by no more than that within a branch
 _MORE = 8  # directions beyond the number of unknowns
 _INDEPENDENT = 1e-4  # of |J|
 _ASIDE = 1e-2  # of a way, turned to both sides
+_NOTHING = 1e-8  # of the largest |z| on the way: it is none, and has no length of its own
 _TURNS, _TURNED = 4, 0.1  # ways along a step, and how much they are turned
-_BALANCED = 1e-6  # of 1 + |z|: a step within all branches that is none
+_BALANCED = 1e-6  # of |z|: a step within all branches that is none
 
 
 class Kink(NamedTuple):
@@ -96,8 +97,21 @@ def in_a_kink(f: Evaluations, total: Outcome, which: Tensor) -> Tensor:
 def _kink(model: Model, w: Tensor) -> Kink | None:
     """The kink that one sample comes to from ``w`` ``(1, n + m)`` on, if there is one."""
     z, multipliers = model.split(w)
-    rest = _Planes(model, z).rest(multipliers)
-    return rest and _branches(model, *rest)
+    size = _Size(z)
+    rest = _Planes(model, z, size).rest(multipliers)
+    return rest and _branches(model, *rest, size)
+
+
+class _Size:
+    """How large one sample is: ``|z|``, or that of its start; of nearly nothing, the largest on the way."""
+
+    def __init__(self, z: Tensor) -> None:
+        self.least = self.most = float(z.abs().max())
+
+    def of(self, z: Tensor) -> float:
+        here = max(float(z.abs().max()), self.least)
+        self.most = max(self.most, here)
+        return (here if here > _NOTHING * self.most else self.most) or 1.0
 
 
 class _Planes:
@@ -107,8 +121,8 @@ class _Planes:
         rows, level: the planes ``rows z <= level``, ``(1, k, n)`` and ``(1, k)``.
     """
 
-    def __init__(self, model: Model, z: Tensor) -> None:
-        self.model, self.z = model, z
+    def __init__(self, model: Model, z: Tensor, size: _Size) -> None:
+        self.model, self.z, self.size = model, z, size
         self.rows, self.level = z.new_zeros(1, 0, model.size), z.new_zeros(1, 0)
         self.bounds = model.bounds(z)
 
@@ -128,10 +142,10 @@ class _Planes:
             forces = lam[:, : self.level.shape[1]].view(1, -1, count)
             multipliers = torch.zeros_like(multipliers)
             multipliers[:, ~sided], multipliers[:, sided] = y, forces.sum(1)
-            size = 1 + largest_moduli(z)
-            if bool((largest_moduli(d) <= _REST * size).all()):
+            size = self.size.of(z)
+            if bool((d.abs() <= _REST * size).all()):
                 steep = here.jacobian.abs().amax(2)
-                if bool((model.violation(here.constraints) > _HOLDS * size * (1 + steep)).any()):
+                if bool((model.violation(here.constraints) > _HOLDS * size * steep).any()):
                     return None
                 return z, multipliers
             z = z + d
@@ -147,7 +161,7 @@ class _Planes:
         """The step and the multipliers of its equalities and of all planes."""
         sided, n = self.model.one_sided, self.model.size
         values, V = torch.linalg.eigh(torch.nan_to_num(self.model.hessian(z, multipliers)))
-        least = _FLAT * largest_moduli(here.slope) / (1 + largest_moduli(z))
+        least = _FLAT * largest_moduli(here.slope) / self.size.of(z)
         H = (V * values.abs().maximum(least.unsqueeze(1)).unsqueeze(1)) @ V.mT
         G, h = self.rows, self.level - (self.rows @ z.unsqueeze(2)).squeeze(2)
         if self.bounds is not None:
@@ -165,8 +179,8 @@ class _Ways:
         ways: ``(k, n)``. J: ``(k, m, n)``. steep: ``|J|`` of each constraint value, ``(m,)``.
     """
 
-    def __init__(self, model: Model, z: Tensor) -> None:
-        self.model, self.z, self.length = model, z, _NEAR * (1 + float(z.abs().max()))
+    def __init__(self, model: Model, z: Tensor, size: _Size) -> None:
+        self.model, self.z, self.size, self.length = model, z, size, _NEAR * size.of(z)
         self.ways, self.J = z.new_zeros(0, model.size), z.new_zeros(0, model.count, model.size)
         self.steep = z.new_full((model.count,), torch.finfo(z.dtype).tiny)
 
@@ -187,7 +201,7 @@ class _Ways:
     def balance(self, multipliers: Tensor) -> bool:
         """Do the branches balance the objective?  Where a step within those known so far leads on, it leads into another."""
         model, z, sided = self.model, self.z, self.model.one_sided
-        here, planes = model.local(z), _Planes(model, z)
+        here, planes = model.local(z), _Planes(model, z, self.size)
         for number in range(_STEPS + 2 * model.size):
             planes.rows = self.J[:, sided].flatten(0, 1).unsqueeze(0)
             room = (-here.constraints[:, sided]).clamp_min(0).repeat(1, len(self.J))
@@ -195,7 +209,7 @@ class _Ways:
             step = planes.step(here, z, multipliers)
             if step is None:
                 return False
-            if float(step[0].abs().max()) <= _BALANCED * self.length / _NEAR:
+            if float(step[0].abs().max()) <= _BALANCED * self.size.of(z):
                 return True
             known = len(self.J)
             if not self.add(_units(step[0]) + _TURNED * _spread(_TURNS, z, number)) or not self._are_new(known):
@@ -218,10 +232,10 @@ def _units(directions: Tensor) -> Tensor:
     return torch.nn.functional.normalize(directions, dim=1)
 
 
-def _branches(model: Model, z: Tensor, multipliers: Tensor) -> Kink | None:
+def _branches(model: Model, z: Tensor, multipliers: Tensor, size: _Size) -> Kink | None:
     """The branches of active inequalities that meet in ``z``; ``None`` where none of those has a kink, or what is there is
     more than the greatest of branches, or no mean of their gradients balances the objective."""
-    about, n, sided = _Ways(model, z), model.size, model.one_sided
+    about, n, sided = _Ways(model, z, size), model.size, model.one_sided
     if not about.add(_spread(n + _MORE, z, 0)) or not about.balance(multipliers):
         return None
     J, ways = about.J, about.ways
