@@ -38,7 +38,7 @@ def absolute_product(A: Tensor, x: Tensor) -> Tensor:
 def largest(A: Tensor, dim: int = -1, keepdim: bool = False) -> Tensor:
     """``max |A_ij|`` along a dimension, by its greatest and its least entry: nothing of the size of ``A`` is written (the
     maximum norm takes ten times as long along rows, the sizes of all entries three times)."""
-    return torch.maximum(A.amax(dim, keepdim), A.amin(dim, keepdim).neg_())
+    return torch.maximum(A.amax(dim, keepdim), -A.amin(dim, keepdim))
 
 
 def sizes(A: Tensor) -> tuple[Tensor, Tensor]:
