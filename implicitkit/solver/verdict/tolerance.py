@@ -100,6 +100,8 @@ class Tolerance:
         if self.f.kind.minimisation:
             self._unit = start_size(z) if self._unit is None else self._unit
             self._walks = self._unit == 0 if not bool((self._unit > 0).all()) else None
+            if self._walks is not None:  # another method may have come from there to here
+                self._unit = self._unit.maximum(self._walks * start_size(z))
         self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
         self.first = self.bound = torch.nan_to_num(norm * self.rtol, 0, 0, 0).add_(self.atol)
         if not self._has_rows:
