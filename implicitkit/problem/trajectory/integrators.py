@@ -8,6 +8,7 @@ follow so far.  Nothing in it is differentiated.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,29 @@ def get_integrator(integrator: Any) -> Integrator:
     raise ValueError(f"integrator must be one of {names}, or a function; got {integrator!r}")
 
 
+def _led_by_others(integrator: Integrator) -> Integrator:
+    """A sample whose solution ends makes the steps shrink to nothing before that: where others go on, the steps are those
+    that they take without it."""
+
+    @functools.wraps(integrator)
+    def follow(f: Slope, t: Tensor, y0: Tensor, accuracy: float, look: Look | None = None) -> Followed:
+        found = integrator(f, t, y0, accuracy, look)
+        lost = ~torch.isfinite(found.states[-1]).all(1)
+        shown = compat.batches_in_front(lost)[0]
+        if look is not None or not bool(shown.any()) or bool(shown.all()):
+            return found
+        led, states = integrator(f, t, torch.where(lost.unsqueeze(1), torch.nan, y0), accuracy), found.states
+
+        def between(step: Tensor, x: Tensor) -> Tensor:
+            begin, x = states[step], x[:, None, None]
+            return torch.where(x == 0, begin, torch.lerp(begin, states[step + 1], x))
+
+        known = found._replace(explicit=False).on(led.edges, f, between)
+        return led._replace(states=torch.where(lost.unsqueeze(1), known.states, led.states))
+
+    return follow
+
+
 def dormand_prince(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple[Tensor, Tensor]:
     """An integrator (see above): explicit steps of order five (:mod:`implicitkit.problem.trajectory.explicit_steps`).
 
@@ -59,12 +83,14 @@ def dormand_prince(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple[Te
     return _explicit(f, t, y0, accuracy)[:2]
 
 
+@_led_by_others
 def _explicit(f: Slope, t: Tensor, y0: Tensor, accuracy: float, look: Look | None = None) -> Followed:
     march = March(f, t, y0, accuracy, look)
     march.run()
     return march.followed
 
 
+@_led_by_others
 def auto(f: Slope, t: Tensor, y0: Tensor, accuracy: float, look: Look | None = None) -> Followed:
     """An integrator (see above): :func:`dormand_prince` as long as accuracy rules its steps, and where stability does
     SciPy's ``Radau``: from the beginning, or from where a sample has ended or ``f`` jumps.
@@ -132,26 +158,4 @@ def _mapping(y: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], 
     return inwards, outwards
 
 
-def _led_by_others(integrator: Integrator) -> Integrator:
-    """A sample whose solution ends makes the steps shrink to nothing before that: where others go on, the steps are those
-    that they take without it."""
-
-    def follow(f: Slope, t: Tensor, y0: Tensor, accuracy: float, look: Look | None = None) -> Followed:
-        found = integrator(f, t, y0, accuracy, look)
-        lost = ~torch.isfinite(found.states[-1]).all(1)
-        shown = compat.batches_in_front(lost)[0]
-        if look is not None or not bool(shown.any()) or bool(shown.all()):
-            return found
-        led, states = integrator(f, t, torch.where(lost.unsqueeze(1), torch.nan, y0), accuracy), found.states
-
-        def between(step: Tensor, x: Tensor) -> Tensor:
-            begin, x = states[step], x[:, None, None]
-            return torch.where(x == 0, begin, torch.lerp(begin, states[step + 1], x))
-
-        known = found._replace(explicit=False).on(led.edges, f, between)
-        return led._replace(states=torch.where(lost.unsqueeze(1), known.states, led.states))
-
-    return follow
-
-
-_OURS: dict[str, Integrator] = {"auto": _led_by_others(auto), "dormand_prince": _led_by_others(_explicit)}
+_OURS: dict[str, Integrator] = {"auto": auto, "dormand_prince": _explicit}
