@@ -18,7 +18,6 @@ _STEEP = 0.9  # where the gradient has not come down to this, the objective may 
 _LOWER = 0.999  # it gets on if it has come down to this ...
 _FALLEN = 1e-2  # ... or the objective by this share of what it has fallen since the first look ...
 _STEADY = 0.25  # ... or by this share of what it has fallen between two looks on the average: it goes along a valley
-_AS_MUCH = 0.8  # ... or by this share of what it fell between the two looks before: so does one on a bend of the valley
 _FURTHER, _RUNS = 10.0, 2  # times as far out as a look before, so often in a row
 
 
@@ -92,7 +91,7 @@ class Progress:
         self.looks += 1
         least = min(_FALLEN, _STEADY / self.looks) * (self.first - self.value)
         if self.fall is not None:
-            least = torch.where(self.fall > 0, least.minimum(_AS_MUCH * self.fall), least)
+            least = torch.where(self.fall > 0, least.minimum(self.fall), least)  # as before: on a bend of the valley
         fallen = torch.maximum(rounding, least)
         self.unbounded = steep & self._runs_on(z, value)
         if bool((steep & ~self.unbounded).any()):
