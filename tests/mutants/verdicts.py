@@ -905,7 +905,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solving/kinks.py",
         "tests/solver/test_kinked_constraints.py -k counts_on",
-        ("callback(step + shown, z, norm)", "callback(step, z, norm)"),
+        ('["callback"], outcome.shown)', '["callback"], 0)'),
     ),
     *mutants(
         "implicitkit/solver/evaluating/fit_graphs.py",
