@@ -18,7 +18,7 @@ _STEEP = 0.9  # where the gradient has not come down to this, the objective may 
 _LOWER = 0.999  # it gets on if it has come down to this ...
 _FALLEN = 1e-2  # ... or the objective by this share of what it has fallen since the first look ...
 _STEADY = 0.25  # ... or by this share of what it has fallen between two looks on the average: it goes along a valley
-_AS_MUCH = 0.8  # ... or by this share of what it fell between the two looks before: so does one on a bend of the valley
+_AS_MUCH = 0.9  # ... or by this share of what it fell between the two looks before: so does one on a bend of the valley
 _FURTHER, _RUNS = 10.0, 2  # times as far out as a look before, so often in a row
 
 
