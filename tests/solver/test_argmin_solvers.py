@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.solver.verdict import minima
+from implicitkit.solver.verdict import unbounded
 
 F64 = torch.float64
 
@@ -595,9 +595,9 @@ def test_a_long_valley_is_followed_to_its_end() -> None:
 def test_what_falls_as_much_as_before_gets_on(falls: tuple[float, ...], spent: bool, monkeypatch: Any) -> None:
     """A valley that is flat beside the slope that led into it (valley, chain and none, 300 x 1) is followed; what falls less
     from look to look is left."""
-    monkeypatch.setattr(minima, "falls_forever", lambda f, z, which: which & False)
+    monkeypatch.setattr(unbounded, "falls_forever", lambda f, z, which: which & False)
     one = torch.ones(1, dtype=torch.float64)
-    look, value, z, given_up = minima.Progress(), 316 * one, one.unsqueeze(1), False
+    look, value, z, given_up = unbounded.Progress(), 316 * one, one.unsqueeze(1), False
     for fall in (0.0, *falls):
         value = value - fall
         f: Any = SimpleNamespace(value=lambda z, value=value: value, best_norm=0.05 * one, active=one > 0, eps=2.2e-16)
