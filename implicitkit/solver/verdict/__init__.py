@@ -1,5 +1,6 @@
-r"""Is a point a solution?  The argument, question by question.  Each has a file, and its number stands in :mod:`judge`
-where it is asked: the cheapest first.
+r"""Is a point a solution?  The argument, question by question.
+
+Each has a file, and its number stands in :mod:`judge` where it is asked: the cheapest first.
 
 **While a solve runs**, of samples that claim to have converged (:meth:`judge.Judge.examine`):
 
