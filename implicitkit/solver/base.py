@@ -22,6 +22,11 @@ from implicitkit.solution import Status
 from implicitkit.solver.evaluations import Evaluations
 
 
+def counting_on(callback: Callable[..., Any] | None, shown: int) -> Any:
+    """The user's callback, which has seen so many steps already."""
+    return callback and (lambda step, z, norm: callback(step + shown, z, norm))
+
+
 @dataclass(frozen=True)
 class Options:
     """How a solve is run: tolerances (``|F| <= atol + rtol * scale``), limits, what is watched.
@@ -64,10 +69,8 @@ class Options:
     def after(self, taken: int, shown: int) -> Options:
         """For what goes on after so many steps of a sample, at most: fewer are left; and so many that a callback has seen,
         of all samples: it counts on."""
-        callback = self.callback
         left = None if self.max_steps is None else self.max_steps - taken
-        later = callback and (lambda step, z, norm: callback(step + shown, z, norm))
-        return replace(self, max_steps=left, callback=later)
+        return replace(self, max_steps=left, callback=counting_on(self.callback, shown))
 
 
 @dataclass

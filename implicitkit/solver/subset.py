@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from implicitkit.solver.base import account
 from implicitkit.solver.evaluating.fit_graphs import lend
 from implicitkit.solver.evaluations import Evaluations
 
@@ -28,21 +29,26 @@ def ask(f: Evaluations, question: Callable[..., Tensor], z: Tensor, which: Tenso
     point, and of their rows alone where the system allows it; ``(batch, ...)``."""
     F = f.residual(z)
     samples, system, theta = subset(f, which)
-    if len(samples) < len(which):
-        F = F.index_select(0, samples)
-        z, chosen = z.index_select(0, samples), which.index_select(0, samples)
-        more = tuple(t.index_select(0, samples) if isinstance(t, Tensor) else t for t in more)
-    else:
-        chosen = which
     probe = f.beside("root", system, theta)
     if len(samples) == len(which):
         lend(f, probe, z)
-    else:
-        probe.know(z, F)
-    answer = question(probe, z, chosen, *more)
-    if len(samples) == len(which):
-        return answer
+        return question(probe, z, which, *more)
+    z, F, chosen, *rest = (t.index_select(0, samples) if isinstance(t, Tensor) else t for t in (z, F, which, *more))
+    probe.know(z, F)
+    answer = question(probe, z, chosen, *rest)
     return answer.new_zeros(len(which), *answer.shape[1:]).index_copy(0, samples, answer)
+
+
+def each(f: Evaluations, which: Tensor, most: int) -> Iterator[tuple[Tensor, int, Evaluations]]:
+    """The first samples among ``which``, so many at ``most``: each as a mask, its number, and counted evaluations of it
+    alone; none where the system does not allow that."""
+    for number in which.nonzero().squeeze(1)[:most].tolist():
+        mask = torch.zeros_like(which).index_fill(0, torch.tensor([number], device=which.device), True)
+        samples, system, theta = subset(f, mask)
+        if len(samples) == 1:
+            part = Evaluations(system, theta, f.solves)
+            yield mask, number, part
+            account(f, part)
 
 
 class WholeBatch:

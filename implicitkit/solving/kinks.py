@@ -18,15 +18,10 @@ from implicitkit.foundation import trees
 from implicitkit.problem.base import Restated
 from implicitkit.problem.kinked_inequalities import Agreement, Branches
 from implicitkit.solution import Solution
-from implicitkit.solver.base import account
+from implicitkit.solver.base import account, counting_on
 
 _SAME = 1e-5  # of 1 + |z|, as far as ways into branches go: how far their solution may be from the kink
 _SHARE = 1e-2  # of the tolerance, what may be left of it
-
-
-def _counting_on(callback: Any, shown: int) -> Any:
-    """The user's callback, which has seen so many steps already."""
-    return callback and (lambda step, z, norm: callback(step + shown, z, norm))
 
 
 def along_a_kink(
@@ -60,7 +55,7 @@ def along_a_kink(
     smooth = replace(problem, constraints=Branches(tuple(there), outcome.kink.picks).of(constraints))
     limit = solve_once.keywords["max_steps"]  # of both solves together; there is one step left, at least
     limit = None if limit is None else max(1, limit - int(outcome.steps.max()))
-    callback = _counting_on(solve_once.keywords["callback"], outcome.shown)
+    callback = counting_on(solve_once.keywords["callback"], outcome.shown)
     again = solve_once(smooth, z, args, atol=atol, max_steps=limit, callback=callback)
     after, n = again._record.outcome, ways.shape[1]
     if not after.all_converged or after.z.shape[0] != 1:

@@ -94,3 +94,13 @@ def test_a_callback_counts_on_where_branches_take_over() -> None:
     seen: list[int] = []
     solution = nearest(A, c, constraint, callback=lambda step, z, norm: seen.append(step))
     assert seen == list(range(1, int(solution.steps) + 1))
+
+
+def test_branches_are_looked_for_where_steps_within_those_known_lead() -> None:
+    """A vertex of the ball, seven of eight unknowns at zero: 16 directions do not meet all branches that hold it."""
+    c = torch.rand(8, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 1.8 - 0.9
+    c[0] = 3.0
+    ball = [ik.Inequality(lambda z: z.abs().sum() - 1)]
+    start = torch.full((8,), 0.01, dtype=torch.float64)
+    found = ik.argmin(lambda z: (z - c).square().sum(), start, constraints=ball, on_failure="ignore", max_steps=300)
+    torch.testing.assert_close(found.value, torch.eye(8, dtype=torch.float64)[0], rtol=0, atol=1e-7)

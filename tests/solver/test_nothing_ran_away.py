@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -101,6 +104,17 @@ def test_the_bottom_of_a_bowl_is_looked_at_once(n: int, dtype: torch.dtype) -> N
     bottom = torch.arange(1, n + 1).to(dtype)
     start = torch.full((n,), 0.0 if n == 1 else 1.0, dtype=dtype)
     assert ik.argmin(lambda z: ((z - bottom) ** 2).sum(), start).evaluations <= 4
+
+
+@pytest.mark.parametrize(("behind", "near"), [("fades", False), ("rises", True)])
+def test_what_a_long_step_outwards_leaves_little_of_is_a_zero_if_there_is_more_behind(behind: str, near: bool) -> None:
+    """A step from 10 to 13 leaves a twentieth of ``exp(-z)``, and nothing of ``13 - z``."""
+    z, d = torch.full((1, 1), 10.0, dtype=F64), torch.full((1, 1), 3.0, dtype=F64)
+    function = {"fades": lambda z: torch.exp(-z), "rises": lambda z: 13 - z}[behind]
+    kind = SimpleNamespace(iteration=False, of_residuals=False)
+    f: Any = SimpleNamespace(eps=torch.finfo(F64).eps, residual=function, kind=kind)
+    at = newton_correction.Look(f, z, function(z), function(z), torch.zeros(1, dtype=torch.bool))
+    assert bool(newton_correction.near_a_zero(at, d, function(z))) is near
 
 
 _FADES = {

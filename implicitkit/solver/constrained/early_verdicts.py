@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 
 import torch
@@ -10,13 +9,13 @@ from torch import Tensor
 
 from implicitkit.problem.argmin import Bounded
 from implicitkit.solution import Status
-from implicitkit.solver.base import Outcome, account
+from implicitkit.solver.base import Outcome
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.constrained.no_point import no_point_satisfies, shown_around
 from implicitkit.solver.constrained.phase_one import Ended, ended
 from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.subset import subset
+from implicitkit.solver.subset import each
 
 _SAMPLES = 16  # at most, each of which is looked at by itself
 _FEW = 3  # points beside one that are looked at while others may do
@@ -34,7 +33,7 @@ def settled_without_others(f: Evaluations, z0: Tensor, total: Outcome, failed: T
     known = model.problem.prox is None or isinstance(model.problem.prox, Bounded)
     if not known or not 0 < model.count <= _DENSE - model.size or model.is_sparse(z0):
         return falls, none
-    for mask, number, part in _each(f, failed & ~falls & ~none):
+    for mask, number, part in each(f, failed & ~falls & ~none, _SAMPLES):
         begin, start = (Model(part).split(w[number : number + 1])[0] for w in (total.z, z0))
         near = bool((begin - start).abs().amax() <= _OUT * (1 + start.abs().amax()))
         with suppress(ArithmeticError, RuntimeError):  # beside a point whose domain ends there
@@ -46,7 +45,7 @@ def has_no_solution(f: Evaluations, w: Tensor, which: Tensor, linear: Tensor) ->
     """Samples among ``which``, whose first quadratic program has no solution, of which it is plain that they have none:
     nothing meets the constraints, or the objective, if that is ``linear``, falls forever; ``(batch,)``."""
     none = torch.zeros_like(which)
-    for mask, number, part in _each(f, which):
+    for mask, number, part in each(f, which, _SAMPLES):
         model = Model(part)
         with suppress(ArithmeticError, RuntimeError):
             end = ended(model, model.split(w[number : number + 1])[0], _FEW)
@@ -61,17 +60,6 @@ def _is_sure(part: Evaluations, end: Ended) -> bool:
     if end.y is None:
         return bool(falls_forever_within(part, model.join(end.z), torch.ones_like(end.z[:, 0], dtype=torch.bool)))
     return shown_around(model, end.z, end.y, end.level)
-
-
-def _each(f: Evaluations, which: Tensor) -> Iterator[tuple[Tensor, int, Evaluations]]:
-    """The first sixteen samples among ``which``: each as a mask, its number, and counted evaluations of it alone."""
-    for number in which.nonzero().squeeze(1)[:_SAMPLES].tolist():
-        mask = torch.zeros_like(which).index_fill(0, torch.tensor([number], device=which.device), True)
-        samples, system, theta = subset(f, mask)
-        if len(samples) == 1:
-            part = Evaluations(system, theta, f.solves)
-            yield mask, number, part
-            account(f, part)
 
 
 def _said(part: Evaluations, end: Ended | None, total: Outcome, mask: Tensor, falls: Tensor, none: Tensor) -> None:

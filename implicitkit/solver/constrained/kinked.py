@@ -24,11 +24,11 @@ from implicitkit.foundation import seeded, trees
 from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.problem.argmin import Bounded
 from implicitkit.solution import Status
-from implicitkit.solver.base import Outcome, account
+from implicitkit.solver.base import Outcome
 from implicitkit.solver.constrained.model import Local, Model
 from implicitkit.solver.constrained.step_program import solved
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.subset import subset
+from implicitkit.solver.subset import each
 
 _FEW, _SAMPLES = 64, 16  # unknowns, and constraint values, and samples at most
 _STEPS = 40  # cutting planes at most, and two for each unknown
@@ -79,18 +79,13 @@ def in_a_kink(f: Evaluations, total: Outcome, which: Tensor) -> Tensor:
     known = model.problem.prox is None or isinstance(model.problem.prox, Bounded)
     if not (few and known and bool(model.one_sided.any())):
         return found
-    for number in which.nonzero().squeeze(1)[:_SAMPLES].tolist():
-        mask = torch.zeros_like(which).index_fill(0, torch.tensor([number], device=which.device), True)
-        samples, system, theta = subset(f, mask)
-        part = Evaluations(system, theta, f.solves)
+    for mask, number, part in each(f, which, _SAMPLES):
         kink = None
-        if len(samples) == 1:
-            with suppress(Exception):  # beside a point whose domain ends there
-                kink = _kink(Model(part), total.z[number : number + 1])
+        with suppress(Exception):  # beside a point whose domain ends there
+            kink = _kink(Model(part), total.z[number : number + 1])
         if kink is not None:
             found, total.kink = found | mask, kink
             total.move(mask, kink.w, part.residual(kink.w), Status.STALLED)
-        account(f, part)
     return found
 
 

@@ -24,8 +24,8 @@ from implicitkit.solver.steps.region import POOR, Region
 from implicitkit.sparsity.patterns import SMALLEST
 
 WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
-_HALVINGS = 4  # of a step inside the region
 _AGAIN = 50.0  # ... and those of a step, for them to be tried again after it
+_HALVINGS = 4  # of a step inside the region
 
 
 @register_solver("newton_cg", solves="minimise")

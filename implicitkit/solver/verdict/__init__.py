@@ -1,4 +1,6 @@
-r"""Is a point a solution?  The argument, question by question; each has a file, and :mod:`judge` asks them in this order.
+r"""Is a point a solution?  The argument, question by question.
+
+Each has a file, and its number stands in :mod:`judge` where it is asked: the cheapest first.
 
 **While a solve runs**, of samples that claim to have converged (:meth:`judge.Judge.examine`):
 
@@ -9,12 +11,15 @@ r"""Is a point a solution?  The argument, question by question; each has a file,
 3. Or is it nothing but rounding, ``|F_i| <= 10 |F_i(z + 2 eps w) - F_i - 2 eps J w|_i``?  :mod:`rounding_level`.
 4. Do steps get on, ``|F| <= |F_before| / 2``?  Then one more is worth it: :mod:`last_step`.
 
-**Once a solver has ended** (:meth:`judge.Judge.review`), since ``F`` may be small where an infimum is not attained:
+**Once a solver has ended** (:meth:`judge.Judge.review`), 2 and 3 are asked once more of samples that it gave up, with 100
+``rtol`` if that is no more than ``sqrt(eps)`` (:meth:`judge.Judge.last_word`): it may be unable to lower what is left.  And
+of all that have converged, since ``F`` may be small where an infimum is not attained:
 
 5. Is a zero near by the factors ``N`` of the last step, ``|N^{-1} F| << |z|``, ``F`` changing as ``N`` says?  Then nothing
    more is asked.  Kantorovich (1948): :mod:`kantorovich`.  Or did ``F`` fall more steeply in the last step than on any way
    to infinity, ``d log|F| / d log|z| > 1e5``?  :mod:`last_step`.
-6. Far out, ``|z|_inf > 5``: is ``F`` small because ``z`` is large (``exp(-z)``)?  :mod:`runaway`, which asks
+6. Far out, ``|z|_inf > 5`` (8 of a fixed point; less where a minimisation began nearer to the origin): is ``F`` small
+   because ``z`` is large (``exp(-z)``)?  :mod:`runaway`, which asks
    a. what ``F`` is along the ray from the origin to ``z``: :mod:`along_the_ray`;
    b. whether a zero has underflowed, ``exp(-1000 z)``: :mod:`underflow`;
    c. the Newton correction ``J d = -F``, small beside ``z`` or ``|F(z + d)| <= |F| / 10``: :mod:`newton_correction`;

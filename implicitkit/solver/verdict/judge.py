@@ -31,7 +31,7 @@ from implicitkit.solver.verdict.tolerance import HIDDEN, LEAST, Tolerance
 
 _LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the solver cannot lower
 _AGAIN = 0.9  # a claim that was refused is looked at again when the residual has fallen by this
-_UNSIGNED = 100.0  # |A| |z| of so many times a change of F with z may be one without its signs
+_UNSIGNED = 100.0  # times the change of F with z: |A| |z| at most, since terms of J z may cancel
 _FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
 _LOOSE = 1e-8  # of z_j, by which it may be wrong where |F| <= atol, or ten times rtol if that is more
 _Maybe = Tensor | None
@@ -46,8 +46,9 @@ class Judge(Tolerance):
 
     def __init__(self, f: Evaluations, options: Options) -> None:
         super().__init__(f, options)
-        self._again: Tensor | None = None  # |F| at which a claim below atol is looked at once more; or see falls_on
-        self.asked = RunawayRecord()  # who was asked at a point whether he runs away
+        # |F| at which a claim below atol is looked at once more; of a fixed point, what :func:`falls_on` knows
+        self._again: Tensor | None = None
+        self.asked = RunawayRecord()  # which were asked at a point whether they run away
         self._healthy: tuple[Tensor, Tensor] | None = None  # a point, whose equations all change there far more than F
         self._held: tuple[Tensor, Tensor] | None = None  # a point, and where a zero is near by factors that hold there
         self._settled: tuple[Tensor, Tensor] | None = None  # a point, and where one is near by factors of the last step
@@ -148,7 +149,7 @@ class Judge(Tolerance):
         return self._runs_away(z, far) if bool(far.any()) else far
 
     def _runs_away(self, z: Tensor, far: Tensor) -> Tensor:
-        """Which of the samples ``far`` out are on the way to infinity; who was asked at this point is not asked again."""
+        """Which of the samples ``far`` out are on the way to infinity; none is asked at a point twice."""
         (asked, away), known = self.asked.at(z), self.f.system.factored
         open_ = far & ~asked
         if bool(open_.any()):

@@ -21,7 +21,7 @@ from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.backward_error import healthy_share
 from implicitkit.solver.verdict.curvature import difference_step, hessian_times
-from implicitkit.solver.verdict.differences import FLOOR, in_working_precision, uneven
+from implicitkit.solver.verdict.differences import FLOOR, change, in_working_precision, uneven
 from implicitkit.solver.verdict.newton_correction import DENSE
 
 _SHORT = 1e-3  # of z: a step of which the factors still hold behind it ...
@@ -153,7 +153,7 @@ def distant_factors_hold(f: Evaluations, z: Tensor, which: Tensor, known: Any) -
     """
     F, way = in_working_precision(f.residual(z)), uneven(z)[1]
     h = f.eps**0.5
-    moved = torch.nan_to_num((in_working_precision(f.residual(z + h * way)) - F).abs() / h, nan=0.0, posinf=0.0)
+    moved = change(f, z, F, way, h)
     steepness = torch.linalg.vector_norm(moved, dim=1)
     size = known.size(in_working_precision(way))
     held = which & ((size <= _STEEPER * moved) & (size > 0)).all(1) & known.factor.ok.to(z.device)

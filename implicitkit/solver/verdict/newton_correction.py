@@ -58,7 +58,7 @@ class Look(NamedTuple):
     z: Tensor  # (batch, n)
     F: Tensor  # there
     scale: Tensor  # by how much each F_i changes when z moves by a hundredth, times a hundred
-    loose: Tensor  # samples whose length F does not tell, (batch,): none is trusted that does not take F down
+    loose: Tensor  # samples whose F is as small all along their ray, (batch,): trusted where a correction takes F down
 
 
 def by_factors(at: Look, J: Tensor, r: Tensor, off: Tensor, lines: bool = True) -> Tensor:

@@ -1,4 +1,4 @@
-"""Who has been asked at a point whether he runs away: nobody is asked there twice."""
+"""Which samples have been asked at a point whether they run away: none is asked there twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RunawayRecord:
 
     Attributes:
         point: ``(batch, n)``. which: the samples that have been asked there, ``(batch,)``. away: which of them run away.
-        way: the last step of those that were found to run away anywhere, else zero, ``(batch, n)``; ``None``: nobody was.
+        way: the last step of those that were found to run away anywhere, else zero, ``(batch, n)``; ``None``: none was.
     """
 
     def __init__(self, way: Tensor | None = None) -> None:
@@ -22,7 +22,7 @@ class RunawayRecord:
         self.which = self.away = torch.zeros(0, dtype=torch.bool, device="cpu")
 
     def at(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Who has been asked at ``z``, and who runs away, ``(batch,)`` each."""
+        """Which samples have been asked at ``z``, and which of them run away, ``(batch,)`` each."""
         if self.point is not z:
             self.note(z, none := torch.zeros(len(z), dtype=torch.bool, device=z.device), none)
         return self.which, self.away
@@ -54,5 +54,5 @@ class RunawayRecord:
         return came_from if self.way is None else (*came_from, self.way)
 
     def cleared(self, z: Tensor) -> Tensor | None:
-        """Who has been asked at ``z``, and does not run away, ``(batch,)``; ``None`` where nobody was asked."""
+        """Which samples have been asked at ``z`` and do not run away, ``(batch,)``; ``None`` where none was asked."""
         return self.which & ~self.away if self.point is z else None
