@@ -918,6 +918,10 @@ MUTANTS = [
         "implicitkit/solver/constrained/early_verdicts.py",
         "tests/solver/test_early_verdicts.py",
         ("if end is not None and _is_sure(part, end):", "if False:"),
+        (
+            "if end.y is None or not _violation(model, model.split(found)[0]) <=",
+            "if True or not 0 * _violation(model, end.z) <=",
+        ),
     ),
     *mutants(
         "implicitkit/solver/constrained/second_order.py",

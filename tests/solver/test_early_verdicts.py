@@ -91,3 +91,13 @@ def test_a_region_that_is_long_is_no_ray() -> None:
     rows = [ik.Inequality(lambda z: A @ z - b)]
     found = ik.argmin(lambda z: -z[0], torch.zeros(2, dtype=F64), constraints=rows, on_failure="ignore", max_steps=1)
     assert int(found.status) != int(ik.Status.UNBOUNDED)
+
+
+def test_the_point_that_violates_less_is_kept() -> None:
+    """A ball and a half space apart: planes prove it from a point far out, which violates them by 127; the start by 2."""
+    rows = [ik.Inequality(lambda z: z.square().sum() - 1), ik.Inequality(lambda z: 3 - z[0])]
+    z0 = torch.tensor([1.0, 0.5], dtype=F64)
+    found = ik.argmin(lambda z: z.square().sum(), z0, constraints=rows, on_failure="ignore")
+    assert int(found.status) == int(ik.Status.STALLED)
+    assert max(float(row.function(found.value).max()) for row in rows) <= 2.0
+    assert found.evaluations < 400

@@ -63,9 +63,18 @@ def _is_sure(part: Evaluations, end: Ended) -> bool:
 
 
 def _said(part: Evaluations, end: Ended | None, total: Outcome, mask: Tensor, falls: Tensor, none: Tensor) -> None:
-    """What one sample's end says is noted in ``total``, and in ``falls`` or ``none``."""
+    """What one sample's end says is noted in ``total``, and in ``falls`` or ``none``; a point that proves that there is
+    none takes the place of the one found only where it violates less."""
     if end is not None and _is_sure(part, end):
         status, said = (Status.UNBOUNDED, falls) if end.y is None else (Status.STALLED, none)
         said |= mask
-        w = Model(part).join(end.z, end.y)
-        total.move(mask, w, part.residual(w), status)
+        total.status = torch.where(mask, int(status), total.status)
+        model, found = Model(part), total.z[mask]
+        if end.y is None or not _violation(model, model.split(found)[0]) <= _violation(model, end.z):
+            w = model.join(end.z, end.y)
+            total.move(mask, w, part.residual(w), status)
+
+
+def _violation(model: Model, z: Tensor) -> float:
+    """The largest violation of the constraints at one sample's point ``(1, n)``."""
+    return float(model.violation(model.values(z)[1]).amax())
