@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -201,8 +202,11 @@ _ONCE = once_differentiable(lambda ctx: None).__code__  # that of every function
 def _once_differentiable(outs: Sequence[Tensor]) -> dict[Any, str]:
     """The nodes behind these results, with their names, of an ``autograd.Function`` whose derivative has none, by its
     ``@once_differentiable``."""
-    made = [n for n in nodes_behind(o.grad_fn for o in outs) if hasattr(n, "_forward_cls")]
-    return {n: n.name() for n in made if getattr(n._forward_cls.backward, "__code__", None) is _ONCE}
+    found = {}
+    for node in nodes_behind(map(attrgetter("grad_fn"), outs)):
+        if hasattr(node, "_forward_cls") and getattr(node._forward_cls.backward, "__code__", None) is _ONCE:
+            found[node] = node.name()
+    return found
 
 
 class _Once(compat.Function):

@@ -189,9 +189,7 @@ class Evaluations(Counted):
         """The Jacobian of ``f`` at ``z``, shape ``(batch, n, n)``."""
         return self.linearize(z).dense()
 
-    def residuals_jacobian(self, z: Tensor) -> Tensor:
-        """The Jacobian of :meth:`residuals` at ``z``, ``(batch, m, n)``, from the graph of that point if it is there."""
-        return residuals_jacobian(self, z)
+    residuals_jacobian = residuals_jacobian
 
     def residuals_pattern(self, z: Tensor) -> Any:
         """The pattern of the Jacobian of :meth:`residuals`, with its colouring, or of one with a low-rank part; ``None``
@@ -232,10 +230,7 @@ class Evaluations(Counted):
         self.graphs, point = True, self._point
         return point["first"] if point.get("z") is w and "first" in point else None
 
-    def residuals_graph(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`residuals` with their graph, and the point that it leads to: those of that point if they are there, else
-        from one evaluation."""
-        return residuals_graph(self, z)
+    residuals_graph = residuals_graph
 
     def residuals_products(self, z: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """Products with :meth:`residuals_jacobian` and with its transposed (:meth:`residuals_graph`)."""
@@ -277,8 +272,8 @@ class Evaluations(Counted):
         self._point = {"z": z, "residual": residual}
 
     def known_at(self, z: Tensor) -> dict[str, Any]:
-        """What is remembered, if it is of ``z``."""
-        return self._point if self._point.get("z") is z else {}
+        """What is remembered, if it is of ``z``, which is plain then."""
+        return self._point if self._point.get("z") is z and self._how != "visible" else {}
 
     def exchange(self, point: dict[str, Any]) -> dict[str, Any]:
         """What is known at the last point, in the place of which this is remembered (of another point, or nothing)."""

@@ -98,7 +98,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/evaluating/fit_graphs.py",
         ROTATIONS,
-        ('    if "vector" in point:\n', "    if False:\n"),
+        ('    if "vector" in point:\n        return', "    if False:\n        return"),
     ),
     *mutants(
         "implicitkit/solver/black_box.py", PARTS, ("if not (isinstance(z, Tensor) and compat.tracked(z)):", "if True:")

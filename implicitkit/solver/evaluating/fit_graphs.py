@@ -16,35 +16,37 @@ def residuals_graph(f: Any, z: Tensor) -> tuple[Tensor, Tensor]:
     if f.fits is not None:
         graph: tuple[Tensor, Tensor] = f.fits.at(z).graph
         return graph
-    z = plain(z)
-    f.keeps, point = True, _known(f, z)
-    if "vector" in point:
-        return point["vector"], point["leaf"]
-    f.count(f.system.batch)
-    vector, leaf = autodiff.recorded(lambda y: f.problem.flat_residuals(f.uncounted, y), z)
-    if point.get("z") is z and {"f", "value", "residuals"} <= point.keys():
-        point["vector"], point["leaf"] = vector, leaf
-    return vector, leaf
+    return _recorded(f, z)[:2]
 
 
 def residuals_jacobian(f: Any, z: Tensor) -> Tensor:
     """The Jacobian of the residuals at ``z``, ``(batch, m, n)``, by that graph; it is formed once."""
-    graph, point = residuals_graph(f, z), _known(f, plain(z))
-    if point.get("vector") is not graph[0]:
-        return autodiff.jacobian_of(*graph)
-    if "R" not in point:
-        point["R"] = autodiff.jacobian_of(*graph)
-    R: Tensor = point["R"]
+    if f.fits is not None:
+        return autodiff.jacobian_of(*f.fits.at(z).graph)
+    vector, leaf, point = _recorded(f, z)
+    R: Tensor | None = point.get("R")
+    if R is None:
+        R = autodiff.jacobian_of(vector, leaf)
+        if "vector" in point:
+            point["R"] = R
     return R
+
+
+def _recorded(f: Any, z: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """The graph, and what is known at ``z``, or was lent; that keeps the graph if it has kept all else."""
+    point = f.known_at(z) or {"z": plain(z)}  # what is remembered is plain
+    point = point if "vector" in point or f.lent.get("z") is not z else f.lent
+    f.keeps = True
+    if "vector" in point:
+        return point["vector"], point["leaf"], point
+    f.count(f.system.batch)
+    vector, leaf = autodiff.recorded(lambda y: f.problem.flat_residuals(f.uncounted, y), z)
+    if point.get("z") is z and {"f", "value", "residuals"} <= point.keys():
+        point["vector"], point["leaf"] = vector, leaf
+    return vector, leaf, point
 
 
 def lend(f: Any, other: Any, z: Tensor) -> None:
     """Tell ``other``, of the same samples, the residual at ``z``, and what is known of a fit there."""
     other.know(z, f.residual(z))
     other.lent = f.known_at(z)
-
-
-def _known(f: Any, z: Tensor) -> dict[str, Any]:
-    """What is known at ``z``, or was lent."""
-    point: dict[str, Any] = f.known_at(z)
-    return point if "vector" in point or f.lent.get("z") is not z else f.lent
