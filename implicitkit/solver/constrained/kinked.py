@@ -34,6 +34,8 @@ _FEW, _SAMPLES = 64, 16  # unknowns, and constraint values, and samples at most
 _STEPS = 40  # cutting planes at most, and two for each unknown
 _REST = 1e-9  # of |z|: a step that is none
 _HOLDS = 1e-7  # of |J| |z|: a violation that is none, and a plane that is active
+_STALE, _CLOSE = 100.0, 10.0  # of a step: planes taken farther away are taken once more, as near as that
+_CURVED = 1e-9  # of |d^2 L|
 _FORCE = 1e-7  # of the largest multiplier: it is one
 _FLAT = 0.1  # of |df| / |z|: curvature of the model of the objective at least
 _NEAR = 1e-5  # of |z|: how far from the kink gradients are looked at ...
@@ -98,8 +100,9 @@ def _kink(model: Model, w: Tensor) -> Kink | None:
     """The kink that one sample comes to from ``w`` ``(1, n + m)`` on, if there is one."""
     z, multipliers = model.split(w)
     size = _Size(z)
-    rest = _Planes(model, z, size).rest(multipliers)
-    return rest and _branches(model, *rest, size)
+    planes = _Planes(model, z, size)
+    rest = planes.rest(multipliers)
+    return rest and _branches(model, *rest, planes.pressing(rest[0]), size)
 
 
 class _Size:
@@ -118,18 +121,19 @@ class _Planes:
     """Tangent planes of the inequalities at all points so far; one sample.
 
     Attributes:
-        rows, level: the planes ``rows z <= level``, ``(1, k, n)`` and ``(1, k)``.
+        rows, level: the planes ``rows z <= level``, ``(1, k m, n)`` and ``(1, k m)``. points: where they were taken,
+            ``(k, n)``. forces: their multipliers, ``(k, m)``.
     """
 
     def __init__(self, model: Model, z: Tensor, size: _Size) -> None:
         self.model, self.z, self.size = model, z, size
         self.rows, self.level = z.new_zeros(1, 0, model.size), z.new_zeros(1, 0)
-        self.bounds = model.bounds(z)
+        self.points, self.forces = z.new_zeros(0, model.size), z.new_zeros(0, int(model.one_sided.sum()))
+        self.bounds, self.curved = model.bounds(z), False
 
     def rest(self, multipliers: Tensor) -> tuple[Tensor, Tensor] | None:
         """Where it comes to rest within the constraints, ``z`` and their multipliers ``(1, m)``; ``None`` if it does not."""
         model, z, sided = self.model, self.z, self.model.one_sided
-        count = int(sided.sum())
         for _ in range(_STEPS + 2 * model.size):
             here = model.local(z)
             if not all(bool(t.isfinite().all()) for t in here):
@@ -139,9 +143,9 @@ class _Planes:
             if step is None:
                 return None
             d, y, lam = step
-            forces = lam[:, : self.level.shape[1]].view(1, -1, count)
+            self.forces = lam[0, : self.level.shape[1]].view(len(self.points), -1)
             multipliers = torch.zeros_like(multipliers)
-            multipliers[:, ~sided], multipliers[:, sided] = y, forces.sum(1)
+            multipliers[:, ~sided], multipliers[:, sided] = y, self.forces.sum(0)
             size = self.size.of(z)
             if bool((d.abs() <= _REST * size).all()):
                 steep = here.jacobian.abs().amax(2)
@@ -149,13 +153,48 @@ class _Planes:
                     return None
                 return z, multipliers
             z = z + d
+            self._retake(z, float(torch.linalg.vector_norm(d)), multipliers)
         return None
 
+    def pressing(self, z: Tensor) -> Tensor:
+        """Ways from ``z`` to where the planes with a force were taken, ``(k, n)``."""
+        away = self.points - z
+        return away[(self.forces.amax(1) > _FORCE * self.forces.max()) & (away != 0).any(1)]
+
+    def _retake(self, z: Tensor, step: float, multipliers: Tensor) -> None:
+        """Planes with a force that were taken far away, once more nearer to ``z`` in the direction where they were: of a
+        curved branch they lie far below it."""
+        away = torch.linalg.vector_norm(self.points - z, dim=1)
+        stale = (away > _STALE * step) & (self.forces.amax(1) > _FORCE * self.forces.max())
+        if not bool(stale.any()) or not self._is_curved(z, multipliers):
+            return
+        for k in stale.nonzero().squeeze(1).tolist():
+            point = z + (self.points[k] - z) * (_CLOSE * step / away[k])
+            here = self.model.local(point)
+            if all(bool(t.isfinite().all()) for t in here):
+                self._put(here, point, k)
+
+    def _is_curved(self, z: Tensor, multipliers: Tensor) -> bool:
+        """Are branches of inequalities curved, as far as has been seen?"""
+        if not self.curved:
+            alone = torch.where(self.model.one_sided, 0, multipliers)
+            both, less = self.model.hessian(z, multipliers), self.model.hessian(z, alone)
+            self.curved = bool((both - less).abs().max() > _CURVED * both.abs().max())
+        return self.curved
+
     def _add(self, here: Local, z: Tensor) -> None:
-        sided = self.model.one_sided
-        J = here.jacobian[:, sided]
-        self.rows = torch.cat([self.rows, J], 1)
-        self.level = torch.cat([self.level, (J @ z.unsqueeze(2)).squeeze(2) - here.constraints[:, sided]], 1)
+        self.points, self.forces = torch.cat([self.points, z]), torch.nn.functional.pad(self.forces, (0, 0, 0, 1))
+        count = self.forces.shape[1]
+        self.rows = torch.nn.functional.pad(self.rows, (0, 0, 0, count))
+        self.level = torch.nn.functional.pad(self.level, (0, count))
+        self._put(here, z, len(self.points) - 1)
+
+    def _put(self, here: Local, z: Tensor, k: int) -> None:
+        """The planes at ``z``, in the place of those taken there or elsewhere."""
+        sided, count = self.model.one_sided, self.forces.shape[1]
+        J, part = here.jacobian[:, sided], slice(k * count, (k + 1) * count)
+        self.rows[:, part], self.points[k] = J, z[0]
+        self.level[:, part] = (J @ z.unsqueeze(2)).squeeze(2) - here.constraints[:, sided]
 
     def step(self, here: Local, z: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """The step and the multipliers of its equalities and of all planes."""
@@ -187,14 +226,11 @@ class _Ways:
     def add(self, directions: Tensor) -> int:
         """As many as stay within one branch, and within that if turned a little."""
         count, aside = len(self.ways), _spread(len(directions), self.z, len(self.ways))
-        for way, turn in zip(_units(directions) * self.length, aside * self.length, strict=True):
-            J = self.model.local(self.z + way).jacobian
+        for straight, turn in zip(_units(directions) * self.length, aside * self.length, strict=True):
+            way = straight + _ASIDE * turn
+            J, there = (self.model.local(self.z + s).jacobian for s in (way, 3 * straight - _ASIDE * turn))
             self.steep = torch.maximum(self.steep, J[0].abs().amax(1))
-            same = True
-            for other in (3 * way, way + _ASIDE * turn, way - _ASIDE * turn):
-                there = self.model.local(self.z + other).jacobian
-                same = same and bool(((there - J)[0].abs().amax(1) <= _LIKE * self.steep).all())  # false for NaN
-            if same:
+            if bool(((there - J)[0].abs().amax(1) <= _LIKE * self.steep).all()):  # false for NaN
                 self.ways, self.J = torch.cat([self.ways, way.unsqueeze(0)]), torch.cat([self.J, J])
         return len(self.ways) - count
 
@@ -232,11 +268,11 @@ def _units(directions: Tensor) -> Tensor:
     return torch.nn.functional.normalize(directions, dim=1)
 
 
-def _branches(model: Model, z: Tensor, multipliers: Tensor, size: _Size) -> Kink | None:
-    """The branches of active inequalities that meet in ``z``; ``None`` where none of those has a kink, or what is there is
+def _branches(model: Model, z: Tensor, multipliers: Tensor, pressing: Tensor, size: _Size) -> Kink | None:
+    """The branches that ``pressing`` ways and others lead into, of active inequalities that meet in ``z``; ``None`` where none of those has a kink, or what is there is
     more than the greatest of branches, or no mean of their gradients balances the objective."""
     about, n, sided = _Ways(model, z, size), model.size, model.one_sided
-    if not about.add(_spread(n + _MORE, z, 0)) or not about.balance(multipliers):
+    if not about.add(torch.cat([pressing, _spread(n + _MORE, z, 0)])) or not about.balance(multipliers):
         return None
     J, ways = about.J, about.ways
     kinked = (J - J[0]).abs().amax((0, 2)) > _JUMPS * about.steep
