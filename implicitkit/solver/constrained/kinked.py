@@ -32,9 +32,9 @@ from implicitkit.solver.subset import subset
 
 _FEW, _SAMPLES = 64, 16  # unknowns, and constraint values, and samples at most
 _STEPS = 40  # cutting planes at most, and two for each unknown
-_REST = 1e-9  # of |z|: a step that is none
+_REST, _SOON = 1e-9, 1e-7  # of |z|: a step that is none, and one that is none along curved branches
 _HOLDS = 1e-7  # of |J| |z|: a violation that is none, and a plane that is active
-_STALE, _CLOSE = 100.0, 10.0  # of a step: planes taken farther away are taken once more, as near as that
+_STALE, _CLOSE = 10.0, 3.0  # of a step: planes taken farther away are taken once more, as near as that
 _CURVED = 1e-9  # of |d^2 L|
 _FORCE = 1e-7  # of the largest multiplier: it is one
 _FLAT = 0.1  # of |df| / |z|: curvature of the model of the objective at least
@@ -42,7 +42,7 @@ _NEAR = 1e-5  # of |z|: how far from the kink gradients are looked at ...
 _JUMPS, _LIKE = 1e-2, 1e-3  # ... of |J|: by so much they differ across it, and by no more than that within a branch
 _MORE = 8  # directions beyond the number of unknowns
 _INDEPENDENT = 1e-4  # of |J|
-_ASIDE = 1e-2  # of a way, turned to both sides
+_ASIDE = 1e-3  # of a way, turned to both sides
 _NOTHING = 1e-8  # of the largest |z| on the way: it is none, and has no length of its own
 _TURNS, _TURNED = 4, 0.1  # ways along a step, and how much they are turned
 _BALANCED = 1e-6  # of |z|: a step within all branches that is none
@@ -147,7 +147,7 @@ class _Planes:
             multipliers = torch.zeros_like(multipliers)
             multipliers[:, ~sided], multipliers[:, sided] = y, self.forces.sum(0)
             size = self.size.of(z)
-            if bool((d.abs() <= _REST * size).all()):
+            if bool((d.abs() <= (_SOON if self.curved else _REST) * size).all()):
                 steep = here.jacobian.abs().amax(2)
                 if bool((model.violation(here.constraints) > _HOLDS * size * steep).any()):
                     return None
@@ -183,10 +183,15 @@ class _Planes:
         return self.curved
 
     def _add(self, here: Local, z: Tensor) -> None:
-        self.points, self.forces = torch.cat([self.points, z]), torch.nn.functional.pad(self.forces, (0, 0, 0, 1))
-        count = self.forces.shape[1]
-        self.rows = torch.nn.functional.pad(self.rows, (0, 0, 0, count))
-        self.level = torch.nn.functional.pad(self.level, (0, count))
+        """The planes at ``z``, and none of those from elsewhere in the same branches, which are nearly parallel."""
+        n, count = self.model.size, self.forces.shape[1]
+        J = here.jacobian[:, self.model.one_sided]
+        apart = (self.rows.view(-1, count, n) - J).abs().amax(2) > _LIKE * J.abs().amax(2)
+        keep = apart.any(1)
+        self.points, self.forces = torch.cat([self.points[keep], z]), torch.cat([self.forces[keep], z.new_zeros(1, count)])
+        rows, level = self.rows.view(-1, count, n)[keep], self.level.view(-1, count)[keep]
+        self.rows = torch.cat([rows.reshape(1, -1, n), torch.zeros_like(J)], 1)
+        self.level = torch.cat([level.reshape(1, -1), torch.zeros_like(J[:, :, 0])], 1)
         self._put(here, z, len(self.points) - 1)
 
     def _put(self, here: Local, z: Tensor, k: int) -> None:
