@@ -201,13 +201,35 @@ class _Planes:
         self.rows[:, part], self.points[k] = J, z[0]
         self.level[:, part] = (J @ z.unsqueeze(2)).squeeze(2) - here.constraints[:, sided]
 
+    def _bent(self, here: Local, z: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Curvature of the Lagrangian ``(1, n, n)``, and the planes: of curved branches, those that touch at ``z`` what the
+        constraint's curvature there makes of them, which is never above its value, the greatest of branches."""
+        if not self.curved:
+            return self.model.hessian(z, multipliers), self.rows, self.level
+        sided, rows, level = self.model.one_sided, self.rows.clone(), self.level.clone()
+        alone = torch.where(sided, 0, multipliers)
+        plain = self.model.hessian(z, alone)
+        total, count, away = plain, self.forces.shape[1], z - self.points
+        forces = multipliers[0, sided]
+        for i in (forces > _FORCE * forces.max()).nonzero().squeeze(1).tolist():
+            one, number = alone.clone(), sided.nonzero()[i]
+            one[0, number] = forces[i]
+            part = self.model.hessian(z, one) - plain
+            total, bent = total + part, away @ part[0] / forces[i]
+            taken = rows[0, i::count]
+            value = (taken @ z[0]) - level[0, i::count] + 0.5 * (bent * away).sum(1)
+            rows[0, i::count] = taken + bent
+            level[0, i::count] = rows[0, i::count] @ z[0] - value.minimum(here.constraints[0, number])
+        return total, rows, level
+
     def step(self, here: Local, z: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """The step and the multipliers of its equalities and of all planes."""
         sided, n = self.model.one_sided, self.model.size
-        values, V = torch.linalg.eigh(torch.nan_to_num(self.model.hessian(z, multipliers)))
+        curvature, rows, level = self._bent(here, z, multipliers)
+        values, V = torch.linalg.eigh(torch.nan_to_num(curvature))
         least = _FLAT * largest_moduli(here.slope) / self.size.of(z)
         H = (V * values.abs().maximum(least.unsqueeze(1)).unsqueeze(1)) @ V.mT
-        G, h = self.rows, self.level - (self.rows @ z.unsqueeze(2)).squeeze(2)
+        G, h = rows, level - (rows @ z.unsqueeze(2)).squeeze(2)
         if self.bounds is not None:
             eye = torch.eye(n, dtype=z.dtype, device=z.device).unsqueeze(0)
             G, h = torch.cat([G, eye, -eye], 1), torch.cat([h, self.bounds[1] - z, z - self.bounds[0]], 1)
