@@ -258,7 +258,8 @@ class _Ways:
             J, there = (self.model.local(self.z + s).jacobian for s in (way, 3 * straight - _ASIDE * turn))
             self.steep = torch.maximum(self.steep, J[0].abs().amax(1))
             if bool(((there - J)[0].abs().amax(1) <= _LIKE * self.steep).all()):  # false for NaN
-                self.ways, self.J = torch.cat([self.ways, way.unsqueeze(0)]), torch.cat([self.J, J])
+                self.ways = torch.cat([self.ways, way.unsqueeze(0)])
+                self.J = torch.cat([self.J, 1.5 * J - 0.5 * there])  # at the point itself
         return len(self.ways) - count
 
     def balance(self, multipliers: Tensor) -> bool:
