@@ -234,8 +234,13 @@ class _Planes:
             eye = torch.eye(n, dtype=z.dtype, device=z.device).unsqueeze(0)
             G, h = torch.cat([G, eye, -eye], 1), torch.cat([h, self.bounds[1] - z, z - self.bounds[0]], 1)
         A, b = here.jacobian[:, ~sided], -here.constraints[:, ~sided]
-        point, failed = solved((H, here.slope, A, b, G, h), z)
-        return None if bool(failed.any()) else point
+        # in units of the sample, of the slope and of each row
+        unit, slope = self.size.of(z), float(largest_moduli(here.slope)) or 1.0
+        steep, steep_A = (torch.where(t == 0, 1, t) for t in (G.abs().amax(2), A.abs().amax(2)))
+        rows_A, rows_G = A / steep_A.unsqueeze(2), G / steep.unsqueeze(2)
+        parts = H * (unit / slope), here.slope / slope, rows_A, b / (steep_A * unit), rows_G, h / (steep * unit)
+        (d, y, lam), failed = solved(parts, z)
+        return None if bool(failed.any()) else (d * unit, y * slope / steep_A, lam * slope / steep)
 
 
 class _Ways:
