@@ -6,7 +6,8 @@ There no gradient of ``g`` balances that of the objective, but a convex combinat
 
 Sequential quadratic programming sees one of them at a time and goes from side to side.  With all that it has seen, each a
 tangent plane that the constraint lies above, ``g(z_k) + g_k' (z - z_k) <= 0``, it comes to rest in the kink (Kelley's
-cutting planes under a model of the objective); and gradients at points about that say which branches meet there.
+cutting planes under a model of the objective; planes of curved branches bend, by the curvature of the constraint as it is
+where the search is, and are taken once more nearer to there); and gradients at points about that say which branches meet there.
 
 Sources: Kelley (1960), J. SIAM 8, 703-712; Clarke (1983), *Optimization and Nonsmooth Analysis*, section 6.1; Kiwiel (1985),
 *Methods of Descent for Nondifferentiable Optimization*.
@@ -44,7 +45,7 @@ _MORE = 8  # directions beyond the number of unknowns
 _INDEPENDENT = 1e-4  # of |J|
 _ASIDE = 1e-3  # of a way, turned to both sides
 _NOTHING = 1e-8  # of the largest |z| on the way: it is none, and has no length of its own
-_TURNS, _TURNED = 4, 0.1  # ways along a step, and how much they are turned
+_TURNED = (0.1, 0.1, 0.03, 0.01, 0.003)  # how much ways along a step are turned
 _BALANCED = 1e-6  # of |z|: a step within all branches that is none
 
 
@@ -188,7 +189,10 @@ class _Planes:
         J = here.jacobian[:, self.model.one_sided]
         apart = (self.rows.view(-1, count, n) - J).abs().amax(2) > _LIKE * J.abs().amax(2)
         keep = apart.any(1)
-        self.points, self.forces = torch.cat([self.points[keep], z]), torch.cat([self.forces[keep], z.new_zeros(1, count)])
+        self.points, self.forces = (
+            torch.cat([self.points[keep], z]),
+            torch.cat([self.forces[keep], z.new_zeros(1, count)]),
+        )
         rows, level = self.rows.view(-1, count, n)[keep], self.level.view(-1, count)[keep]
         self.rows = torch.cat([rows.reshape(1, -1, n), torch.zeros_like(J)], 1)
         self.level = torch.cat([level.reshape(1, -1), torch.zeros_like(J[:, :, 0])], 1)
@@ -281,7 +285,9 @@ class _Ways:
             if float(step[0].abs().max()) <= _BALANCED * self.size.of(z):
                 return True
             known = len(self.J)
-            if not self.add(_units(step[0]) + _TURNED * _spread(_TURNS, z, number)) or not self._are_new(known):
+            if not self.add(
+                _units(step[0]) + z.new_tensor(_TURNED).unsqueeze(1) * _spread(len(_TURNED), z, number)
+            ) or not self._are_new(known):
                 return False
         return False
 
