@@ -65,9 +65,18 @@ def test_branches_may_be_curved(name: str) -> None:
     assert float((moved[:, 0] - slope).abs().max()) < 1e-6
 
 
+def test_curvature_along_ways_into_branches_is_none_of_the_kink() -> None:
+    """Six of ten numbers are zero: gradients behind ways balance the objective at the point itself only."""
+    a = torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    solution = nearest(a, ONE, CURVED["l1 + l2"][0])
+    assert solution.evaluations < 500
+    z = solution.value
+    assert int((z.abs() < 1e-9).sum()) == 6 and abs(float(CURVED["l1 + l2"][0](z)) - 1) < 1e-9
+
+
 @pytest.mark.parametrize("unit", [1e-6, 1e6])
 def test_a_kink_is_found_in_any_unit(unit: float) -> None:
-    """Of seven unknowns in units of a million none was; the quadratic programs were in no units of the sample."""
+    """In units of a million and of a millionth; a guard, which more than one part of the search upholds."""
     a = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     start = torch.full_like(a, 0.2 * unit / 7**0.5)
     constraints = [ik.Inequality(lambda z: (z / unit).abs().sum() - 1)]

@@ -7,7 +7,8 @@ There no gradient of ``g`` balances that of the objective, but a convex combinat
 Sequential quadratic programming sees one of them at a time and goes from side to side.  With all that it has seen, each a
 tangent plane that the constraint lies above, ``g(z_k) + g_k' (z - z_k) <= 0``, it comes to rest in the kink (Kelley's
 cutting planes under a model of the objective; planes of curved branches bend, by the curvature of the constraint as it is
-where the search is, and are taken once more nearer to there); and gradients at points about that say which branches meet there.
+where the search is, and are taken once more nearer to there); and gradients at points about that say which branches meet
+there.
 
 Sources: Kelley (1960), J. SIAM 8, 703-712; Clarke (1983), *Optimization and Nonsmooth Analysis*, section 6.1; Kiwiel (1985),
 *Methods of Descent for Nondifferentiable Optimization*.
@@ -308,8 +309,9 @@ def _units(directions: Tensor) -> Tensor:
 
 
 def _branches(model: Model, z: Tensor, multipliers: Tensor, pressing: Tensor, size: _Size) -> Kink | None:
-    """The branches that ``pressing`` ways and others lead into, of active inequalities that meet in ``z``; ``None`` where none of those has a kink, or what is there is
-    more than the greatest of branches, or no mean of their gradients balances the objective."""
+    """The branches of active inequalities that ``pressing`` ways and others lead into and that meet in ``z``; ``None`` where
+    none of those has a kink, or what is there is more than the greatest of branches, or no mean of their gradients balances
+    the objective."""
     about, n, sided = _Ways(model, z, size), model.size, model.one_sided
     if not about.add(torch.cat([pressing, _spread(n + _MORE, z, 0)])) or not about.balance(multipliers):
         return None
