@@ -886,6 +886,8 @@ MUTANTS = [
         ("total.move(mask, kink.w, part.residual(kink.w), Status.STALLED)", "pass"),
         ("if float(length) > _INDEPENDENT:", "if False:"),
         ("or not self._are_new(known):", "or True:"),
+        ("if not self.curved:\n            return", "if True:\n            return"),
+        ("1.5 * J - 0.5 * there", "J"),
     ),
     *mutants(
         "implicitkit/solver/constrained/kinked.py",

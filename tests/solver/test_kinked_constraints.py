@@ -46,6 +46,45 @@ def test_the_solution_in_a_kink_is_found_and_moves_along_its_edge(name: str) -> 
         assert float((one - other).abs().max()) < 1e-8
 
 
+CURVED = {
+    "l1 + l2": (lambda z: z.abs().sum() + torch.linalg.vector_norm(z), [0.353451390, -0.226662941, 0, 0]),
+    "l1 + squares": (lambda z: z.abs().sum() + (z * z).sum(), [0.434953438, -0.291114447, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", CURVED)
+def test_branches_may_be_curved(name: str) -> None:
+    """Planes that bend come to rest in the kink: refused after 4,000 evaluations before."""
+    constraint, right = CURVED[name]
+    solution = nearest(A, ONE, constraint)
+    assert solution.evaluations < 300
+    assert float((solution.value - torch.tensor(right, dtype=torch.float64)).abs().max()) < 1e-7
+    moved = torch.func.jacrev(lambda a: nearest(a, ONE, constraint).value)(A)
+    step = 1e-4 * torch.tensor([1.0, 0, 0, 0], dtype=torch.float64)
+    slope = (nearest(A + step, ONE, constraint).value - nearest(A - step, ONE, constraint).value) / 2e-4
+    assert float((moved[:, 0] - slope).abs().max()) < 1e-6
+
+
+def test_curvature_along_ways_into_branches_is_none_of_the_kink() -> None:
+    """Six of ten numbers are zero: gradients behind ways balance the objective at the point itself only."""
+    a = torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    solution = nearest(a, ONE, CURVED["l1 + l2"][0])
+    assert solution.evaluations < 500
+    z = solution.value
+    assert int((z.abs() < 1e-9).sum()) == 6 and abs(float(CURVED["l1 + l2"][0](z)) - 1) < 1e-9
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_a_kink_is_found_in_any_unit(unit: float) -> None:
+    """In units of a million and of a millionth; a guard, which more than one part of the search upholds."""
+    a = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    start = torch.full_like(a, 0.2 * unit / 7**0.5)
+    constraints = [ik.Inequality(lambda z: (z / unit).abs().sum() - 1)]
+    found = ik.argmin(lambda z: ((z - a * unit) ** 2).sum(), start, constraints=constraints)
+    assert float((found.value / unit - ik.project.l1_ball()(a)).abs().max()) < 1e-9
+    assert found.evaluations < 500
+
+
 def test_the_multiplier_is_the_price_of_the_level() -> None:
     """One multiplier for the one inequality, the derivative of the least objective by its level."""
     solution = nearest(A, ONE, SETS["l1 ball"][0])
