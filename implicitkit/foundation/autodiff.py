@@ -253,6 +253,9 @@ class _Products:
         self.transposed: tuple[Tensor, Tensor] | None = None
         self.rows: Tensor | None = None
 
+    def __deepcopy__(self, memo: Any) -> _Products:
+        return self  # as functions are: a graph cannot be copied, and what is made of it is remembered for all
+
     def rmv(self, w: Tensor) -> Tensor:
         return _grad(self.out, self.point, w)
 
