@@ -128,21 +128,28 @@ def _undetermined(
     residual = lambda y: record.system.residual(y, *record.theta)  # noqa: E731
     with torch.no_grad():
         r = residual(z).repeat(A.batch // len(z), 1)  # below vmap A has a block for every direction
-        d = _roughly(A.T if transposed else A, r, solve).x[: len(z)]
-        with compat.own_graphs():
-            again = lambda: autodiff.recorded(residual, z - d, twice=True)  # noqa: E731
-            push, pull = autodiff.products(*autodiff.recorded(residual, z - d), again)
-        product, back = (pull, push) if transposed else (push, pull)
+        J = A.T if transposed else A
+
+        def at(d: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+            """Products with ``A(z - d)`` and with its transposed."""
+            with compat.own_graphs():
+                again = lambda: autodiff.recorded(residual, z - d, twice=True)  # noqa: E731
+                push, pull = autodiff.products(*autodiff.recorded(residual, z - d), again)
+            return (pull, push) if transposed else (push, pull)
+
+        if times <= _MOST and _usable(A.known) and not _usable(A.exact):
+            image = graph.each(at(_by(J.known, J, r)[: len(z)])[0], x.view(-1, *z.shape)).flatten(0, 1)
+            # those of a matrix farther off, which say nothing, do not give x back either
+            off = torch.linalg.vector_norm(x - _by(A.known, A, image), dim=1)
+            if bool((off < _CLEARLY * _OWN_CHANGE * torch.linalg.vector_norm(x, dim=1)).all()):
+                return torch.zeros(len(z), dtype=torch.bool, device=z.device)
+        product, back = at(_roughly(J, r, solve).x[: len(z)])
         if A.batch == len(z) and times > _MOST:
             share, x = _changing(A, x.view(times, *z.shape), back, solve)
             if bool((share < _CLEAR * _OWN_CHANGE**2).all()):
                 return torch.zeros_like(share, dtype=torch.bool)
             x = x.flatten(0, 1)
         image = graph.each(product, x.view(-1, *z.shape)).flatten(0, 1)
-        if times <= _MOST and _at_hand(A) is not None:
-            e = torch.linalg.vector_norm(_roughly(A, b - image, solve).x, dim=1)
-            if bool((e < _CLEARLY * _OWN_CHANGE * torch.linalg.vector_norm(x, dim=1)).all()):
-                return torch.zeros(len(z), dtype=torch.bool, device=z.device)
         changed = solve(A, image)
         large = torch.linalg.vector_norm(x - changed.x, dim=1) >= _OWN_CHANGE * torch.linalg.vector_norm(x, dim=1)
     return (changed.converged & large & (x != 0).any(1)).view(-1, len(z)).any(0)
@@ -165,22 +172,24 @@ def _changing(
 
 
 def _roughly(A: Operator, b: Tensor, solve: Callable[[Operator, Tensor], LinearSolution]) -> LinearSolution:
-    """``A x = b`` for right-hand sides ``(k * batch, n)``, where a digit or two are enough: by factors that are at hand, as
-    they are, without the products that refine and judge a solution."""
-    factors = _at_hand(A)
-    if factors is None:
+    """``A x = b`` for right-hand sides ``(k * batch, n)``, where a digit or two are enough: by the factors of ``A`` itself,
+    if there are any, as they are, without the passes through the matrix that refine and judge a solution."""
+    if not _usable(A.exact):
         return solve(A, b)
-    x = factors.solve(b.unflatten(0, (-1, A.batch)).permute(1, 2, 0)).permute(2, 0, 1).flatten(0, 1)
+    x = _by(A.exact, A, b)
     unknown = torch.full_like(x[:, 0], torch.nan)
     return LinearSolution(x, unknown, torch.ones_like(unknown, dtype=torch.int64), torch.isfinite(x).all(1), "")
 
 
-def _at_hand(A: Operator) -> Any:
-    """Factors of ``A``, or of the matrix nearby that the solver has left, by which its last step was made."""
-    for factors in (A.exact, A.known):
-        if factors is not None and not getattr(factors, "rough", False) and not factors.factor.reason:
-            return factors
-    return None
+def _usable(factors: Any) -> bool:
+    """Are there factors of a regular matrix, in full precision?"""
+    return factors is not None and not getattr(factors, "rough", False) and not factors.factor.reason
+
+
+def _by(factors: Any, A: Operator, b: Tensor) -> Tensor:
+    """What factors, those of ``A`` or of a matrix nearby, make of right-hand sides ``(k * batch, n)``."""
+    x: Tensor = factors.solve(b.unflatten(0, (-1, A.batch)).permute(1, 2, 0))
+    return x.permute(2, 0, 1).flatten(0, 1)
 
 
 def _said(singular: Tensor, z: Tensor) -> str:
