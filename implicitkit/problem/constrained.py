@@ -83,7 +83,9 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True)
 class ConstrainedMinimisation(Problem):
-    """See the equations at the top of this file.  Made by :class:`~implicitkit.Argmin`.
+    """A minimum under constraints, as a root of its optimality conditions; made by :class:`~implicitkit.Argmin`.
+
+    The equations are at the top of this file.
 
     The kernel gives ``(batch, 1 + m)`` for a packed state ``(batch, size + m)``: the objective and the ``m`` constraint
     values; for a matrix of one column more, whose last column is a step ``t``, ``prox(z, t)``, ``(batch, size)``; and for

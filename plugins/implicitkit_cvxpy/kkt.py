@@ -34,7 +34,7 @@ class DegenerateError(ik.ConvergenceError):
 @ik.register_linear_solver("cone_kkt")
 @dataclass(frozen=True)
 class ConeKKT(ik.LinearSolver):
-    """Direct solution of KKT systems, with a policy for singular ones.
+    """The conditions of a cone program, solved directly, with a policy for singular ones.
 
     A sample whose right-hand side is zero has the answer zero, whatever its matrix.
 

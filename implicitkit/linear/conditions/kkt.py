@@ -51,7 +51,9 @@ SINGULAR = (
 @register_linear_solver("kkt")
 @dataclass(frozen=True)
 class KKT(LinearSolver):
-    """LU of small systems; of larger ones first the factors of a matrix nearby, if there are any: refinement with them; then
+    """The optimality conditions of a constrained minimum, by the cheapest direct solver that fits them.
+
+    LU of small systems; of larger ones first the factors of a matrix nearby, if there are any: refinement with them; then
     structured (a quadratic program's own Cholesky) where the operator offers it, else sparse LU where the matrix has a
     sparsity pattern, else LU up to ``dense_size`` unknowns a sample, else GMRES; samples that these cannot solve by the
     policy ``degenerate``.

@@ -39,10 +39,12 @@ class InteriorPoint(QPSolver):
 @register_solver("qp", solves="quadratic_program")
 @dataclass(frozen=True)
 class AutoQP(QPSolver):
-    """DAQP where it is installed and the programs are small and on the CPU; the interior point for all others, and for
-    the samples that DAQP did not solve.  Where all inequalities are bounds, of 150 unknowns and more on the CPU, first
-    sets of active bounds that change many at a time (:mod:`implicitkit.solver.qp.bounds`): a portfolio of 1,000 holdings
-    of which 17 are not zero takes seven factorisations, of few unknowns but for the first, where DAQP changes 984 bounds.
+    """DAQP for small programs on the CPU, the interior point for others; many bounds by sets that change as a whole.
+
+    DAQP is used where it is installed, and what it does not solve is left to the interior point.  Where all inequalities
+    are bounds, of 150 unknowns and more on the CPU, first sets of active bounds that change many at a time
+    (:mod:`implicitkit.solver.qp.bounds`): a portfolio of 1,000 holdings of which 17 are not zero takes seven
+    factorisations, of few unknowns but for the first, where DAQP changes 984 bounds.
 
     It minimises ``z'Pz/2 + q'z`` subject to ``Az = b``, ``Gz <= h``.  Source: Goldfarb & Idnani (1983) for the active
     set as in DAQP (Arnström, Bemporad & Axehill 2022); :class:`InteriorPoint` for the rest.
