@@ -117,9 +117,9 @@ class System:
         pack = _packer(problem, layout)
 
         def evaluated(function: Callable[[Any, Any], Any], z: Tensor, theta: Any) -> Tensor:
-            if lifted.compiled or lifted.as_torch:
+            if lifted.compiled or (lifted.as_torch and not compat.has_forward_level()):
                 return despite_failures(function, z, theta)
-            with faithful():
+            with faithful(as_torch=lifted.as_torch):
                 return despite_failures(function, z, theta)
 
         def despite_failures(function: Callable[[Any, Any], Any], z: Tensor, theta: Any) -> Tensor:

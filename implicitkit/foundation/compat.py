@@ -367,10 +367,10 @@ def forward_ad_enabled(saved: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def own_tangents(t: Tensor) -> Tensor:
-    """``t`` with tangents of its own precision: torch gives ``0.5 * w``, of a 0-dim ``w`` in float32 where float64 is the
-    default, one of float64, and has no matrix product of such a pair."""
-    narrow = t.is_floating_point() and t.dtype != torch.float64 == torch.get_default_dtype()
-    return t.double().to(t.dtype) if narrow and has_forward_level() else t
+    """``t`` with tangents of its own precision: torch gives ``0.5 * w``, of a 0-dim ``w`` in float32, one of float64, and
+    has no matrix product of such a pair."""
+    narrow = has_forward_level() and t.is_floating_point() and t.dtype != torch.float64
+    return t.double().to(t.dtype) if narrow else t
 
 
 class Function(torch.autograd.Function):

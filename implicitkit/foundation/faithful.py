@@ -36,6 +36,7 @@ from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.numbers_in_forward_mode import NUMBERS
 
 _HALF = (torch.float16, torch.bfloat16)
 _AS_IT_IS = nullcontext()
@@ -46,10 +47,14 @@ def is_replaced(func: Any) -> bool:
     return func in _INSTEAD
 
 
-def faithful() -> AbstractContextManager[Any]:
+def faithful(*, as_torch: bool = False) -> AbstractContextManager[Any]:
     """Around an evaluation whose derivatives may be differentiated: inside transforms, and where gradients are recorded.
-    Every operation takes two microseconds there to be looked at."""
-    return _Instead(_INSTEAD) if torch.is_grad_enabled() or compat.transforms_active() else _AS_IT_IS
+    Every operation takes two microseconds there to be looked at.  ``as_torch``: nothing is done there that has wrong
+    derivatives, but for numbers in forward mode (:mod:`~implicitkit.foundation.numbers_in_forward_mode`)."""
+    if compat.has_forward_level():
+        return _Instead(NUMBERS if as_torch else _FORWARD)
+    derives = torch.is_grad_enabled() or compat.transforms_active()
+    return _Instead(_INSTEAD) if derives and not as_torch else _AS_IT_IS
 
 
 def mapped() -> AbstractContextManager[Any]:
@@ -373,3 +378,4 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {
     torch.cdist: _cdist,
     torch.pdist: _pdist,
 }
+_FORWARD = _INSTEAD | NUMBERS

@@ -23,7 +23,7 @@ def surroundings(lifted: Any, slots: Any, tensors: Sequence[Tensor], captured: S
     replaced."""
     with (
         modules_in_use.lock if lifted.guarded else contextlib.nullcontext(),
-        contextlib.nullcontext() if lifted.compiled or lifted.as_torch else faithful(),
+        contextlib.nullcontext() if lifted.compiled else faithful(as_torch=lifted.as_torch),
         swapped(slots, tensors, len(lifted.slots), lifted.compiled),
         lifted.substitute(dict(zip(map(id, lifted.captured), captured, strict=True))),
     ):

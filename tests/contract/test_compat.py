@@ -405,9 +405,10 @@ def test_has_forward_level() -> None:
     assert not compat.has_forward_level()
 
 
-def test_own_tangents() -> None:
-    w, before = torch.tensor(1.5), torch.get_default_dtype()
-    torch.set_default_dtype(D)
+@pytest.mark.parametrize("default", [torch.float32, D], ids=str)
+def test_own_tangents(default: torch.dtype) -> None:
+    w, before = torch.tensor(1.5, dtype=torch.float32), torch.get_default_dtype()
+    torch.set_default_dtype(default)
     try:
         tangent = lambda f: torch.func.jvp(f, (w,), (torch.ones_like(w),))[1]  # noqa: E731
         assert tangent(lambda w: 0.5 * w).dtype == D  # what it is for; if not, it may go

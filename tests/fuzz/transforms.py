@@ -243,6 +243,7 @@ def _hessian_by_reverse(g: Function, values: Values, name: str) -> Tensor:
 _BY_REVERSE: dict[str, Level] = {
     "jvp": _jvp_by_reverse,
     "dual": _jvp_by_reverse,
+    "linearize": _jvp_by_reverse,
     "jacfwd": _jacrev,
     "hessian": _hessian_by_reverse,
 }

@@ -1,0 +1,85 @@
+"""Python's numbers in the function of a solve, in float32 and forward mode: torch's tangents of ``0.5 * s`` are float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import hessian, jacfwd, jacrev, jvp, vjp
+from torch.testing import assert_close
+
+import implicitkit as ik
+from implicitkit.foundation.numbers_in_forward_mode import NUMBERS
+
+A = torch.tensor([[1.0, 0.3, 0.0], [0.2, 0.9, -0.4], [0.1, 0.0, 1.2]])
+
+
+def _half(z: Tensor, b: Tensor) -> Tensor:
+    return 0.5 * (A.to(z) @ z - b).square().sum() + (z**4).sum() / 10
+
+
+SOLVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "free": lambda b: ik.argmin(_half, torch.zeros_like(b), (b,)).value,
+    "bounds": lambda b: ik.argmin(_half, torch.zeros_like(b), (b,), bounds=(-1.0, 0.4)).value,
+    "simplex": lambda b: ik.argmin(_half, torch.full_like(b, 1 / 3), (b,), project=ik.project.simplex()).value,
+    "equality": lambda b: (
+        ik.argmin(
+            _half, torch.zeros_like(b), (b,), constraints=[ik.Equality(lambda z, b: 2.0 * (A.to(z) @ z)[:1] - 1.0)]
+        ).value
+    ),
+    "inequality": lambda b: (
+        ik.argmin(
+            _half, torch.zeros_like(b), (b,), constraints=[ik.Inequality(lambda z, b: 0.5 * z.sum()[None] - 0.2)]
+        ).value
+    ),
+    "prox": lambda b: ik.argmin(_half, torch.zeros_like(b), (b,), prox=ik.prox.l1(0.1)).value,
+    "root": lambda b: ik.root(lambda z, b: 0.5 * z.sum() * (A.to(z) @ z) + z / 2 - b, b, (b,)).value,
+    "fixed point": lambda b: (
+        ik.fixed_point(
+            lambda z, b: torch.tanh(0.3 * (z * b).sum() + 0.5) * (A.to(z) @ b) / 4.0, torch.zeros_like(b), (b,)
+        ).value
+    ),
+    "least squares": lambda b: (
+        ik.least_squares(lambda z, b: A.to(z) @ (0.5 * z.sum() + z) - b, torch.zeros_like(b), (b,)).value
+    ),
+}
+TRANSFORMS: dict[str, Callable[..., Callable[[Tensor], Tensor]]] = {
+    "jacfwd": jacfwd,
+    "jacfwd of jacrev": lambda f: jacfwd(jacrev(f)),
+    "jacfwd of jacfwd": lambda f: jacfwd(jacfwd(f)),
+    "jacrev of jacfwd": lambda f: jacrev(jacfwd(f)),
+    "hessian of half the square": lambda f: hessian(lambda b: 0.5 * f(b).square().sum()),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("solve", SOLVES)
+def test_derivatives_have_the_precision_of_what_they_are_of(solve: str, transform: str) -> None:
+    b = torch.tensor([0.9, -0.2, 0.5])
+    found = TRANSFORMS[transform](SOLVES[solve])(b)
+    assert found.dtype == torch.float32
+    assert_close(found.double(), TRANSFORMS[transform](SOLVES[solve])(b.double()), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "__mul__", "__radd__", "__truediv__", "multiply"])
+@pytest.mark.parametrize("number", [0.5, 0.5j], ids=["real", "complex"])
+def test_a_number_is_of_the_precision_of_the_tensor_beside_it(name: str, number: complex) -> None:
+    function = getattr(torch.Tensor, name)
+    x = torch.tensor([0.3, 0.8], dtype=torch.complex64 if isinstance(number, complex) else torch.float32)
+
+    def pulled(instead: Callable[..., Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        def both(t: Tensor) -> tuple[Tensor, Tensor]:  # the value, and the cotangent that is handed back
+            value, pull = vjp(lambda x: instead(x.sum() * x.sum(), number), t * x)
+            return value, pull(t)[0]
+
+        return both
+
+    one = torch.ones_like(x[0])
+    values, moved = jvp(pulled(NUMBERS[function]), (one,), (one,))
+    truth = jvp(pulled(function), (one,), (one,))
+    assert all(t.dtype == x.dtype for t in (*values, *moved))
+    assert any(t.dtype != x.dtype for t in truth[1])  # torch's own, and why this is: if not, it may go
+    for found, want in zip((*values, *moved), (*truth[0], *truth[1]), strict=True):
+        assert_close(found, want.to(x.dtype))
