@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -52,10 +53,25 @@ def linearising() -> bool:
     frame: types.FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not traced:
         frame = frame.f_back
-    if frame is not None and any(map(compat.is_wrapped, frame.f_locals["flat_primals"])):
+    if frame is not None and (any(map(compat.is_wrapped, frame.f_locals["flat_primals"])) or _in_transform(frame)):
         raise CapabilityError(
             "torch.func.linearize gives wrong numbers inside another transform, of a solve or not: use torch.func.jvp there"
         )
+    return frame is not None
+
+
+def _in_transform(frame: types.FrameType | None) -> bool:
+    """Is a frame inside a call of one of torch's transforms?  What these track may be captured by what is called there."""
+    from torch._functorch import eager_transforms, vmap
+
+    made = (
+        eager_transforms.grad_and_value_impl,
+        eager_transforms._vjp_with_argnums,
+        eager_transforms._jvp_with_argnums,
+    )
+    codes = {inspect.unwrap(function).__code__ for function in (*made, vmap._flat_vmap)}
+    while frame is not None and frame.f_code not in codes:
+        frame = frame.f_back
     return frame is not None
 
 

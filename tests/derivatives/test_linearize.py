@@ -157,6 +157,22 @@ def test_inside_another_transform_it_is_refused(transform: Callable[..., Any]) -
         transform(product)(AT)
 
 
+@pytest.mark.parametrize(
+    "transform", [jacrev, lambda f: grad(lambda t: f(t).sum()), vmap, lambda f: vmap(f, chunk_size=1)]
+)
+def test_inside_a_transform_of_what_it_captures_it_is_refused(transform: Callable[..., Any]) -> None:
+    product = lambda s: linearize(lambda t: ik.root(_cubic, ZERO, (s * t,)).value, AT)[1](TANGENT)  # noqa: E731
+    with pytest.raises(ik.CapabilityError, match="inside another transform"):
+        transform(product)(torch.ones(2, dtype=AT.dtype))
+
+
+def test_transforms_inside_what_is_linearised_are_none_around_it() -> None:
+    def summed(t: Tensor) -> Tensor:
+        return vmap(lambda s: ik.root(_cubic, ZERO, (s * t,)).value)(torch.ones(2, dtype=t.dtype)).sum(0)
+
+    assert torch.allclose(linearize(summed, AT)[1](TANGENT), jvp(summed, (AT,), (TANGENT,))[1])
+
+
 def test_a_value_that_is_read_is_refused() -> None:
     def jumping(z: Tensor, t: Tensor) -> Tensor:
         return _cubic(z, t) if bool(t.sum() > 0) else -_cubic(z, t)
