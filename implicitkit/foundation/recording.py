@@ -64,12 +64,9 @@ def _in_transform(frame: types.FrameType | None) -> bool:
     """Is a frame inside a call of one of torch's transforms?  What these track may be captured by what is called there."""
     from torch._functorch import eager_transforms, vmap
 
-    made = (
-        eager_transforms.grad_and_value_impl,
-        eager_transforms._vjp_with_argnums,
-        eager_transforms._jvp_with_argnums,
-    )
-    codes = {inspect.unwrap(function).__code__ for function in (*made, vmap._flat_vmap)}
+    # forward mode in itself is refused by torch
+    transforms = (eager_transforms.grad_and_value_impl, eager_transforms._vjp_with_argnums, vmap._flat_vmap)
+    codes = {inspect.unwrap(function).__code__ for function in transforms}
     while frame is not None and frame.f_code not in codes:
         frame = frame.f_back
     return frame is not None
