@@ -842,6 +842,9 @@ MUTANTS = [
         ("None if symmetric else parts_of(pattern)", "None"),
         ("            if key not in known:\n", "            if True:\n"),
         ("or has_layers(self.reach, self.pattern.shape[0])", "", "tests/linear/test_likely_fill.py"),
+        (" or (self.parts is None and longest**2 > self.pattern.nnz)", "", "tests/linear/test_long_rows.py"),
+        ("pattern if inner is None else inner, symmetric", "pattern, symmetric", "tests/linear/test_long_rows.py"),
+        ("0 < long.sum() <= WIDEST_BAND", "0 < long.sum()", "tests/linear/test_long_rows.py"),
     ),
     *mutants(
         "implicitkit/foundation/structured.py",
