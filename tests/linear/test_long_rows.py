@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import torch
 
 import implicitkit as ik
+from implicitkit.linear.factors import ordering
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.sparse_factors import SparseFactor
 
@@ -74,6 +75,21 @@ def test_long_rows_hide_no_layers(name: str) -> None:
     assert analysis.band is None
     assert 0 < analysis.reach < 150, "that of what is inside"
     assert analysis.likely_fill == 0, "its price is known by its layers"
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_no_place_is_looked_for_for_long_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come last; minimum degree of a matrix with one takes the square of ``n`` (10 s for 100,000 unknowns)."""
+    A, real, ordered = MATRICES[name](), ordering.superlu, []
+
+    def noted(A: sp.csc_matrix, threshold: float, **options: str) -> object:
+        if options.get("permc_spec") != "NATURAL":
+            ordered.append(int(max(np.diff(A.indptr).max(), np.bincount(A.indices).max())))
+        return real(A, threshold, **options)
+
+    monkeypatch.setattr(ordering, "superlu", noted)
+    SparseFactor(analyse(A.astype(bool)), A.data[None])
+    assert all(longest < 40 for longest in ordered)
 
 
 def test_pivots_are_taken_elsewhere_where_the_diagonal_has_none() -> None:

@@ -161,28 +161,36 @@ def analyse(pattern: sp.csr_matrix) -> Analysis:
     symmetric = _is_symmetric(pattern)
     if lower + upper <= min(WIDEST_BAND, n):
         return Analysis(pattern, None, rows, columns, (lower, upper), symmetric)
-    inner = _without_long(pattern)
-    order, place = _renumbered(pattern if inner is None else inner, symmetric)
-    lower, upper = _band(place[rows], place[columns]) if inner is None else _band_of(inner, place)
-    if lower + upper <= WIDEST_BAND and inner is None:
+    long = _long(pattern)
+    inner = pattern if long is None else _without(pattern, long)
+    order, place = _renumbered(inner, symmetric)
+    lower, upper = _band_of(inner, place)
+    if lower + upper <= WIDEST_BAND and long is None:
         return Analysis(pattern, order, place[rows], place[columns], (lower, upper), symmetric)
     reach, parts = max(lower, upper), None if symmetric else parts_of(pattern)
     if parts is not None:
         inside = parts.inside(pattern)
         reach = max(_band_of(inside, _renumbered(inside, False)[1]))
-    return Analysis(pattern, None, rows, columns, None, symmetric, reach if order is not None else 0, parts=parts)
+    ordering, reach = Ordering(last=long), reach if order is not None else 0
+    return Analysis(pattern, None, rows, columns, None, symmetric, reach, ordering=ordering, parts=parts)
 
 
-def _without_long(pattern: sp.csr_matrix) -> sp.csr_matrix | None:
-    """The pattern without unknowns whose row, or column, is so long that no order could leave layers; ``None`` where there
-    are none, or so many that as a border, which they are when they come last, they would cost more than what is inside."""
+def _long(pattern: sp.csr_matrix) -> np.ndarray | None:
+    """Unknowns whose row, or column, is so long that no order could leave layers; ``None`` where there are none, or so many
+    that as a border, which they are when they come last, they would cost more than what is inside."""
     n = pattern.shape[0]
     longest = np.maximum(np.diff(pattern.indptr), np.bincount(pattern.indices, minlength=n))
-    long = (longest > 1) & np.isin(longest, [k for k in np.unique(longest) if not has_layers(int(k) // 2, n)])
-    if not 0 < long.sum() <= WIDEST_BAND:
-        return None
+    lengths = [k for k in np.unique(longest) if k > 1 and not has_layers(int(k) // 2, n)]
+    found = np.flatnonzero(np.isin(longest, lengths))
+    return found if 0 < len(found) <= WIDEST_BAND else None
+
+
+def _without(pattern: sp.csr_matrix, long: np.ndarray) -> sp.csr_matrix:
+    """The pattern without the rows and columns of these unknowns."""
+    n, out = pattern.shape[0], np.zeros(pattern.shape[0], dtype=bool)
+    out[long] = True
     rows, columns = np.repeat(np.arange(n), np.diff(pattern.indptr)), pattern.indices
-    kept = ~(long[rows] | long[columns])
+    kept = ~(out[rows] | out[columns])
     inner = sp.csr_matrix((np.ones(int(kept.sum()), dtype=bool), (rows[kept], columns[kept])), shape=pattern.shape)
     inner.sort_indices()
     return inner
