@@ -842,6 +842,10 @@ MUTANTS = [
         ("None if symmetric else parts_of(pattern)", "None"),
         ("            if key not in known:\n", "            if True:\n"),
         ("or has_layers(self.reach, self.pattern.shape[0])", "", "tests/linear/test_likely_fill.py"),
+        (" or (self.parts is None and longest**2 > self.pattern.nnz)", "", "tests/linear/test_long_rows.py"),
+        ("_renumbered(inner, symmetric)", "_renumbered(pattern, symmetric)", "tests/linear/test_long_rows.py"),
+        ("if 0 < len(found) <= WIDEST_BAND", "if 0 < len(found)", "tests/linear/test_long_rows.py"),
+        ("Ordering(last=long), reach", "Ordering(), reach", "tests/linear/test_long_rows.py"),
     ),
     *mutants(
         "implicitkit/foundation/structured.py",

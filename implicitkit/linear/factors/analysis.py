@@ -28,7 +28,7 @@ class Analysis:
         pattern: ``(n, n)`` in compressed rows. order: the renumbering (``None``: as it stands).
         rows, columns: of every entry, renumbered. band: ``(lower, upper)``, or ``None`` for SuperLU.
         symmetric: the pattern is. reach: how far from the diagonal it has entries (those of its parts), renumbered for a
-            band.
+            band; long rows and columns, which come last, are left out.
         ordering: that of SuperLU, once it has been found. parts: that can be solved for one after the other.
     """
 
@@ -41,6 +41,15 @@ class Analysis:
     reach: int = 0
     ordering: Ordering = field(default_factory=Ordering, compare=False)
     parts: Parts | None = None
+
+    @functools.cached_property
+    def on_diagonal(self) -> bool:
+        """Are pivots looked for on the diagonal first?  Where the pattern is symmetric; and where a row of ``k`` entries is
+        ``k^2`` entries of ``A' A``, whose factors bound what pivots from anywhere fill (George & Ng 1985, SIAM J. Sci. Stat.
+        Comput. 6(2)), and these are more than ``A`` has: a sum of all unknowns, as a balance or a norm is, is only ``2 k``
+        of ``A + A'``."""
+        longest = int(np.diff(self.pattern.indptr).max(initial=0))
+        return self.symmetric or (self.parts is None and longest**2 > self.pattern.nnz)
 
     @functools.cached_property
     def diagonal(self) -> np.ndarray | None:
@@ -152,16 +161,39 @@ def analyse(pattern: sp.csr_matrix) -> Analysis:
     symmetric = _is_symmetric(pattern)
     if lower + upper <= min(WIDEST_BAND, n):
         return Analysis(pattern, None, rows, columns, (lower, upper), symmetric)
-    order, place = _renumbered(pattern, symmetric)
-    lower, upper = _band(place[rows], place[columns])
-    if lower + upper <= WIDEST_BAND:
+    long = _long(pattern)
+    inner = pattern if long is None else _without(pattern, long)
+    order, place = _renumbered(inner, symmetric)
+    lower, upper = _band_of(inner, place)
+    if lower + upper <= WIDEST_BAND and long is None:
         return Analysis(pattern, order, place[rows], place[columns], (lower, upper), symmetric)
     reach, parts = max(lower, upper), None if symmetric else parts_of(pattern)
     if parts is not None:
         inside = parts.inside(pattern)
-        place = _renumbered(inside, False)[1]
-        reach = max(_band(place[np.repeat(np.arange(n), np.diff(inside.indptr))], place[inside.indices]))
-    return Analysis(pattern, None, rows, columns, None, symmetric, reach if order is not None else 0, parts=parts)
+        reach = max(_band_of(inside, _renumbered(inside, False)[1]))
+    ordering, reach = Ordering(last=long), reach if order is not None else 0
+    return Analysis(pattern, None, rows, columns, None, symmetric, reach, ordering=ordering, parts=parts)
+
+
+def _long(pattern: sp.csr_matrix) -> np.ndarray | None:
+    """Unknowns whose row, or column, is so long that no order could leave layers; ``None`` where there are none, or so many
+    that as a border, which they are when they come last, they would cost more than what is inside."""
+    n = pattern.shape[0]
+    longest = np.maximum(np.diff(pattern.indptr), np.bincount(pattern.indices, minlength=n))
+    lengths = [k for k in np.unique(longest) if k > 1 and not has_layers(int(k) // 2, n)]
+    found = np.flatnonzero(np.isin(longest, lengths))
+    return found if 0 < len(found) <= WIDEST_BAND else None
+
+
+def _without(pattern: sp.csr_matrix, long: np.ndarray) -> sp.csr_matrix:
+    """The pattern without the rows and columns of these unknowns."""
+    n, out = pattern.shape[0], np.zeros(pattern.shape[0], dtype=bool)
+    out[long] = True
+    rows, columns = np.repeat(np.arange(n), np.diff(pattern.indptr)), pattern.indices
+    kept = ~(out[rows] | out[columns])
+    inner = sp.csr_matrix((np.ones(int(kept.sum()), dtype=bool), (rows[kept], columns[kept])), shape=pattern.shape)
+    inner.sort_indices()
+    return inner
 
 
 def _renumbered(pattern: sp.csr_matrix, symmetric: bool) -> tuple[np.ndarray | None, np.ndarray]:
@@ -181,6 +213,11 @@ def _is_symmetric(pattern: sp.csr_matrix) -> bool:
     transposed = sp.csr_matrix(pattern.T)
     transposed.sort_indices()
     return np.array_equal(pattern.indptr, transposed.indptr) and np.array_equal(pattern.indices, transposed.indices)
+
+
+def _band_of(pattern: sp.csr_matrix, place: np.ndarray) -> tuple[int, int]:
+    rows = np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr))
+    return _band(place[rows], place[pattern.indices])
 
 
 def _band(rows: np.ndarray, columns: np.ndarray) -> tuple[int, int]:

@@ -35,13 +35,15 @@ class Ordering:
 
     Args:
         pattern: not looked at: an ordering can be kept with a pattern (:meth:`Coloured.analysed`).
+        last: unknowns with long rows or columns, which come last: to look for their place takes the square of ``n``.
 
     Attributes:
         fill: entries of the factors that were made first; 0 before. alike: samples that had one matrix, the last time.
         indefinite: they were not definite, the last time that this was asked.
     """
 
-    def __init__(self, pattern: object = None) -> None:
+    def __init__(self, pattern: object = None, last: np.ndarray | None = None) -> None:
+        self.last = last
         self._first: tuple[sp.csc_matrix, np.ndarray] | None = None  # a matrix, and the order it was given
         self._order: _Order | None = None  # the same, ready for use
         self.fill = 0
@@ -59,12 +61,17 @@ class Ordering:
         Args:
             threshold: of the largest entry in a column, below which a pivot is not taken from the diagonal.
         """
+        if self._first is None and self.last is not None:
+            self._first = A, _with_last(A, self.last)
         if self._first is not None:
             if self._order is None:
                 self._order = _Order(*self._first)
             if self._order.fits(A):
                 lu = superlu(self._order.renumbered(A), threshold, permc_spec="NATURAL")
-                return None if lu is None else Renumbered(lu, self._order.order)
+                if lu is None:
+                    return None
+                self.fill = self.fill or lu.nnz
+                return Renumbered(lu, self._order.order)
         lu = superlu(A, threshold)
         if lu is not None:
             self.fill = lu.nnz
@@ -97,6 +104,14 @@ def superlu(A: sp.csc_matrix, threshold: float, **options: Any) -> Any:
             return sla.splu(A, diag_pivot_thresh=threshold, **(SYMMETRIC | options))
         except RuntimeError:  # "Factor is exactly singular"
             return None
+
+
+def _with_last(A: sp.csc_matrix, last: np.ndarray) -> np.ndarray:
+    """The order that minimum degree gives the other unknowns, and then these; it is that of a definite matrix."""
+    first = np.setdiff1d(np.arange(A.shape[0]), last)
+    inner = sp.csc_matrix(A[first][:, first])
+    inner = sp.csc_matrix(with_entries(inner, np.ones(inner.nnz)) + (inner.nnz + 1) * sp.identity(len(first)))
+    return np.concatenate([first[np.argsort(superlu(inner, 1.0).perm_c)], last])
 
 
 class _Order:

@@ -4,11 +4,11 @@ r"""Factors of sparse blocks, for many right-hand sides and both ``A`` and ``A^T
   pivoting, all samples of a batch in one call, since blocks that are not coupled are a band as well;
 - else SuperLU (Demmel, Eisenstat, Gilbert, Li & Liu 1999, SIAM J. Matrix Anal. 20(3)), sample by sample (small ones of a
   symmetric pattern in one call, where all are regular): with the minimum degree of ``A + A^T`` and diagonal pivots where the
-  pattern is symmetric, COLAMD and partial pivoting where it is not.  A pivot that is taken elsewhere undoes an order that
-  keeps factors of ``A + A^T`` sparse (saddle points, 60 x 60 cells of a fluid: 2,000 times the time).  So an entry of the
-  diagonal that is next to nothing is made a little larger, and refinement takes that out again (Li & Demmel 2003, ACM TOMS
-  29(2): static pivoting).  What that costs in accuracy is found out by a trial solve, and the block factored again with
-  partial pivoting;
+  pattern is symmetric, or a row is long; else COLAMD and partial pivoting.  A pivot that is taken elsewhere undoes an order
+  that keeps factors of ``A + A^T`` sparse (saddle points, 60 x 60 cells of a fluid: 2,000 times the time).  So an entry of
+  the diagonal that is next to nothing is made a little larger, and refinement takes that out again (Li & Demmel 2003, ACM
+  TOMS 29(2): static pivoting).  What that costs in accuracy is found out by a trial solve, and the block factored again
+  with partial pivoting;
 - of 4,096 unknowns and more, symmetric ones that turn out definite: CHOLMOD, where the package cvxopt is installed
   (:mod:`implicitkit.linear.factors.cholmod`);
 - blocks whose unknowns can be solved for part after part: each part by itself
@@ -213,7 +213,7 @@ class SparseFactor:
 def _superlu(A: sp.csc_matrix, analysis: Analysis, anywhere: bool = True) -> Any:
     """The factors, or ``None`` for a block that is exactly singular, or has no pivots on the diagonal and may not have them
     ``anywhere``."""
-    if analysis.symmetric:
+    if analysis.on_diagonal:
         near = _pivoted(A, analysis.diagonal)
         lu = analysis.ordering.factor(near, _DIAGONAL)
         b = np.random.default_rng(1).uniform(0.5, 1.5, (1, A.shape[0]))

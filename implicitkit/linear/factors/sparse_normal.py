@@ -160,6 +160,10 @@ class NormalFactors:
             x[i] = self.lus[i].solve(np.ascontiguousarray(columns[i] / d)) / d
         return torch.from_numpy(x[:, :, 0] if b.ndim == 2 else x).to(b)
 
+    def moved(self, x: Tensor) -> Tensor:
+        """``R'R x``, ``(batch, n)``: what the gradient changes by along ``x`` where the residuals are linear."""
+        return torch.from_numpy(self.D * product_of_all(self.scaled)(self.D * array(x))).to(x)
+
     def most(self, x: Tensor) -> Tensor:
         """No less than the norm of :meth:`size` ``(batch,)``: ``max D |D^-1 R'R D^-1|_F |D x|``; by no product."""
         bound = [float(d.max() * N.most()) for d, N in zip(self.D, self.scaled, strict=True)]

@@ -245,6 +245,10 @@ class _DenseFactors:
         x = torch.cholesky_solve((columns / self.D).to(self.L), self.L).to(b) / self.D
         return x.squeeze(2) if b.ndim == 2 else x
 
+    def moved(self, x: Tensor) -> Tensor:
+        """``R'R x``, ``(batch, n)``: what the gradient changes by along ``x`` where the residuals are linear."""
+        return (self.units * mv(self.scaled, (self.units * x).to(self.scaled))).to(x)
+
     def size(self, x: Tensor) -> Tensor:
         """``|R'R| |x|``, shaped as ``x``."""
         columns = (x.unsqueeze(2) if x.ndim == 2 else x).abs().to(self.scaled)
