@@ -26,6 +26,7 @@ from implicitkit.foundation.errors import CapabilityError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _paused = contextvars.ContextVar("_paused", default=False)
+_INCLUDED, _PRE_DISPATCH = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
 
 
 def paused() -> bool:
@@ -34,9 +35,11 @@ def paused() -> bool:
 
 
 def recorder() -> Any:
-    """The mode that records operations as a graph, or ``None``."""
+    """The mode that records operations as a graph, or ``None``; asked of torch only where some dispatch mode is at work."""
     module = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    return None if module is None else module.get_proxy_mode()
+    if module is None or not (torch._C._len_torch_dispatch_stack() or _INCLUDED(_PRE_DISPATCH)):
+        return None
+    return module.get_proxy_mode()
 
 
 def linearising() -> bool:

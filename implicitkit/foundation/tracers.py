@@ -6,11 +6,12 @@ The private names of torch for them, as in :mod:`~implicitkit.foundation.compat`
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +42,8 @@ NO_NUMBERS = (
 )
 _MODES: Any = torch._C._TorchDispatchModeKey
 _COMPILED_TWICE = "CompiledFunctionBackwardBackward"
+_at_work: Any = torch._C._dynamo.eval_frame.get_eval_frame_callback  # who looks at the frames that this thread runs
+_outside = contextvars.ContextVar("_outside", default=False)  # is this inside a call that the compiler does not see?
 
 
 # --- what only records
@@ -82,24 +85,15 @@ def is_fake(t: Tensor) -> bool:
     return module is not None and isinstance(t, module.FakeTensor)
 
 
-def lost_second_derivative(t: Tensor) -> bool:
-    """Is this a first derivative through a function that AOTAutograd has compiled?
+def lost_second_derivative(nodes: Callable[[], Iterable[Any]]) -> bool:
+    """Is there a first derivative through a function that AOTAutograd has compiled among these nodes of a graph?
 
     The backward of such a function is one node of a graph that ends there: some second derivatives raise ("does not
     currently support double backward"), and those by inputs that were saved detached are zero without a word.
     """
     if "torch._functorch._aot_autograd.runtime_wrappers" not in sys.modules:
         return False
-    seen, left = set(), [t.grad_fn]
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        if type(node).__name__ == _COMPILED_TWICE:
-            return True
-        seen.add(node)
-        left.extend(after for after, _ in node.next_functions)
-    return False
+    return _COMPILED_TWICE in [type(node).__name__ for node in nodes()]
 
 
 # --- dispatch modes
@@ -119,14 +113,15 @@ def opaque_to_compile(function: C) -> C:
     """``torch.compiler.disable``, without importing the compiler (over a second) before someone uses it.
 
     Behind it ``torch.compile`` breaks the graph around the call; were it to trace inside, it would drop the custom
-    backward under ``torch.func`` transforms without a word (pytorch/pytorch#192985).
+    backward under ``torch.func`` transforms without a word (pytorch/pytorch#192985).  A call from within another, with no
+    compiler at work on this thread, is a plain call: all that the outer one has set holds.
     """
     disabled: Callable[..., Any] | None = None
 
     @functools.wraps(function)
     def entry(*args: Any, **kwargs: Any) -> Any:
         nonlocal disabled
-        if not compiles():
+        if not compiles() or (_outside.get() and _at_work() is None):
             return function(*args, **kwargs)
         if disabled is None:
             disabled = _disable(function, entry)
@@ -197,8 +192,12 @@ def _disable(function: C, entry: Callable[..., Any]) -> C:
     @functools.wraps(function)
     def unseen(*args: Any, **kwargs: Any) -> Any:
         skip_code(entry.__code__)  # one code object for every wrapper; torch._dynamo.reset() forgets it
-        with _graphs_kept():
-            return function(*args, **kwargs)
+        token = _outside.set(True)
+        try:
+            with _graphs_kept():
+                return function(*args, **kwargs)
+        finally:
+            _outside.reset(token)
 
     return torch.compiler.disable(unseen)
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import proxy_tensor
 from torch.nn.utils import parametrize
 from torch.utils._config_module import ConfigModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import implicitkit as ik
 from implicitkit import system
-from implicitkit.foundation import graph_size, tracers, trees
+from implicitkit.foundation import graph, graph_size, tracers, trees
 from implicitkit.lifting import refill
 from implicitkit.linear import independence
 from implicitkit.linear.iterative import cycles
@@ -272,8 +273,11 @@ def test_small_operations_are_few(what: str) -> None:
         (graph_size, "nodes_behind", 1),  # what products cost is seen in one walk, and what of dense rows
         (system, "identity_of", 1),  # what tells the function from others
         (ConfigModule, "patch", 0),  # a class and a variable of a context, at every entry
+        (tracers, "_graphs_kept", 2),  # what the compiler is told, once in the call and once in its backward
+        (proxy_tensor, "get_proxy_mode", 0),  # nothing is recorded where no mode is at work
+        (graph, "nodes_behind", 2),  # at the lifting, and of products side by side; the rest is seen in the walk above
     ],
-    ids=["nodes_behind", "identity_of", "patch"],
+    ids=["nodes_behind", "identity_of", "patch", "graphs_kept", "proxy_mode", "leaves"],
 )
 def test_a_derivative_asks_once(where: Any, name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also once the compiler is loaded, as an optimiser loads it."""
