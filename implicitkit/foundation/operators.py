@@ -241,8 +241,8 @@ class Operator:
     def T(self) -> Operator:
         """The transposed operator; it shares the matrices if they have been formed."""
         other = Operator(
-            self.rmv,
-            self.mv,
+            self._rmv,
+            self._mv,
             lambda: self.dense().mT,
             batch=self.batch,
             size=self.size,

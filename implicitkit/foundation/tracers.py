@@ -146,27 +146,22 @@ def is_compiled(x: Any) -> bool:
     """Is this a function or a module that ``torch.compile`` returned, or a module with a compiled method?"""
     if not compiles():
         return False
-    if isinstance(x, types.FunctionType):
-        return _is_compiled_function(x)
     if not isinstance(x, torch.nn.Module):
-        return False
-    for a in vars(x).values():
-        if isinstance(a, types.FunctionType) and _is_compiled_function(a):
-            return True
+        return _is_compiled_function(x)
+    own = vars(x).values()
+    if types.FunctionType in map(type, own) and any(map(_is_compiled_function, own)):
+        return True
     return x._compiled_call_impl is not None or "_orig_mod" in x._modules or _has_compiled_methods(type(x))
 
 
-def _is_compiled_function(x: types.FunctionType) -> bool:
-    return hasattr(x, "_torchdynamo_orig_callable") and not getattr(x, "_torchdynamo_disable", False)
+def _is_compiled_function(x: Any) -> bool:
+    compiled = isinstance(x, types.FunctionType) and hasattr(x, "_torchdynamo_orig_callable")
+    return compiled and not getattr(x, "_torchdynamo_disable", False)
 
 
 @by_class
 def _has_compiled_methods(cls: type) -> bool:
-    return any(
-        isinstance(a, types.FunctionType) and _is_compiled_function(a)
-        for base in cls.__mro__
-        for a in vars(base).values()
-    )
+    return any(_is_compiled_function(a) for base in cls.__mro__ for a in vars(base).values())
 
 
 def _graphs_kept() -> Any:
