@@ -5,7 +5,6 @@ The private names of torch for them, as in :mod:`~implicitkit.foundation.compat`
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import inspect
@@ -164,20 +163,22 @@ def _has_compiled_methods(cls: type) -> bool:
     return any(_is_compiled_function(a) for base in cls.__mro__ for a in vars(base).values())
 
 
-def _graphs_kept() -> Any:
-    """Inside, compiled functions keep what their backward needs: products with a Jacobian go through it many times, and
-    AOTAutograd else gives the buffers of a graph away at the first ("compiled with non-empty donated buffers")."""
+def _graphs_kept() -> Callable[[], object]:
+    """From now on, on this thread, compiled functions keep what their backward needs, until what is returned is called:
+    products with a Jacobian go through it many times, and AOTAutograd else gives the buffers of a graph away at the first
+    ("compiled with non-empty donated buffers")."""
     config = sys.modules.get("torch._functorch.config")
-    if config is None or not getattr(config, "donated_buffer", False):
-        return contextlib.nullcontext()
-    return _not_donated(config)
+    if config is None:
+        return bool
+    revert: Callable[[], object] = _not_donated(config)()
+    return revert
 
 
 @functools.cache
 def _not_donated(config: Any) -> Any:
-    """A context that may be entered again, also from within and by several threads: to make one takes torch a class and as
-    long as a hundred small operations, as some solves take."""
-    return config.patch(donated_buffer=False)
+    """Changes the setting, also from within and on several threads, and returns what restores it; a context of torch's that
+    does takes as long as ten small operations to enter."""
+    return config._make_closure_patcher(donated_buffer=False)
 
 
 def _disable(function: C, entry: Callable[..., Any]) -> C:
@@ -187,11 +188,11 @@ def _disable(function: C, entry: Callable[..., Any]) -> C:
     @functools.wraps(function)
     def unseen(*args: Any, **kwargs: Any) -> Any:
         skip_code(entry.__code__)  # one code object for every wrapper; torch._dynamo.reset() forgets it
-        token = _outside.set(True)
+        token, donated_again = _outside.set(True), _graphs_kept()
         try:
-            with _graphs_kept():
-                return function(*args, **kwargs)
+            return function(*args, **kwargs)
         finally:
+            donated_again()
             _outside.reset(token)
 
     return torch.compiler.disable(unseen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -291,15 +290,19 @@ def test_a_derivative_asks_once(where: Any, name: str, most: int, monkeypatch: p
     assert len(asked) <= most, len(asked)
 
 
-def test_a_context_of_compiled_functions_may_be_entered_again() -> None:
+def test_a_setting_of_compiled_functions_may_be_changed_again_from_within() -> None:
     from torch._functorch import config
 
-    before = config.donated_buffer
-    with config.patch(donated_buffer=True):
-        with tracers._graphs_kept():
-            assert not config.donated_buffer
-            with tracers._not_donated(config), contextlib.suppress(ValueError), tracers._not_donated(config):
-                raise ValueError
-            assert not config.donated_buffer
-        assert config.donated_buffer
+    before, overridden = config.donated_buffer, config._config["donated_buffer"].user_override.get()
+    ends = [tracers._graphs_kept()]
+    ends.append(tracers._graphs_kept())
+    for end in reversed(ends):
+        assert not config.donated_buffer
+        end()
     assert config.donated_buffer is before
+    assert config._config["donated_buffer"].user_override.get() is overridden  # as if nobody had set it
+    with config.patch(donated_buffer=True):
+        end = tracers._graphs_kept()
+        assert not config.donated_buffer
+        end()
+        assert config.donated_buffer
