@@ -21,6 +21,7 @@ from implicitkit.lifting import refill
 from implicitkit.linear import independence
 from implicitkit.linear.iterative import cycles
 from implicitkit.solver import costs, polyalgorithm
+from implicitkit.solver.verdict import judge
 from implicitkit_deq import DEQ, cells
 from implicitkit_deq.starting.extrapolation import Trend
 from implicitkit_deq.starting.warm_start import usable
@@ -274,9 +275,10 @@ def test_small_operations_are_few(what: str) -> None:
         (ConfigModule, "patch", 0),  # a class and a variable of a context, at every entry
         (tracers, "_graphs_kept", 2),  # what the compiler is told, once in the call and once in its backward
         (proxy_tensor, "get_proxy_mode", 0),  # nothing is recorded where no mode is at work
+        (judge, "falls_on", 0),  # of claims that are small beside the state, not by ``atol`` alone
         (graph, "nodes_behind", 2),  # at the lifting, and of products side by side; the rest is seen in the walk above
     ],
-    ids=["nodes_behind", "identity_of", "patch", "graphs_kept", "proxy_mode", "leaves"],
+    ids=["nodes_behind", "identity_of", "patch", "graphs_kept", "proxy_mode", "falls_on", "leaves"],
 )
 def test_a_derivative_asks_once(where: Any, name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also once the compiler is loaded, as an optimiser loads it."""
