@@ -126,16 +126,13 @@ class System:
             """With NaN for samples of which a matrix has no factors; of one sample alone the error is its own."""
             if lifted.failed:
                 with failing_as_nan():
-                    return pack(of_state(function, z, theta), z)
-            try:
+                    return pack(function(problem.unpack(layout, z), theta), z)
+            try:  # a function may take its containers to pieces: they are made anew for each call
                 return pack(function(problem.unpack(layout, z), theta), z)
             except RuntimeError as error:
-                found, lifted.failed = despite(error, of_state, layout.batch, function, z, theta)
+                again = lambda: function(problem.unpack(layout, z), theta)  # noqa: E731
+                found, lifted.failed = despite(error, again, layout.batch)
                 return pack(found, z)
-
-        def of_state(function: Callable[[Any, Any], Any], z: Tensor, theta: Any) -> Any:
-            """A function may take its containers to pieces: they are made anew for each call."""
-            return function(problem.unpack(layout, z), theta)
 
         def kernel(z: Tensor, *theta: Tensor) -> Tensor:
             out = evaluated(lifted, z, theta)

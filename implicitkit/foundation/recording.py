@@ -26,7 +26,6 @@ from implicitkit.foundation.errors import CapabilityError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _paused = contextvars.ContextVar("_paused", default=False)
-_INCLUDED, _PRE_DISPATCH = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
 
 
 def paused() -> bool:
@@ -37,7 +36,7 @@ def paused() -> bool:
 def recorder() -> Any:
     """The mode that records operations as a graph, or ``None``; asked of torch only where some dispatch mode is at work."""
     module = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    if module is None or not (torch._C._len_torch_dispatch_stack() or _INCLUDED(_PRE_DISPATCH)):
+    if module is None or not compat.modes_active():
         return None
     return module.get_proxy_mode()
 

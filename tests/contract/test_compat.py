@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.overrides import TorchFunctionMode
 
 import implicitkit as ik
@@ -492,6 +492,27 @@ def test_opaque_to_compile() -> None:
     torch.compiler.reset()
 
 
+def test_modes_active() -> None:
+    """Whatever records is seen, and at no level of a transform is there more than torch knows of."""
+    seen: list[tuple[bool, bool]] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append((compat.modes_active(), get_proxy_mode() is not None))
+        return 2 * x
+
+    for run in (
+        look,
+        torch.func.grad(lambda x: look(x).sum()),
+        make_fx(look),
+        make_fx(look, pre_dispatch=True),
+        make_fx(torch.func.grad(lambda x: look(x).sum())),
+    ):
+        run(torch.ones(2))
+    assert seen == [(False, False)] * 2 + [(True, True)] * 3
+    with tracers.TorchDispatchMode():
+        assert compat.modes_active()
+
+
 def test_inference() -> None:
     """Inference mode is seen below transforms, where torch denies it, and can be left."""
     probe = lambda t: compat.in_inference()  # noqa: E731
@@ -934,6 +955,7 @@ CONTRACTS = {
     test_paths: "key_path tree_flatten_with_path",
     test_level: "level",
     test_marked: "marked",
+    test_modes_active: "modes_active",
     test_opaque_to_compile: "opaque_to_compile",
     test_own_graphs: "own_graphs",
     test_own_parametrizations: "keeps_parametrizations own_parametrizations",
