@@ -22,7 +22,7 @@ anything made with options          :class:`Configured` refuses the names of opt
 ==================================  ==========================================================================
 
 Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`own_graphs`, :func:`has_forward_level`,
-:func:`transforms_active`, :func:`modules_held`, :func:`replaced`, :func:`holds_compiled`,
+:func:`transforms_active`, :func:`modules_held`, :func:`below`, :func:`replaced`, :func:`holds_compiled`,
 :func:`refuse_tracing`, :func:`holds`, :func:`despite_inference_mode`.  :data:`POLICIES` is what ``on_failure=`` may be.
 """
 
@@ -38,7 +38,7 @@ from implicitkit.foundation.tracers import opaque_to_compile, refuse_tracing
 from implicitkit.foundation.trees import Layout
 from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.overlay import replaced
-from implicitkit.lifting.reach import holds_compiled, modules_held
+from implicitkit.lifting.reach import below, holds_compiled, modules_held
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.conditions.kkt import KKT, SINGULAR
 from implicitkit.linear.factors.entries import of_entries
@@ -116,6 +116,7 @@ __all__ = [
     "Stage",
     "System",
     "autodiff",
+    "below",
     "check_degenerate",
     "check_policy",
     "constants",

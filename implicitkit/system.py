@@ -17,7 +17,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import cast_as_now, casts, precision, under
-from implicitkit.foundation.failing_matrices import attempted, failing_as_nan
+from implicitkit.foundation.failing_matrices import despite, failing_as_nan
 from implicitkit.foundation.faithful import faithful, mapped
 from implicitkit.foundation.numbers import real_parts
 from implicitkit.foundation.trees import Layout, hint_of_no_tensor, hint_of_pair, tree_flatten
@@ -126,13 +126,13 @@ class System:
             """With NaN for samples of which a matrix has no factors; of one sample alone the error is its own."""
             if lifted.failed:
                 with failing_as_nan():
-                    return pack(of_state(function, z, theta), z)
-            found, lifted.failed = attempted(of_state, layout.batch, function, z, theta)
-            return pack(found, z)
-
-        def of_state(function: Callable[[Any, Any], Any], z: Tensor, theta: Any) -> Any:
-            """A function may take its containers to pieces: they are made anew for each call."""
-            return function(problem.unpack(layout, z), theta)
+                    return pack(function(problem.unpack(layout, z), theta), z)
+            try:  # a function may take its containers to pieces: they are made anew for each call
+                return pack(function(problem.unpack(layout, z), theta), z)
+            except RuntimeError as error:
+                again = lambda: function(problem.unpack(layout, z), theta)  # noqa: E731
+                found, lifted.failed = despite(error, again, layout.batch)
+                return pack(found, z)
 
         def kernel(z: Tensor, *theta: Tensor) -> Tensor:
             out = evaluated(lifted, z, theta)

@@ -177,19 +177,16 @@ def linearise(
             fixed_point=fixed_point,
         )
     again = functools.partial(recorded, function, z, twice=True)
-    step = products(moved, point, again) if of_map else None
-    mv, rmv = products(out, point, None if of_map else again)
-    if step is not None:
-        mv, rmv = (_less(product) for product in step)
+    nodes = _once(lambda: nodes_of(out))
+    step = products(moved, point, again, nodes) if of_map else None
+    mv, rmv = products(out, point, again, nodes) if step is None else map(_less, step)
 
     def dense() -> Tensor:
         found = one_for_all(rmv, z.shape[1], z)
         found = _by_structure(out, point, read) if found is None else found
         return matrix(rmv, z.shape[1], z) if found is None else found
 
-    nodes = _once(lambda: nodes_of(out))
     read = _once(lambda: read_by_products(nodes()))
-
     A = Operator(
         rmv if symmetric else mv,
         rmv,
@@ -202,6 +199,7 @@ def linearise(
         sparse=sparse,
     )
     A.step = step and ((step[1], step[1]) if symmetric else step)
+    A.nodes = nodes
     A.graph = gone_through = _once(lambda: size_of_graph(nodes(), _UNKNOWN))
     A.read = read
     A.own = _once(lambda: has_own_matrices(nodes(), z))
@@ -229,15 +227,19 @@ def _less(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def products(
-    out: Tensor, point: Tensor, again: Callable[[], tuple[Tensor, Tensor]] | None = None
+    out: Tensor,
+    point: Tensor,
+    again: Callable[[], tuple[Tensor, Tensor]] | None = None,
+    nodes: Callable[[], Sequence[Any]] | None = None,
 ) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """``v -> J v`` and ``w -> J^T w``, ``J = d out / d point``, on the graph that leads from ``point`` to ``out``; where
     this cannot be differentiated twice, the first on that which ``again()`` makes, or else by the rows of ``J``.
+    ``nodes()``: those of this graph, and perhaps of what follows, where they are known.
 
     Raises:
         RuntimeError: the graph goes through the derivative of a compiled function.
     """
-    if tracers.lost_second_derivative(out):
+    if tracers.lost_second_derivative(nodes or (lambda: nodes_of(out))):
         raise RuntimeError(COMPILED_ONCE)
     if not out.requires_grad:
         return lambda v: torch.zeros_like(out), lambda w: torch.zeros_like(point)
@@ -328,13 +330,13 @@ def jacobian(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
 def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
     """The Jacobian ``(batch, m, n)`` of ``out`` ``(batch, m)`` by ``point`` ``(batch, n)``, by going through the graph of
     ``out``, which is kept."""
-    if tracers.lost_second_derivative(out):
+    nodes = _once(lambda: nodes_of(out))
+    if tracers.lost_second_derivative(nodes):
         raise RuntimeError(COMPILED_ONCE)
     (batch, n), m = point.shape, out.shape[1]
     z = point.detach()
     if not out.requires_grad:
         return z.new_zeros(batch, m, n)
-    nodes = _once(lambda: nodes_of(out))
     few = m * m * batch <= _FEW_NUMBERS and m * size_of_graph(nodes())[1] <= _FEW_NUMBERS
     if few or m <= 2 * n:
         found = _by_structure(out, point, lambda: read_by_products(nodes()))

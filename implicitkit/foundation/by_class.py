@@ -17,10 +17,12 @@ def by_class(function: Callable[[Any], T]) -> Callable[[Any], T]:
 
     @functools.wraps(function)
     def of(kind: Any) -> T:
-        key = id(kind)
-        found = known.get(key)
-        if found is None:  # it is forgotten before another class can be where this one was
-            found = known[key] = function(kind), weakref.ref(kind, lambda _: known.pop(key, None))
+        found = known.get(id(kind)) or learned(kind)
         return found[0]
+
+    def learned(kind: Any) -> tuple[T, weakref.ref[Any]]:
+        key = id(kind)  # it is forgotten before another class can be where this one was
+        found = known[key] = function(kind), weakref.ref(kind, lambda _: known.pop(key, None))
+        return found
 
     return of

@@ -35,6 +35,7 @@ __all__ = [
     "level",
     "mapped_over",
     "marked",
+    "modes_active",
     "ordinary",
     "outside_inference",
     "own_graphs",
@@ -59,6 +60,13 @@ C = TypeVar("C", bound=Callable[..., Any])
 # --- functorch levels
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """Is a ``torch.func`` transform (grad, vjp, jvp, vmap, ...) running?"""
+
+
+def modes_active() -> bool:
+    """Does some dispatch mode see operations, or record them before they are dispatched?"""
+    c: Any = torch._C
+    before: bool = c._dispatch_tls_is_dispatch_key_included(c.DispatchKey.PreDispatch)
+    return before or c._len_torch_dispatch_stack() > 0
 
 
 def empty_batch() -> bool:

@@ -38,15 +38,20 @@ def attempted(call: Callable[..., Any], batch: int, *args: Any) -> tuple[Any, st
     try:
         return call(*args), ""
     except RuntimeError as error:
-        of_matrices = isinstance(error, torch.linalg.LinAlgError) or str(error).startswith(_WORDS)
-        if not of_matrices or (batch == 1 and not compat.transforms_active()):
-            raise
-        with failing_as_nan():
-            out = call(*args)
-        leaves = [compat.physical(t) for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
-        if not any(bool(torch.isfinite(t.detach()).any()) for t in leaves):
-            raise
-        return out, str(error).partition("\n")[0]
+        return despite(error, call, batch, *args)
+
+
+def despite(error: RuntimeError, call: Callable[..., Any], batch: int, *args: Any) -> tuple[Any, str]:
+    """:func:`attempted`, after the ``error`` of the attempt."""
+    of_matrices = isinstance(error, torch.linalg.LinAlgError) or str(error).startswith(_WORDS)
+    if not of_matrices or (batch == 1 and not compat.transforms_active()):
+        raise error
+    with failing_as_nan():
+        out = call(*args)
+    leaves = [compat.physical(t) for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+    if not any(bool(torch.isfinite(t.detach()).any()) for t in leaves):
+        raise error
+    return out, str(error).partition("\n")[0]
 
 
 class failing_as_nan(TorchFunctionMode):

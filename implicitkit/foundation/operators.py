@@ -6,7 +6,7 @@ method asks.  Combinations (:func:`shifted`, :func:`minus`, :func:`preconditione
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -87,6 +87,7 @@ class Operator:
         weight: numbers that one product touches beside the state (parameters), for judging what a matrix costs.
         graph: says what one product goes through, nodes and numbers, as
             :func:`~implicitkit.foundation.graph_size.size_of_graph` counts them; ``None`` where that is not known.
+        nodes: says the nodes of the graph that products go through; ``None`` where there is no such graph.
         read: says what matrices one product multiplies by (:class:`~implicitkit.foundation.graph_size.Matrices`), none where
             that is not known.
         own: says whether each sample is known to be multiplied by a matrix of its own.
@@ -109,8 +110,8 @@ class Operator:
     # fmt: off
     __slots__ = (
         "_alike", "_dense", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "exact", "fixed_point", "formed_dense",
-        "graph", "known", "like", "matrix", "near", "own", "preconditioner", "price", "read", "selects", "size", "step",
-        "structure", "symmetric", "told_singular", "wants_factors", "weight",
+        "graph", "known", "like", "matrix", "near", "nodes", "own", "preconditioner", "price", "read", "selects", "size",
+        "step", "structure", "symmetric", "told_singular", "wants_factors", "weight",
     )
     # fmt: on
 
@@ -139,6 +140,7 @@ class Operator:
         self.weight = 0
         self.formed_dense: Callable[[Tensor], object] = id  # to nobody
         self.graph: Callable[[], tuple[int, int, int] | None] = _unknown
+        self.nodes: Callable[[], Sequence[Any] | None] = _unknown
         self.read: Callable[[], Matrices] = Matrices
         self.own: Callable[[], bool] = bool
         self.price: Callable[..., Any] = getattr(sparse, "price", _unknown)
@@ -239,8 +241,8 @@ class Operator:
     def T(self) -> Operator:
         """The transposed operator; it shares the matrices if they have been formed."""
         other = Operator(
-            self.rmv,
-            self.mv,
+            self._rmv,
+            self._mv,
             lambda: self.dense().mT,
             batch=self.batch,
             size=self.size,

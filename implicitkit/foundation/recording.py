@@ -35,9 +35,11 @@ def paused() -> bool:
 
 
 def recorder() -> Any:
-    """The mode that records operations as a graph, or ``None``."""
+    """The mode that records operations as a graph, or ``None``; asked of torch only where some dispatch mode is at work."""
     module = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    return None if module is None else module.get_proxy_mode()
+    if module is None or not compat.modes_active():
+        return None
+    return module.get_proxy_mode()
 
 
 def linearising() -> bool:

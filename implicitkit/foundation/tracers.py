@@ -5,12 +5,12 @@ The private names of torch for them, as in :mod:`~implicitkit.foundation.compat`
 
 from __future__ import annotations
 
-import contextlib
+import contextvars
 import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +41,8 @@ NO_NUMBERS = (
 )
 _MODES: Any = torch._C._TorchDispatchModeKey
 _COMPILED_TWICE = "CompiledFunctionBackwardBackward"
+_at_work: Any = torch._C._dynamo.eval_frame.get_eval_frame_callback  # who looks at the frames that this thread runs
+_outside = contextvars.ContextVar("_outside", default=False)  # is this inside a call that the compiler does not see?
 
 
 # --- what only records
@@ -82,24 +84,15 @@ def is_fake(t: Tensor) -> bool:
     return module is not None and isinstance(t, module.FakeTensor)
 
 
-def lost_second_derivative(t: Tensor) -> bool:
-    """Is this a first derivative through a function that AOTAutograd has compiled?
+def lost_second_derivative(nodes: Callable[[], Iterable[Any]]) -> bool:
+    """Is there a first derivative through a function that AOTAutograd has compiled among these nodes of a graph?
 
     The backward of such a function is one node of a graph that ends there: some second derivatives raise ("does not
     currently support double backward"), and those by inputs that were saved detached are zero without a word.
     """
     if "torch._functorch._aot_autograd.runtime_wrappers" not in sys.modules:
         return False
-    seen, left = set(), [t.grad_fn]
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        if type(node).__name__ == _COMPILED_TWICE:
-            return True
-        seen.add(node)
-        left.extend(after for after, _ in node.next_functions)
-    return False
+    return _COMPILED_TWICE in [type(node).__name__ for node in nodes()]
 
 
 # --- dispatch modes
@@ -119,14 +112,15 @@ def opaque_to_compile(function: C) -> C:
     """``torch.compiler.disable``, without importing the compiler (over a second) before someone uses it.
 
     Behind it ``torch.compile`` breaks the graph around the call; were it to trace inside, it would drop the custom
-    backward under ``torch.func`` transforms without a word (pytorch/pytorch#192985).
+    backward under ``torch.func`` transforms without a word (pytorch/pytorch#192985).  A call from within another, with no
+    compiler at work on this thread, is a plain call: all that the outer one has set holds.
     """
     disabled: Callable[..., Any] | None = None
 
     @functools.wraps(function)
     def entry(*args: Any, **kwargs: Any) -> Any:
         nonlocal disabled
-        if not compiles():
+        if not compiles() or (_outside.get() and _at_work() is None):
             return function(*args, **kwargs)
         if disabled is None:
             disabled = _disable(function, entry)
@@ -151,43 +145,40 @@ def is_compiled(x: Any) -> bool:
     """Is this a function or a module that ``torch.compile`` returned, or a module with a compiled method?"""
     if not compiles():
         return False
-    if isinstance(x, types.FunctionType):
-        return _is_compiled_function(x)
     if not isinstance(x, torch.nn.Module):
-        return False
-    for a in vars(x).values():
-        if isinstance(a, types.FunctionType) and _is_compiled_function(a):
-            return True
+        return _is_compiled_function(x)
+    own = vars(x).values()
+    if types.FunctionType in map(type, own) and any(map(_is_compiled_function, own)):
+        return True
     return x._compiled_call_impl is not None or "_orig_mod" in x._modules or _has_compiled_methods(type(x))
 
 
-def _is_compiled_function(x: types.FunctionType) -> bool:
-    return hasattr(x, "_torchdynamo_orig_callable") and not getattr(x, "_torchdynamo_disable", False)
+def _is_compiled_function(x: Any) -> bool:
+    compiled = isinstance(x, types.FunctionType) and hasattr(x, "_torchdynamo_orig_callable")
+    return compiled and not getattr(x, "_torchdynamo_disable", False)
 
 
 @by_class
 def _has_compiled_methods(cls: type) -> bool:
-    return any(
-        isinstance(a, types.FunctionType) and _is_compiled_function(a)
-        for base in cls.__mro__
-        for a in vars(base).values()
-    )
+    return any(_is_compiled_function(a) for base in cls.__mro__ for a in vars(base).values())
 
 
-def _graphs_kept() -> Any:
-    """Inside, compiled functions keep what their backward needs: products with a Jacobian go through it many times, and
-    AOTAutograd else gives the buffers of a graph away at the first ("compiled with non-empty donated buffers")."""
+def _graphs_kept() -> Callable[[], object]:
+    """From now on, on this thread, compiled functions keep what their backward needs, until what is returned is called:
+    products with a Jacobian go through it many times, and AOTAutograd else gives the buffers of a graph away at the first
+    ("compiled with non-empty donated buffers")."""
     config = sys.modules.get("torch._functorch.config")
-    if config is None or not getattr(config, "donated_buffer", False):
-        return contextlib.nullcontext()
-    return _not_donated(config)
+    if config is None:
+        return bool
+    revert: Callable[[], object] = _not_donated(config)()
+    return revert
 
 
 @functools.cache
 def _not_donated(config: Any) -> Any:
-    """A context that may be entered again, also from within and by several threads: to make one takes torch a class and as
-    long as a hundred small operations, as some solves take."""
-    return config.patch(donated_buffer=False)
+    """Changes the setting, also from within and on several threads, and returns what restores it; a context of torch's that
+    does takes as long as ten small operations to enter."""
+    return config._make_closure_patcher(donated_buffer=False)
 
 
 def _disable(function: C, entry: Callable[..., Any]) -> C:
@@ -197,8 +188,12 @@ def _disable(function: C, entry: Callable[..., Any]) -> C:
     @functools.wraps(function)
     def unseen(*args: Any, **kwargs: Any) -> Any:
         skip_code(entry.__code__)  # one code object for every wrapper; torch._dynamo.reset() forgets it
-        with _graphs_kept():
+        token, donated_again = _outside.set(True), _graphs_kept()
+        try:
             return function(*args, **kwargs)
+        finally:
+            donated_again()
+            _outside.reset(token)
 
     return torch.compiler.disable(unseen)
 

@@ -123,22 +123,30 @@ class Layout:
         first = leaves[0]
         for i, leaf in enumerate(leaves[1:], 1):
             _check_alike(leaf, first, batch_dims, functools.partial(where, i), name)
-        self.batch_shape = first.shape[:batch_dims]
         self.dtype, self.device = _real(first), first.device
         if self.device.type == "meta":
             refuse_unusual(first, name)
-        self.batch_dims = batch_dims
+        alone = isinstance(tree, Tensor)
+        self.keyed = not alone and any(
+            isinstance(x, dict) for x in tree_flatten(tree, is_leaf=lambda x: isinstance(x, dict))[0]
+        )
+        kinds = tuple([(leaf.shape, leaf.is_complex()) for leaf in leaves])
+        self.__dict__.update(_arranged(kinds, batch_dims, alone))
+        if self.size == 0:
+            raise ValueError(f"{name} has size zero (shape {tuple(first.shape)}): there is no unknown to solve for")
+
+    def _arrange(self, kinds: tuple[tuple[torch.Size, bool], ...], batch_dims: int, one_leaf: bool) -> Layout:
+        """What follows from shapes, and from which leaves are complex."""
+        self.batch_dims, self.batch_shape = batch_dims, kinds[0][0][:batch_dims]
         self.inner = self.batch_shape[1:]
         self.samples_per_row = math.prod(self.inner)
         self.batch = math.prod(self.batch_shape)
-        self.events = [leaf.shape[batch_dims:] for leaf in leaves]
-        self.complex = [leaf.is_complex() for leaf in leaves]
+        self.events = [shape[batch_dims:] for shape, _ in kinds]
+        self.complex = [is_complex for _, is_complex in kinds]
         self.sizes = [math.prod(e) * (2 if c else 1) for e, c in zip(self.events, self.complex, strict=True)]
-        self.keyed = any(isinstance(x, dict) for x in tree_flatten(tree, is_leaf=lambda x: isinstance(x, dict))[0])
         self.size = sum(self.sizes)
-        self._classify(isinstance(tree, Tensor))
-        if self.size == 0:
-            raise ValueError(f"{name} has size zero (shape {tuple(first.shape)}): there is no unknown to solve for")
+        self._classify(one_leaf)
+        return self
 
     def _classify(self, one_leaf: bool) -> None:
         """The simple cases that packing takes short cuts for."""
@@ -255,6 +263,12 @@ class Layout:
                     f"{self.dtype} there; start from a z0 of the dtype that the function computes in"
                 )
         return tree
+
+
+@functools.lru_cache(maxsize=256)
+def _arranged(kinds: tuple[tuple[torch.Size, bool], ...], batch_dims: int, one_leaf: bool) -> dict[str, Any]:
+    """The attributes that :meth:`Layout._arrange` finds, which nobody changes: found once for states of these shapes."""
+    return vars(Layout.__new__(Layout)._arrange(kinds, batch_dims, one_leaf))
 
 
 def hint_of_no_tensor(leaf: Any) -> str:

@@ -303,10 +303,11 @@ def _refuse_leaks(lifted: Lifted, z: Any, plain: Sequence[Tensor], out: Any, lev
     raise CapturedTensorError(KEPT if kept else why or (DRAWN if lifted.random and levels else UNSEEN))
 
 
-def check_leaves(out: Tensor, known: Sequence[Tensor], z: Tensor) -> None:
-    """Raise :class:`CapturedTensorError` if a linearisation at ``z`` depends on more than ``z`` and what is known."""
-    point, ids = memory(z), {id(t) for t in known}
-    foreign = [t for t in graph_leaves(out) if id(t) not in ids and memory(t) != point]
+def check_leaves(out: Tensor, known: Sequence[Tensor], z: Tensor, nodes: Sequence[Any] | None = None) -> None:
+    """Raise :class:`CapturedTensorError` if a linearisation at ``z`` depends on more than ``z`` and what is known.
+    ``nodes``: of its graph, where they are known."""
+    point, ids = memory(z), set(map(id, known))
+    foreign = [t for t in graph_leaves(out, nodes) if id(t) not in ids and memory(t) != point]
     if foreign:
         raise CapturedTensorError(KEPT if any(is_marked(t) for t in foreign) else ELSEWHERE)
 

@@ -51,12 +51,15 @@ def reachable_modules(function: Any) -> tuple[list[nn.Module], bool]:
     found: list[nn.Module] = []
     seen: dict[int, Any] = {}
     _walk(function, found, seen, 0)
-    return found, tracers.compiles() and (any(map(tracers.is_compiled, seen.values())) or holds_compiled(found))
+    if not tracers.compiles():
+        return found, False
+    others = [x for x in seen.values() if not isinstance(x, nn.Module)]
+    return found, holds_compiled(found) or any(map(tracers.is_compiled, others))
 
 
 def holds_compiled(modules: Iterable[nn.Module]) -> bool:
     """Has ``torch.compile`` compiled one of these modules, or a module below one?"""
-    return any(tracers.is_compiled(m) for module in modules for m in below(module))
+    return any([any(map(tracers.is_compiled, below(module))) for module in modules])
 
 
 def below(module: nn.Module) -> Sequence[nn.Module]:
@@ -74,7 +77,7 @@ def below(module: nn.Module) -> Sequence[nn.Module]:
             continue
         found[id(m)] = m
         if m._modules:
-            left.extend([child for _, child in reversed(list(m._modules.items()))])
+            left.extend(reversed(list(m._modules.values())))
     return list(found.values())
 
 

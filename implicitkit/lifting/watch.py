@@ -256,10 +256,10 @@ def leaks(out: Any) -> bool:
     return any(map(compat.tracked, tensors_in(out)))
 
 
-def graph_leaves(out: Any) -> list[Tensor]:
-    """The leaves of the autograd graph of a tree of tensors."""
+def graph_leaves(out: Any, nodes: Sequence[Any] | None = None) -> list[Tensor]:
+    """The leaves of the autograd graph of a tree of tensors; ``nodes``: of that graph, where they are known."""
     tensors = list(tensors_in(out))
-    ends = (node for node in graph.nodes_behind(t.grad_fn for t in tensors) if not node.next_functions)
-    leaves = (getattr(node, "variable", None) for node in ends)
+    nodes = graph.nodes_behind([t.grad_fn for t in tensors]) if nodes is None else nodes
+    leaves = [getattr(node, "variable", None) for node in nodes if not node.next_functions]
     found = [t for t in tensors if t.grad_fn is None and t.requires_grad]
     return found + [leaf for leaf in leaves if leaf is not None]

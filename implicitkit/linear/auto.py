@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.lazily import lazily
 from implicitkit.foundation.operators import Operator, preconditioned, repeated
 from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution, LinearSolver
@@ -156,7 +156,7 @@ class _InTurn:
             return True
         return self.affordable and count * _EACH >= A.size and count * _FLOPS >= A.size**2
 
-    @cached_property
+    @lazily
     def worth(self) -> float:
         """How many products factors cost, for each right-hand side; 0 where no Krylov method need be tried before them."""
         A = self.A
@@ -171,17 +171,17 @@ class _InTurn:
             found = _dense_price(A, A.batch) if price is None else A.price(A.batch).factors
         return found / len(self.b)
 
-    @cached_property
+    @lazily
     def cheap(self) -> bool:
         """Are dense factors the first choice?"""
         return self.little or (0 < self.worth < _WORTH and self.A.price() is None)
 
-    @cached_property
+    @lazily
     def dear(self) -> bool:
         """Are dense factors the choice although they cost many products, since no Krylov method costs less?"""
         return self.worth >= _WORTH and self.affordable
 
-    @cached_property
+    @lazily
     def patience(self) -> int | None:
         """Products of a Krylov method before another is tried; ``None``: there is no other.  Of a fixed-point map's, as long
         as they cost less than factors."""

@@ -69,14 +69,17 @@ def refuse_changed(
         raise ChangedFunctionError(_changed(float(recorded[worst]), float(now[worst]), worst, len(now), lifted))
 
 
-def refuse_other_tensors(lifted: Lifted, out: Tensor, known: Sequence[Tensor], z: Tensor) -> None:
-    """Raise if ``F(z)``, evaluated for a derivative, depends on more than ``z`` and the tensors that are ``known``.
+def refuse_other_tensors(
+    lifted: Lifted, out: Tensor, known: Sequence[Tensor], z: Tensor, nodes: Sequence[Any] | None = None
+) -> None:
+    """Raise if ``F(z)``, evaluated for a derivative, depends on more than ``z`` and the tensors that are ``known``;
+    ``nodes``: of the graph of ``out``, where they are known.
 
     Raises:
         ChangedFunctionError: since the solve a name was bound to another tensor. CapturedTensorError: the function branches.
     """
     try:
-        check_leaves(out, known, z)
+        check_leaves(out, known, z, nodes)
     except CapturedTensorError as error:
         if found := _changes(lifted):
             raise ChangedFunctionError(

@@ -223,14 +223,19 @@ def _warned(change: _Change, h: float, name: str) -> bool:
 
 def _is_new(identity: Hashable, z: Tensor) -> bool:
     """Is this the first derivative of the function, in a process?  From now on it is not."""
+    short = hash((identity, z.shape[1], z.dtype))  # keeps nothing alive
+    if short in _asked:
+        return False
     whole = (*_parts(identity), z.shape[1], z.dtype)
     code = ("code", *(part[0] if isinstance(part, tuple) else part for part in whole))  # objects by their types
-    if whole in _asked or _asked.get(code, 0) >= _TIMES:
+    known, times = whole in _asked, _asked.get(code, 0)
+    if not known and times >= _TIMES:
         return False
     if len(_asked) >= _KEPT:
         _asked.clear()
-    _asked[whole], _asked[code] = 1, _asked.get(code, 0) + 1
-    return True
+    _asked[short] = _asked[whole] = 1
+    _asked[code] = times + (not known)
+    return not known
 
 
 def _parts(identity: Hashable) -> tuple[Hashable, ...]:

@@ -196,7 +196,8 @@ class Request:
         lifted.cut = False
         with compat.own_graphs():
             out, A = self.system.problem.linearise(self.system, z.detach(), theta)
-        refuse_other_tensors(lifted, out, theta if A.structure is None else [*theta, *A.structure.points], z)
+        known = theta if A.structure is None else [*theta, *A.structure.points]
+        refuse_other_tensors(lifted, out, known, z, A.nodes())
         if A.structure is not None:
             A.structure.unsolved = getattr(outcome, "unsolved", frozenset())
         if getattr(self.system.factored, "gone", False):

@@ -117,4 +117,4 @@ def gains(f: Evaluations, before: Tensor, steps: int, pace: Tensor | None) -> tu
 def steps_needed(f: Evaluations, gain: Tensor, near: float = 1.0) -> Tensor:
     """How many more until residuals are at so many times the tolerance, if each leaves as much as the last ones,
     ``(batch,)``."""
-    return (near * f.tolerance / f.norm).log() / gain
+    return ((f.tolerance if near == 1 else near * f.tolerance) / f.norm).log_().div_(gain)

@@ -300,7 +300,7 @@ class Evaluations(Counted):
 
     def uncounted(self, z: Tensor) -> Tensor:
         """:meth:`kernel` for what is no function of the user's: bounds, proximal maps."""
-        return self._outside.evaluate(lambda y: self.system.live(y, *self.theta), z)
+        return self._outside.evaluate(self.system.live, z, self.theta)
 
     def _get(self, z: Tensor, name: str) -> Tensor:
         point, how = self._point, self._how

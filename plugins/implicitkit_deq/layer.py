@@ -248,30 +248,31 @@ class DEQ(ik.extend.Configured, Composable, Copied):
     @gathered
     def _call(self, inputs: tuple[Any, ...], z0: Any, index: Tensor | None, at: tuple[int, ...] = ()) -> list[Any]:
         """The outputs after the steps ``at`` and at the equilibrium."""
-        batch, _, device = like = describe(self.cell, inputs, self.dtype)
+        cell = self.cell
+        batch, _, device = like = describe(cell, inputs, self.dtype)
         initial = self._initial(inputs, like, z0, index)
         plain = self.training and z0 is None and index is None and not at and not self._unrolling()
         initial = self._again(inputs, initial, self.settings if plain else None)
         if device.type == "meta":  # shapes only
-            return [self._output(initial)] * (1 + len(at))
-        places = hoist.places(self.cell)
+            return [self._output(cell, initial)] * (1 + len(at))
+        places = hoist.places(cell)
         with ik.extend.modules_held() if places else contextlib.nullcontext():
             weights = hoist.computed(places)
         samples = batch if self.batch_dims else None
-        function, injected, dims = factors(self.cell, inputs, self.in_dims, samples, places, weights)
+        function, injected, dims = factors(cell, inputs, self.in_dims, samples, places, weights)
         layout = ik.extend.trees.Layout(initial, self.batch_dims)
-        dims = self._rows.dims(self.cell, self.training, function, initial, injected, dims, places, weights)
+        dims = self._rows.dims(cell, self.training, function, initial, injected, dims, places, weights)
 
         def frozen(dims: Any) -> Frozen | FrozenStack:
             how: dict[str, Any] = {"independent": self.batch_dims == 1, "may_draw": dims is None}
-            if isinstance(self.cell, Composed):
-                return FrozenStack(self.cell, places, device, **how)
+            if isinstance(cell, Composed):
+                return FrozenStack(cell, places, device, **how)
 
             def check(out: Any) -> None:
                 with unseen():  # it is no work of the cell's
-                    layout.check(out, f"the cell {type(self.cell).__name__}", autocast_on(device))
+                    layout.check(out, f"the cell {type(cell).__name__}", autocast_on(device))
 
-            return Frozen(function, self.cell, places, check, device, **how)
+            return Frozen(function, cell, places, check, device, **how)
 
         def solve(dims: Any) -> tuple[Equation, Any]:
             equation = Equation(frozen(dims), initial, weights, injected)
@@ -288,21 +289,21 @@ class DEQ(ik.extend.Configured, Composable, Copied):
             self._rows.never(self.training)
             equation, z = solve(None)
         state = ik.extend.trees.tree_map(lambda t: t.detach(), z)
-        self._used = self._used or check_use(self.cell, state, inputs)
+        self._used = self._used or check_use(cell, state, inputs)
         if self.batch_dims:
-            refuse_unbatched(self.cell, state, inputs)
-        self._again.keep(inputs, self.cell, state, self.settings if self.training else None)
+            refuse_unbatched(cell, state, inputs)
+        self._again.keep(inputs, cell, state, self.settings if self.training else None)
         if self._last is not None and (z0 is None or isinstance(z0, str)):
-            self._last.keep(state, index, self.cell)
+            self._last.keep(state, index, cell)
         self._start = (initial, state) if start.is_learned(self.init) else None
         refuse_mapped(visited, state)
         with ik.extend.modules_held() if visited else contextlib.nullcontext():
-            outputs = [self._output(equation.once(point)) for point in visited]
+            outputs = [self._output(cell, equation.once(point)) for point in visited]
         equation.the_map.finish(z, weights, injected)
-        return [*outputs, self._output(z)]
+        return [*outputs, self._output(cell, z)]
 
-    def _output(self, z: Any) -> Any:
-        return given_away(self.cell.output(z) if isinstance(self.cell, Cell) else z)
+    def _output(self, cell: Any, z: Any) -> Any:
+        return given_away(cell.output(z) if isinstance(cell, Cell) else z)
 
     def _equilibrium(self, equation: Equation, dims: Any, visit: Any, trend: Any) -> Any:
         the_map, initial, weights, injected = equation

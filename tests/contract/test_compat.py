@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.overrides import TorchFunctionMode
 
 import implicitkit as ik
@@ -487,7 +487,31 @@ def test_opaque_to_compile() -> None:
     compiled = torch.compile(lambda x: outside(x * 2) * 3, backend="eager")
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 18.0))
     assert seen == [False]
+    again = tracers.opaque_to_compile(lambda x: outside(compiled(x)))  # inside, the compiler is at work once more
+    assert torch.equal(again(torch.ones(2)), torch.full((2,), 54.0))
+    assert seen == [False] * 3
     torch.compiler.reset()
+
+
+def test_modes_active() -> None:
+    """Whatever records is seen, and at no level of a transform is there more than torch knows of."""
+    seen: list[tuple[bool, bool]] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append((compat.modes_active(), get_proxy_mode() is not None))
+        return 2 * x
+
+    for run in (
+        look,
+        torch.func.grad(lambda x: look(x).sum()),
+        make_fx(look),
+        make_fx(look, pre_dispatch=True),
+        make_fx(torch.func.grad(lambda x: look(x).sum())),
+    ):
+        run(torch.ones(2))
+    assert seen == [(False, False)] * 2 + [(True, True)] * 3
+    with tracers.TorchDispatchMode():
+        assert compat.modes_active()
 
 
 def test_inference() -> None:
@@ -725,8 +749,9 @@ def test_lost_second_derivative() -> None:
     for function, lost in ((cube, False), (torch.compile(cube, backend="aot_eager"), True)):
         value = function(z.view_as(z), x)
         (g,) = torch.autograd.grad(value + z.square().sum(), z, create_graph=True)
-        assert not tracers.lost_second_derivative(value)
-        assert tracers.lost_second_derivative(g) == lost
+        for result, is_lost in ((value, False), (g, lost)):
+            nodes = graph.nodes_behind([result.grad_fn])
+            assert tracers.lost_second_derivative(nodes.copy) == is_lost
 
 
 def test_nodes() -> None:
@@ -931,6 +956,7 @@ CONTRACTS = {
     test_paths: "key_path tree_flatten_with_path",
     test_level: "level",
     test_marked: "marked",
+    test_modes_active: "modes_active",
     test_opaque_to_compile: "opaque_to_compile",
     test_own_graphs: "own_graphs",
     test_own_parametrizations: "keeps_parametrizations own_parametrizations",

@@ -280,8 +280,8 @@ MUTANTS = [
         "implicitkit/foundation/operators.py",
         "tests/linear/test_linear.py -k transposed_operator",
         (
-            "            self.rmv,\n            self.mv,\n            lambda: self.dense().mT,",
-            "            self.mv,\n            self.rmv,\n            lambda: self.dense().mT,",
+            "            self._rmv,\n            self._mv,\n            lambda: self.dense().mT,",
+            "            self._mv,\n            self._rmv,\n            lambda: self.dense().mT,",
         ),
         (
             "found = A.derived(lambda v: a * v + b * A.mv(v), lambda w: a * w + b * A.rmv(w), dense, symmetric=A.symmetric)",

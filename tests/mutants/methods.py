@@ -221,10 +221,10 @@ MUTANTS = [
         ("return min(2 if _most(f, needed > 3, _HALF) else int(_most(f, needed > 1, _SOME)), room)", "return 0"),
         ("2 if _most(f, needed > 3, _HALF) else int(_most(f, needed > 1, _SOME))", "2"),
         ("else int(_most(f, needed > 1, _SOME))", "else 0"),
-        ("if slowest <= room and not dropping_pays(f, _HALF):", "if slowest <= room:"),
-        ("if slowest <= room and not dropping_pays(f, _HALF):", "if not dropping_pays(f, _HALF):"),
+        ("    if not dropping_pays(f, _HALF):\n", "    if True:\n"),
+        ("if slowest <= room:", "if True:"),
         ("int(min(slowest, _THRICE * half))", "int(slowest)"),
-        ("torch.where(f.active, steps_needed(f, gain), torch.nan)", "steps_needed(f, gain)"),
+        ("torch.where(f.active, needed, torch.nan)", "needed"),
         ("if j > 1 and p[2] is not None", "if p[2] is not None"),
     ),
     *mutants(
@@ -236,7 +236,8 @@ MUTANTS = [
         ("return cost + _PLAIN_CALLS * CALL + _PLAIN_PASSES * numbers <=", "return cost <="),
         ("<= mixing * _PERIOD / period", "<= mixing"),
         ("<= mixing * _PERIOD / period", "<= mixing * _PERIOD"),
-        ("(near * f.tolerance / f.norm).log() / gain", "(near * f.norm / f.tolerance).log()"),
+        ("/ f.norm).log_().div_(gain)", "/ f.norm).log_()"),
+        ("(f.tolerance if near == 1 else near * f.tolerance)", "f.tolerance"),
     ),
     *mutants(
         "implicitkit/lifting/work.py",

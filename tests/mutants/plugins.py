@@ -450,7 +450,8 @@ MUTANTS = [
         USES + " -k 'keeps or no_oftener'",
         ("any(map(observed, self.modules)) or ", ""),
         ("return known is None or known() is not t", "return False"),
-        ("in value.values() if type(value) is dict else value:", "in value:"),
+        ("held = value.values() if type(value) is dict else value", "held = value"),
+        ("for name in own.keys() - _TORCHS:", "for name in own.keys() - _TORCHS - {'_buffers'}:"),
     ),
     *mutants(
         "implicitkit/lifting/lifted.py",

@@ -272,6 +272,14 @@ def test_a_small_residual_that_still_falls_is_no_solution_yet(name: str) -> None
     assert found.evaluations <= (230 if isinstance(verb, partial) else 130)
 
 
+@pytest.mark.parametrize("solver", ["picard", "anderson", "broyden"])
+def test_a_fixed_point_far_below_where_it_began_is_told_sample_by_sample(solver: str) -> None:
+    """``z = z / 2 + c``: ``|F|`` below ``atol`` is no solution yet, of one sample beside others that are done by then."""
+    c = torch.tensor([[1e-12], [1.0], [1e-10]], dtype=torch.float64)
+    found = ik.fixed_point(lambda z, c: z / 2 + c, torch.ones_like(c), (c,), batch_dims=1, solver=solver)
+    torch.testing.assert_close(found.value, 2 * c, rtol=1e-7, atol=0.0)
+
+
 @pytest.mark.parametrize(("n", "seed", "dtype", "most"), [(200, 2, F64, 26), (400, 2, F64, 34), (1000, 0, F32, 21)])
 def test_what_is_as_precise_as_asked_needs_no_more(n: int, seed: int, dtype: torch.dtype, most: int) -> None:
     """An unknown that happens to be near zero, and single precision, are no reason for another step."""

@@ -11,7 +11,7 @@ domain.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,14 +33,14 @@ class Outside:
         self._inside: dict[int, Tensor] = {}
         self.inner = ""
 
-    def evaluate(self, kernel: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-        """``kernel(z)``, ``z`` ``(batch, k)``, with NaN for samples where it raises an error of its domain.
+    def evaluate(self, kernel: Callable[..., Tensor], z: Tensor, theta: Sequence[Tensor] = ()) -> Tensor:
+        """``kernel(z, *theta)``, ``z`` ``(batch, k)``, with NaN for samples where it raises an error of its domain.
 
         Raises:
             Exception: the function's, where no point is known at which it has a value, or of another kind.
         """
         try:
-            out = kernel(z)
+            out = kernel(z, *theta)
         except _RAISED as error:
             if not _is_of_a_domain(error):
                 raise
@@ -49,8 +49,9 @@ class Outside:
                 raise
             if isinstance(error, ConvergenceError):
                 self.inner = f"a solve inside the function failed where it was tried: {str(error).partition('. ')[0]}"
-            failed = _failed(kernel, z, known)
-            out = kernel(torch.where(_rows(failed, z), known, z))
+            at: Callable[[Tensor], Tensor] = lambda y: kernel(y, *theta)  # noqa: E731
+            failed = _failed(at, z, known)
+            out = at(torch.where(_rows(failed, z), known, z))
             return torch.where(_rows(failed, out), torch.nan * z.sum(1).reshape(-1, *(1,) * (out.ndim - 1)), out)
         if not compat.transforms_active():
             self._inside[z.shape[1]] = z.detach() if z.requires_grad else z

@@ -380,10 +380,12 @@ def _cheaply_unseen(f: Evaluations, gain: Tensor, room: int) -> int:
     needs, but no more than three times what half of the samples at work need, where rows are not dropped and there is
     ``room`` for that: the whole batch is evaluated for that one, others only come nearer, and a look costs more than a step.
     """
-    needed = torch.where(f.active, steps_needed(f, gain), torch.nan)
-    slowest, half = float(needed.nan_to_num(0, 0, 0).amax()), float(needed.nanmedian())
-    if slowest <= room and not dropping_pays(f, _HALF):
-        return max(0, int(min(slowest, _THRICE * half)))
+    if not dropping_pays(f, _HALF):
+        needed = steps_needed(f, gain)
+        slowest = _largest(f, needed.nan_to_num(0, 0, 0))
+        if slowest <= room:
+            half = float(torch.where(f.active, needed, torch.nan).nanmedian())
+            return max(0, int(min(slowest, _THRICE * half)))
     needed = steps_needed(f, gain, _NEAR)
     return min(2 if _most(f, needed > 3, _HALF) else int(_most(f, needed > 1, _SOME)), room)
 

@@ -73,7 +73,7 @@ class Judge(Tolerance):
         steps take ``|F|`` down to a tenth: the claim may be made again.
         """
         if self.relative_to_state:
-            return claims if before is None or not self._by_default else claims & ~self._falls_on(z, norm, before)
+            return claims if before is None or not self._by_default else self._but_falling(z, norm, claims, before)
         # 1. small by the tolerance alone, and in its own units?  4. not while steps get on
         doubtful = claims & (norm > self.floor)
         if self._rows is not None:
@@ -113,11 +113,15 @@ class Judge(Tolerance):
             loose, self._again = loose & ~fair, torch.where(asked, _FAST * norm, self._again)
         return claims & ~loose
 
-    def _falls_on(self, z: Tensor, norm: Tensor, before: Tensor) -> Tensor:
-        """Samples of a fixed point which ``|F| <= atol`` alone lets stop while it falls (``z = z / 2 + 1e-12`` from 1)."""
-        loose = (norm > max(HIDDEN * self.rtol, _LOOSE) * self.size_of(z)) & (norm > self.rtol * self._least)
-        loose, self._again = falls_on(self.f, z, norm, loose & (norm < before), self._reach, self._again)
-        return loose
+    def _but_falling(self, z: Tensor, norm: Tensor, claims: Tensor, before: Tensor) -> Tensor:
+        """The claims of fixed points but those which ``|F| <= atol`` alone lets stop while it falls (``z = z / 2 + 1e-12``
+        from 1)."""
+        loose = (norm > max(HIDDEN * self.rtol, _LOOSE) * self.size_of(z)).logical_and_(claims)
+        if not int(loose.count_nonzero()):
+            return claims
+        loose = loose & (norm > self.rtol * self._least) & (norm < before)
+        falls, self._again = falls_on(self.f, z, norm, loose, self._reach, self._again)
+        return claims & ~falls
 
     def _is_noise(self, z: Tensor, norm: Tensor, which: Tensor) -> Tensor:
         """Which of these samples have nothing but rounding errors left by the last factors, ``(batch,)``.

@@ -77,7 +77,7 @@ class Frozen:
         self.name, self.training = type(module).__name__, bool(getattr(module, "training", False))
         self.hint = functools.partial(_second, module)
         self.independent, self.may_draw = independent, may_draw
-        modules = list(module.modules()) if isinstance(module, nn.Module) else []
+        modules = ik.extend.below(module) if isinstance(module, nn.Module) else []
         self.norms, self.shown = _updating_norms(modules), Shown(modules)
         if independent and any(isinstance(m, BATCH_NORMS) and m.momentum != 0 for m in self.norms) and computed_again():
             raise ik.CapabilityError(_MOVED.format(self.name))

@@ -49,7 +49,7 @@ def places(module: Any) -> list[Place]:
     if not isinstance(module, nn.Module):
         return []
     found: list[tuple[nn.Module, str, Any, nn.Module, str]] = []
-    for m in module.modules():
+    for m in ik.extend.below(module):
         if parametrized(m):
             table = m.parametrizations
             assert isinstance(table, nn.ModuleDict)

@@ -59,12 +59,11 @@ class Copied(nn.Module):
 def _kept(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     """Tensors that are attributes of modules, or lie in a list, tuple or dict that is one (as buffers do)."""
     for module in modules:
-        for name, value in vars(module).items():
-            if name in _TORCHS:
-                continue
+        own = vars(module)
+        for name in own.keys() - _TORCHS:
+            value = own[name]
             if isinstance(value, Tensor):
                 yield value
-            elif type(value) is dict or type(value) in (list, tuple):
-                for t in value.values() if type(value) is dict else value:
-                    if isinstance(t, Tensor):
-                        yield t
+            elif value and type(value) in (dict, list, tuple):
+                held = value.values() if type(value) is dict else value
+                yield from [t for t in held if isinstance(t, Tensor)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,17 +9,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import proxy_tensor
 from torch.nn.utils import parametrize
 from torch.utils._config_module import ConfigModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import implicitkit as ik
 from implicitkit import system
-from implicitkit.foundation import graph_size, tracers, trees
+from implicitkit.foundation import graph, graph_size, tracers, trees
 from implicitkit.lifting import refill
 from implicitkit.linear import independence
 from implicitkit.linear.iterative import cycles
 from implicitkit.solver import costs, polyalgorithm
+from implicitkit.solver.verdict import judge
 from implicitkit_deq import DEQ, cells
 from implicitkit_deq.starting.extrapolation import Trend
 from implicitkit_deq.starting.warm_start import usable
@@ -272,8 +273,12 @@ def test_small_operations_are_few(what: str) -> None:
         (graph_size, "nodes_behind", 1),  # what products cost is seen in one walk, and what of dense rows
         (system, "identity_of", 1),  # what tells the function from others
         (ConfigModule, "patch", 0),  # a class and a variable of a context, at every entry
+        (tracers, "_graphs_kept", 2),  # what the compiler is told, once in the call and once in its backward
+        (proxy_tensor, "get_proxy_mode", 0),  # nothing is recorded where no mode is at work
+        (judge, "falls_on", 0),  # of claims that are small beside the state, not by ``atol`` alone
+        (graph, "nodes_behind", 2),  # at the lifting, and of products side by side; the rest is seen in the walk above
     ],
-    ids=["nodes_behind", "identity_of", "patch"],
+    ids=["nodes_behind", "identity_of", "patch", "graphs_kept", "proxy_mode", "falls_on", "leaves"],
 )
 def test_a_derivative_asks_once(where: Any, name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also once the compiler is loaded, as an optimiser loads it."""
@@ -287,15 +292,19 @@ def test_a_derivative_asks_once(where: Any, name: str, most: int, monkeypatch: p
     assert len(asked) <= most, len(asked)
 
 
-def test_a_context_of_compiled_functions_may_be_entered_again() -> None:
+def test_a_setting_of_compiled_functions_may_be_changed_again_from_within() -> None:
     from torch._functorch import config
 
-    before = config.donated_buffer
-    with config.patch(donated_buffer=True):
-        with tracers._graphs_kept():
-            assert not config.donated_buffer
-            with tracers._not_donated(config), contextlib.suppress(ValueError), tracers._not_donated(config):
-                raise ValueError
-            assert not config.donated_buffer
-        assert config.donated_buffer
+    before, overridden = config.donated_buffer, config._config["donated_buffer"].user_override.get()
+    ends = [tracers._graphs_kept()]
+    ends.append(tracers._graphs_kept())
+    for end in reversed(ends):
+        assert not config.donated_buffer
+        end()
     assert config.donated_buffer is before
+    assert config._config["donated_buffer"].user_override.get() is overridden  # as if nobody had set it
+    with config.patch(donated_buffer=True):
+        end = tracers._graphs_kept()
+        assert not config.donated_buffer
+        end()
+        assert config.donated_buffer
