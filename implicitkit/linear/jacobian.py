@@ -23,13 +23,16 @@ class JacobianMatrix:
 
     Args:
         make: what tells them from others (a user's function); patterns are remembered by it. smallest: unknowns from which
-            a pattern is looked for.
+            a pattern is looked for. known: the pattern ``(n, n)``, if it has been found, a SciPy matrix.
     """
 
-    def __init__(self, make: Any, smallest: int = SMALLEST) -> None:
+    def __init__(self, make: Any, smallest: int = SMALLEST, known: Any = None) -> None:
         self.make, self.smallest = make, smallest
+        self._known = None if known is None else Sparsity((type(self), identity_of(make)), known)
 
     def _sparsity(self, z: Tensor) -> Sparsity:
+        if self._known is not None:
+            return self._known
         return Sparsity((type(self), identity_of(self.make), tuple(z.shape)), smallest=self.smallest)
 
     def pattern(self, function: Function, z: Tensor) -> Any:
