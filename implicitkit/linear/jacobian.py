@@ -56,7 +56,7 @@ class JacobianMatrix:
         if found is not None:
             return found[0].stacked(found[1])
         rows = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-        products, _ = compat.batches_in_front(graph.each(lambda w: rmv(w.expand_as(z)), rows))
+        products, _ = compat.batches_in_front(graph.each(lambda w: rmv(torch.zeros_like(z) + w), rows))
         blocks = numbers(products.transpose(-3, -2).flatten(0, -3))
         return blocks[0] if len(blocks) == 1 else sp.block_diag(list(blocks), format="csc")
 

@@ -131,7 +131,8 @@ class Variations:
                 np.concatenate((np.tile(column, stages), np.arange(stages * size))),
             )
             self.entries = max(self.entries, len(matrix[0]))
-            forced, known = h * numbers(c)[:, None, None, None, None] * self.forced, []
+            forced = h * numbers(c)[:, None, None, None, None] * self.forced
+            known: list[Map] = []
 
             def by(d: np.ndarray) -> np.ndarray:
                 if not known:
@@ -264,9 +265,9 @@ def _factored(entries: np.ndarray, rows: np.ndarray, columns: np.ndarray, size: 
     matrix = sp.csc_matrix((entries, (rows, columns)), shape=(size, size))
     if matrix.nnz > _DENSE * size**2:
         full = scipy.linalg.lapack.dgetrf(matrix.toarray(order="F"), overwrite_a=True)[:2]
-        return lambda b: scipy.linalg.lapack.dgetrs(*full, b)[0]  # type: ignore[no-any-return]
+        return lambda b: scipy.linalg.lapack.dgetrs(*full, b)[0]
     try:
-        return sla.splu(matrix).solve  # type: ignore[no-any-return]
+        return sla.splu(matrix).solve
     except RuntimeError:
         return lambda b: np.full_like(b, np.nan)
 
