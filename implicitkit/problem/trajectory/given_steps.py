@@ -53,8 +53,8 @@ def _polynomials(states: Tensor, points: Tensor) -> Between:
     values = torch.cat((states[:-1].unsqueeze(1), points), 1)  # (N, s + 1, batch, n)
 
     def between(step: Tensor, x: Tensor) -> Tensor:
-        ratios = (x[:, None, None] - nodes) / (nodes[:, None] - nodes + torch.eye(len(nodes)).to(nodes))  # (P, i, j)
         one = torch.eye(len(nodes), dtype=torch.bool, device=nodes.device)
+        ratios = (x[:, None, None] - nodes) / torch.where(one, 1, nodes[:, None] - nodes)  # (P, i, j)
         weights = torch.where(one, 1, ratios).prod(-1)
         return torch.einsum("pi,pibn->pbn", weights, values[step])
 

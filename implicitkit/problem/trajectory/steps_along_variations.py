@@ -96,7 +96,7 @@ class Variations:
         accuracy: float,
         jacobian: JacobianMatrix,
     ) -> None:
-        self.f, self.between, self.edges, self.asked, self.jacobian = f, between, edges, asked.tolist(), jacobian
+        self.f, self.states_in, self.edges, self.asked, self.jacobian = f, between, edges, asked.tolist(), jacobian
         self.stages, self.accuracy, self.batch, self.n = stages, accuracy, *units.shape
         self.units = numbers(compat.batches_in_front(units)[0]).reshape(-1, self.n)  # (samples, n)
         self.moves = numbers(compat.batches_in_front(moves)[0]).reshape(-1, 1)
@@ -149,7 +149,7 @@ class Variations:
         entries, their rows, which do not fall, and columns."""
         import scipy.sparse as sp
 
-        t, y = self.edges[step] + x * (self.edges[step + 1] - self.edges[step]), self.between(step, x)
+        t, y = self.edges[step] + x * (self.edges[step + 1] - self.edges[step]), self.states_in(step, x)
         J = sp.csr_matrix(
             self.jacobian.at(lambda rows: self.f(t, rows.reshape(y.shape)).reshape(rows.shape), y.reshape(-1, self.n))
         )
@@ -219,7 +219,7 @@ class Variations:
 
     @staticmethod
     def _unit(peaks: np.ndarray) -> np.ndarray:
-        """Of each number of a variation: the largest value that it has had."""
+        """The unit of each number of a variation: the largest value that it has had."""
         unit: np.ndarray = np.maximum(peaks, _LEAST * _size(peaks, 1))
         unit[unit == 0] = 1
         return unit
