@@ -23,13 +23,16 @@ class JacobianMatrix:
 
     Args:
         make: what tells them from others (a user's function); patterns are remembered by it. smallest: unknowns from which
-            a pattern is looked for.
+            a pattern is looked for. known: the pattern ``(n, n)``, if it has been found, a SciPy matrix.
     """
 
-    def __init__(self, make: Any, smallest: int = SMALLEST) -> None:
+    def __init__(self, make: Any, smallest: int = SMALLEST, known: Any = None) -> None:
         self.make, self.smallest = make, smallest
+        self._known = None if known is None else Sparsity((type(self), identity_of(make)), known)
 
     def _sparsity(self, z: Tensor) -> Sparsity:
+        if self._known is not None:
+            return self._known
         return Sparsity((type(self), identity_of(self.make), tuple(z.shape)), smallest=self.smallest)
 
     def pattern(self, function: Function, z: Tensor) -> Any:
@@ -53,7 +56,7 @@ class JacobianMatrix:
         if found is not None:
             return found[0].stacked(found[1])
         rows = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-        products, _ = compat.batches_in_front(graph.each(lambda w: rmv(w.expand_as(z)), rows))
+        products, _ = compat.batches_in_front(graph.each(lambda w: rmv(torch.zeros_like(z) + w), rows))
         blocks = numbers(products.transpose(-3, -2).flatten(0, -3))
         return blocks[0] if len(blocks) == 1 else sp.block_diag(list(blocks), format="csc")
 

@@ -540,7 +540,7 @@ MUTANTS = [
         "implicitkit/problem/trajectory/initial_value.py",
         "tests/problem/test_explicit_equations.py",
         ("return found.explicit and self.stages is None", "return False"),
-        ("or callable(self.integrator) or missed) and len(y0):", "or callable(self.integrator) or missed) and False:"),
+        ("if not (self._given or missed) and len(y0):", "if False:"),
         ("forcing is not None and not missed:", "forcing is not None and not lost:"),
         ("torch.float64 else 1e-5", "torch.float64 else 1e-4"),
     ),
@@ -559,7 +559,6 @@ MUTANTS = [
     *mutants(
         "implicitkit/problem/trajectory/steps_for_derivatives.py",
         "tests/problem/test_explicit_equations.py",
-        ("_LESS = 300.0", "_LESS = 1e6"),
         ("if y.dtype != torch.float64:", "if False:"),
         ("(alone(y + step) - alone(y - step)) / (2 * size)", "(alone(y + step) - alone(y)) / (2 * size)"),
         (
@@ -575,7 +574,41 @@ MUTANTS = [
         ("R @ along[..., 2:]", "E @ along[..., 2:]"),
         ("onward = onward @ flows[i]", "pass"),
         ("coarse = each > 1\n", "coarse = each > 1e6\n"),
-        ("self.lost = not self", "self.lost = False and self"),
+    ),
+    *mutants(
+        "implicitkit/problem/trajectory/steps_along_variations.py",
+        "tests/problem/test_explicit_equations.py",
+        ("_LESS = 300.0", "_LESS = 1e6"),
+    ),
+    *mutants(
+        "implicitkit/problem/trajectory/steps_along_variations.py",
+        "tests/problem/test_derivatives_of_wide_stiff_trajectories.py",
+        ("if bool((off <= allowed).all()):", "if True:"),
+        ("if bool((lost <= 1).all()) or", "if True or"),
+        ("if mapped > 1:", "if False:"),
+        ("nan=0.0, posinf=0.0, neginf=0.0)\n        some", "nan=1.0, posinf=0.0, neginf=0.0)\n        some"),
+    ),
+    *mutants(
+        "implicitkit/problem/trajectory/given_steps.py",
+        "tests/problem/test_derivatives_of_wide_stiff_trajectories.py -k given",
+        ("turns ** (2 * s)", "0 * turns ** (2 * s)"),
+        ("if bool((off > APART).any()):", "if True:"),
+    ),
+    *mutants(
+        "implicitkit/problem/trajectory/accuracy_remarks.py",
+        "tests/problem/test_derivatives_of_wide_stiff_trajectories.py -k samples",
+        ("np.flatnonzero(off > APART)", "np.flatnonzero(off > -1)"),
+    ),
+    *mutants(
+        "implicitkit/linear/jacobian.py",
+        "tests/problem/test_derivatives_of_wide_stiff_trajectories.py -k vmap",
+        ("rmv(torch.zeros_like(z) + w)", "rmv(w.expand_as(z))"),
+    ),
+    *mutants(
+        "implicitkit/problem/trajectory/integrators.py",
+        "tests/problem/test_derivatives_of_wide_stiff_trajectories.py -k ends_is_kept",
+        ("except ConvergenceError:\n            return found", "except ZeroDivisionError:\n            return found"),
+        ("isfinite(led.states[-1]).all(1))[0], shown)", "isfinite(led.states[-1]).all(1))[0], shown) and False"),
     ),
     *mutants(
         "implicitkit/problem/trajectory/integrators.py",
@@ -628,7 +661,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/problem/trajectory/initial_value.py",
         "tests/problem/test_initial_value.py",
-        ("> APART and self._is_new(", "> APART and not self._is_new("),
+        ("or not self._is_new(", "or self._is_new("),
         ("replace(self, accuracy=rtol) if asked else self", "self"),
         ("asked = self.accuracy is None and", "asked ="),
         ("lead=1, shared=1)", "lead=1)"),

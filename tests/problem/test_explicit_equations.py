@@ -18,7 +18,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation.trees import Layout
 from implicitkit.linear.steps_pattern import coloured_steps
-from implicitkit.problem.trajectory import steps_as_matrices
+from implicitkit.problem.trajectory import steps_along_variations, steps_as_matrices
 from implicitkit.problem.trajectory.collocation import Mesh
 from implicitkit.problem.trajectory.events import first_crossing
 from implicitkit.problem.trajectory.explicit_equations import ExplicitEquations, Substitution
@@ -262,15 +262,27 @@ def test_derivatives_beside_what_is_stiff(name: str) -> None:
     assert calls < (200 if "at rest" in name else 1_200)
 
 
-def test_derivatives_that_steps_do_not_follow_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where steps short enough are too many to look at: off by as much as they are, without a word."""
+#: what is too many, and what is said then.
+TOO_MANY = {"steps to keep": ("_ENTRIES", 1 << 12, "by 1 of"), "parts": ("_MORE", 30, "cannot be told")}
+
+
+@pytest.mark.parametrize("what", [None, *TOO_MANY])
+def test_derivatives_that_steps_do_not_follow_are_told(what: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where steps short enough are too many to look at: off by as much as they are, without a word.  What is too much as
+    matrices is not along variations."""
     rhs, start, _ = BESIDE_STIFF["what turns"]
     monkeypatch.setattr(steps_as_matrices, "_NUMBERS", 1 << 15)
-    with pytest.warns(ik.ConvergenceWarning, match="but not its derivatives"):
-        ik.solve(ik.InitialValue(rhs, (0.0, 30.0)), torch.tensor(start, **DOUBLE))
+    solve = lambda end: ik.solve(ik.InitialValue(rhs, (0.0, end)), torch.tensor(start, **DOUBLE))  # noqa: E731
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ik.solve(ik.InitialValue(rhs, (0.0, 0.1)), torch.tensor(start, **DOUBLE))
+        solve(0.1)
+        if what is None:
+            solve(30.0)
+            return
+    name, value, says = TOO_MANY[what]
+    monkeypatch.setattr(steps_along_variations, name, value)
+    with pytest.warns(ik.ConvergenceWarning, match="but not its derivatives.*" + says):
+        solve(30.0)
 
 
 @pytest.mark.parametrize("rtol", [None, 1e-7])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,10 +25,10 @@ def end_of(edges: Tensor, states: Tensor) -> str:
     return f"The trajectory could be followed to t = {where} only: {why}."
 
 
-def compare(followed: Tensor, found: Tensor, share: float) -> None:
-    """Warn where two trajectories have little in common; ``share`` of what is between them counts."""
+def compare(followed: Tensor, found: Tensor, share: float) -> bool:
+    """Warn where two trajectories have little in common; ``share`` of what is between them counts.  Has it been said?"""
     if compat.batches_in_front(found)[1] or compat.batches_in_front(followed)[1] or not found.numel():
-        return
+        return False
     size = torch.maximum(followed.abs(), found.abs()).amax(-2, keepdim=True)
     apart = ((found - followed).abs() / size.amax(-1, keepdim=True)).nan_to_num(0).amax((-2, -1))
     worst = share * float(apart.max())
@@ -39,13 +40,35 @@ def compare(followed: Tensor, found: Tensor, share: float) -> None:
             "as uncertain. Ask for a shorter time, a smaller accuracy= or more stages=",
             ConvergenceWarning,
         )
+    return worst > APART
 
 
-def tell_lost() -> None:
-    """Warn that derivatives move by what the steps do not follow."""
+def tell_lost(off: np.ndarray) -> None:
+    """Warn that derivatives move by what the steps do not follow; ``off (samples,)``: by how much, infinity where that is
+    not known."""
+    by = f"by {off.max():.1g} of their size" if np.isfinite(off).all() else "or it cannot be told"
     warn(
-        "InitialValue: the steps follow the trajectory, but not its derivatives, by more than 0.01 of their size: something "
+        f"InitialValue: the steps follow the trajectory, but not its derivatives, {by}{_where(off)}: something "
         "at rest, or nearly so, moves faster than they are long once it is disturbed, over so long a time that steps short "
         "enough are too many. Ask for a shorter time or give shorter steps (accuracy=, steps=)",
         ConvergenceWarning,
     )
+
+
+def tell_unfollowed(off: np.ndarray) -> None:
+    """Warn that derivatives by given steps are not those of the equation; ``off``: as above."""
+    by = f"by {off.max():.1g} of their size" if np.isfinite(off).all() else "or it cannot be told"
+    warn(
+        f"InitialValue: derivatives are those of the given steps, and not those of the equation, {by}{_where(off)}: "
+        "once it is disturbed, something turns, grows or is damped faster than the steps are long. Give more steps= or "
+        "stages=, or neither: then steps are chosen that follow derivatives, too",
+        ConvergenceWarning,
+    )
+
+
+def _where(off: np.ndarray) -> str:
+    """Which samples, of several."""
+    bad = np.flatnonzero(off > APART)
+    if len(bad) == len(off):
+        return ""
+    return ", in samples " + ", ".join(map(str, bad[:4])) + (", ..." if len(bad) > 4 else "")

@@ -136,6 +136,23 @@ def _first(g: Tensor, changes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return first, g.gather(0, first), g.gather(0, first + 1)
 
 
+def time_of(at: Crossing, edges: Tensor) -> tuple[Tensor, str]:
+    """The time of an event, nearly; NaN where there is none, and why."""
+    good = at.found & at.passes
+    time = torch.where(good, at.time, torch.nan)  # a solve from NaN fails
+    if compat.batches_in_front(good)[1] or bool(good):
+        return time, ""
+    if bool(at.found):
+        return time, (
+            f"The event changes its sign at t = {float(at.time):.6g}, but does not pass through zero there: it jumps, "
+            "or has a pole. Give one that is continuous (y - c, not sign(y - c))."
+        )
+    return time, (
+        f"The event does not change its sign between t = {float(edges[0]):.6g} and {float(edges[-1]):.6g}, wherever it "
+        f"was looked at: it is {float(at.begin):.3g} and {float(at.end):.3g} there."
+    )
+
+
 class Lookout:
     """Looks for the first change of sign while a trajectory is followed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
@@ -30,12 +31,13 @@ from implicitkit.problem.trajectory.collocation import (
     unasked,
     values_only,
 )
-from implicitkit.problem.trajectory.events import Crossing, Lookout, first_crossing
+from implicitkit.problem.trajectory.events import Lookout, first_crossing, time_of
 from implicitkit.problem.trajectory.explicit_equations import ExplicitEquations
 from implicitkit.problem.trajectory.explicit_steps import Between, Followed, March, TooManySteps, cubic, follow
+from implicitkit.problem.trajectory.given_steps import doubt_given
 from implicitkit.problem.trajectory.integrators import get_integrator
 from implicitkit.problem.trajectory.steps_for_derivatives import with_variation
-from implicitkit.problem.trajectory.steps_for_parameters import Forcing, forcing_of, resolved
+from implicitkit.problem.trajectory.steps_for_parameters import forcing_of, resolved
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
 _LOOSER, _COMPARED = 30.0, 8  # times the accuracy of one that is compared with it, at so many times and the last
@@ -101,8 +103,8 @@ class InitialValue(Problem):
             (:mod:`~implicitkit.problem.trajectory.integrators`).
 
     Warns:
-        ConvergenceWarning: the trajectory is not determined to two digits (chaos over a long time), or a stiff one has too
-            many steps for its derivatives to be followed.
+        ConvergenceWarning: the trajectory is not determined to two digits (chaos over a long time), a stiff one has too
+            many steps for its derivatives to be followed, or by steps or points that are given they are off by a hundredth.
 
     Raises:
         TypeError, ValueError: what is given does not fit.
@@ -159,6 +161,7 @@ class InitialValue(Problem):
             check_call(f"event(t, y{given})", self.event)
         t, doubted = self.t.to(layout.device, layout.dtype), not (self.steps or callable(self.integrator))
         y0 = layout.pack(z0)
+        derived = torch.is_grad_enabled() or compat.transforms_active() or compat.has_forward_level()
         try:
             slope, forcing = self._slope(layout, args), None
             if doubted and len(y0):
@@ -166,7 +169,10 @@ class InitialValue(Problem):
                     forcing = forcing_of(self.rhs, layout, t.detach(), y0.detach(), args)
             with values_only(layout.device.type):
                 evaluate(slope, t[:1], y0.reshape(*layout.batch_shape, 1, layout.size))  # can it be mapped over points?
-                begun = self._begin(layout, slope, t, y0, args, forcing)
+            coupling = self._coupling(layout, t, y0, args)
+            jacobian = JacobianMatrix(self.rhs, known=coupling) if derived else None
+            with values_only(layout.device.type):
+                begun = self._begin(layout, slope, t, y0, args, forcing, jacobian)
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
@@ -177,25 +183,31 @@ class InitialValue(Problem):
             ) from error
         equations = ExplicitEquations if self._keeps(begun.found) else Collocation
         stages = 1 if equations is ExplicitEquations else self.stages or begun.found.stages
-        coupling = self._coupling(layout, t, y0, args)
         problem = equations(self.rhs, begun.mesh, layout, stages, self.event, begun.lost, coupling)
 
         def split(state: Any, packed: Tensor) -> tuple[Any, None]:
+            with values_only(layout.device.type):
+                now = (y0.detach(), torch.stack((t[0], state[1])).detach() if self.event is not None else t.detach())
+                points = (state if self.event is None else state[0]).detach()
+                said = doubted and self._doubt(begun, points[..., begun.mesh.last, -1, :], slope, *now)
+                if self._given and jacobian is not None and len(y0) and not said:
+                    points = points.reshape(len(y0), *points.shape[-3:]).movedim(0, 2)
+                    f = functools.partial(self._slopes, layout, slope)
+                    doubt_given(f, begun.mesh, points, *now, self._accurate(t), jacobian)
             if self.event is not None:
                 Y, end = state
-                if doubted and not self._keeps(begun.found):
-                    compare(begun.values[0][..., -1, :], Y.detach()[..., -1, :], 1.0)
                 found = {"time": end, "state": layout.unpack(Y[..., -1, -1, :].reshape(-1, layout.size))}
             else:
-                later = state[..., begun.mesh.last, -1, :]
-                if doubted:
-                    with values_only(layout.device.type):
-                        self._doubt(begun, later.detach(), slope, t.detach(), y0.detach())
-                found = _unpacked(layout, z0, packed, later)
+                found = _unpacked(layout, z0, packed, state[..., begun.mesh.last, -1, :])
             return (found if digits is None else tree_map(lambda leaf: leaf.to(digits), found)), None
 
         packed = y0.reshape(*layout.batch_shape, layout.size)
         return Restated(problem, begun.values, (packed, t, *args), split, batch_dims, lead=1, shared=1)
+
+    @property
+    def _given(self) -> bool:
+        """Are steps the user's own, or their points?"""
+        return bool(self.steps or self.stages or callable(self.integrator))
 
     def _accurate(self, t: Tensor) -> float:
         """The relative tolerance of the integrator."""
@@ -206,7 +218,14 @@ class InitialValue(Problem):
         return found.explicit and self.stages is None
 
     def _begin(
-        self, layout: Layout, slope: Slope, t: Tensor, y0: Tensor, args: tuple[Any, ...], forcing: Forcing | None
+        self,
+        layout: Layout,
+        slope: Slope,
+        t: Tensor,
+        y0: Tensor,
+        args: Any,
+        forcing: Any,
+        jacobian: JacobianMatrix | None,
     ) -> Start:
         """The steps, a start near the solution, NaN where there is none."""
         t, y0, event, end, lookout, accuracy = t.detach(), y0.detach(), self.event, None, None, self._accurate(t)
@@ -221,9 +240,9 @@ class InitialValue(Problem):
                 found, lost = self._path(slope, t, y0)
         missed = lost and event is not None
         between = lambda found: self._between(layout, slope, found)  # noqa: E731
-        if not (self.steps or self.stages or callable(self.integrator) or missed) and len(y0):
-            mapped = lambda t, y: self._slopes(layout, slope, t, y)  # noqa: E731
-            found = with_variation(get_integrator(self.integrator), slope, mapped, between, t, y0, found, accuracy)
+        if not (self._given or missed) and len(y0):
+            f = slope, functools.partial(self._slopes, layout, slope)
+            found = with_variation(get_integrator(self.integrator), *f, between, t, y0, found, accuracy, jacobian)
         if forcing is not None and not missed:
             stages = None if self._keeps(found) else self.stages or found.stages
             found = resolved(found, slope, forcing, between(found), stages, accuracy)
@@ -253,7 +272,7 @@ class InitialValue(Problem):
             return t[1] * torch.nan, found, lost
         between = self._between(layout, slope, finite)
         at = lookout.seen or first_crossing(lookout.event, finite.edges, between)
-        end, missed = _time_of(at, finite.edges)
+        end, missed = time_of(at, finite.edges)
         if missed:
             return end, found, lost or missed
         return end, found if self.steps else finite.until(at.place, end, between), ""
@@ -275,22 +294,25 @@ class InitialValue(Problem):
         _doubted[key] = None
         return new
 
-    def _doubt(self, begun: Start, later: Tensor, slope: Slope, t: Tensor, y0: Tensor) -> None:
+    def _doubt(self, begun: Start, later: Tensor, slope: Slope, y0: Tensor, t: Tensor) -> bool:
         """Warn where the trajectory and another, nearly as accurate, have little in common: that of the integrator, where it
         is not the same, or where small errors may have grown enough that of less accurate steps: once for a function."""
         found, accuracy = begun.found, self._accurate(t)
         if not self._keeps(found):
-            compare(begun.values[..., begun.mesh.last, -1, :], later, 1.0)
-        elif accuracy * math.exp(min(found.growth, _LOGARITHM)) > APART and self._is_new(found.growth, later):
-            where = torch.arange(len(t) - 1, 0, -max(1, len(t) // _COMPARED), device=t.device).flip(0)
-            march = March(slope, torch.cat((t[:1], t[where])), y0, min(_LOOSER * accuracy, APART))
-            try:
-                march.run()
-            except ConvergenceError:
-                return
-            edges, states = march.path
-            there = states[torch.isin(edges, t[where])].movedim(0, 1)
-            compare(there.reshape(later[..., where - 1, :].shape), later[..., where - 1, :], 1 / _LOOSER)
+            values = begun.values if self.event is None else begun.values[0]
+            return compare(values[..., begun.mesh.last, -1, :], later, 1.0)
+        doubtful = self.event is None and accuracy * math.exp(min(found.growth, _LOGARITHM)) > APART
+        if not doubtful or not self._is_new(found.growth, later):
+            return False
+        where = torch.arange(len(t) - 1, 0, -max(1, len(t) // _COMPARED), device=t.device).flip(0)
+        march = March(slope, torch.cat((t[:1], t[where])), y0, min(_LOOSER * accuracy, APART))
+        try:
+            march.run()
+        except ConvergenceError:
+            return False
+        edges, states = march.path
+        there = states[torch.isin(edges, t[where])].movedim(0, 1)
+        return compare(there.reshape(later[..., where - 1, :].shape), later[..., where - 1, :], 1 / _LOOSER)
 
     def _slope(self, layout: Layout, args: tuple[Any, ...]) -> Slope:
         slope = slope_of(self.rhs, layout)
@@ -342,23 +364,6 @@ class InitialValue(Problem):
         there = states.movedim(0, 1).reshape(*layout.batch_shape, *states.shape[::2])
         slopes = evaluate(slope, edges, there)
         return slopes.reshape(states.shape[1], *slopes.shape[-2:]).movedim(1, 0)
-
-
-def _time_of(at: Crossing, edges: Tensor) -> tuple[Tensor, str]:
-    """The time of an event, nearly; NaN where there is none, and why."""
-    good = at.found & at.passes
-    time = torch.where(good, at.time, torch.nan)  # a solve from NaN fails
-    if compat.batches_in_front(good)[1] or bool(good):
-        return time, ""
-    if bool(at.found):
-        return time, (
-            f"The event changes its sign at t = {float(at.time):.6g}, but does not pass through zero there: it jumps, "
-            "or has a pole. Give one that is continuous (y - c, not sign(y - c))."
-        )
-    return time, (
-        f"The event does not change its sign between t = {float(edges[0]):.6g} and {float(edges[-1]):.6g}, wherever it "
-        f"was looked at: it is {float(at.begin):.3g} and {float(at.end):.3g} there."
-    )
 
 
 def _check_order(t: Tensor) -> None:

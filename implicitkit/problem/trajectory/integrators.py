@@ -53,7 +53,7 @@ def get_integrator(integrator: Any) -> Integrator:
 
 def _led_by_others(integrator: Integrator) -> Integrator:
     """A sample whose solution ends makes the steps shrink to nothing before that: where others go on, the steps are those
-    that they take without it."""
+    that they take without it, unless they lose one more that way: what all of them have found together is as good."""
 
     @functools.wraps(integrator)
     def follow(f: Slope, t: Tensor, y0: Tensor, accuracy: float, look: Look | None = None) -> Followed:
@@ -62,7 +62,13 @@ def _led_by_others(integrator: Integrator) -> Integrator:
         shown = compat.batches_in_front(lost)[0]
         if look is not None or not bool(shown.any()) or bool(shown.all()):
             return found
-        led, states = integrator(f, t, torch.where(lost.unsqueeze(1), torch.nan, y0), accuracy), found.states
+        states = found.states
+        try:
+            led = integrator(f, t, torch.where(lost.unsqueeze(1), torch.nan, y0), accuracy)
+        except ConvergenceError:
+            return found
+        if not torch.equal(compat.batches_in_front(~torch.isfinite(led.states[-1]).all(1))[0], shown):
+            return found
 
         def between(step: Tensor, x: Tensor) -> Tensor:
             begin, x = states[step], x[:, None, None]

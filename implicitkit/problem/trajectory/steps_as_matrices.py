@@ -26,7 +26,6 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, seeded
 from implicitkit.foundation.numbers import numbers
-from implicitkit.problem.trajectory.accuracy_remarks import APART
 from implicitkit.problem.trajectory.explicit_steps import NODES, ROWS, Between
 
 Slope = Callable[[Tensor, Tensor], Tensor]
@@ -84,7 +83,6 @@ class Propagation:
         self.differences, eps = edges.dtype == torch.float64 and accuracy > _ROUGH, torch.finfo(edges.dtype).eps
         self.rounded = _ROUNDED * (eps ** (2 / 3) if self.differences else eps)
         self.explicit = not bool(self.A.triu().any())
-        self.lost = False
         (self.batch, self.n), self.forced = units.shape, seeded.normal(units.shape[1], seed=1).to(units)
 
     def fits(self, count: int) -> bool:
@@ -171,8 +169,8 @@ class Propagation:
 
     @functools.cached_property
     def halved(self) -> tuple[Tensor, bool]:
-        """The edges of steps by which derivatives are followed, and whether they are: else they are ``lost`` by more than a
-        hundredth, or not, by steps that are too many to be halved once more."""
+        """The edges of steps by which derivatives are followed, and whether they are: else there are too many to halve
+        some once more."""
         step = torch.arange(len(self.edges) - 1, device=self.edges.device)
         parts = self.parts(step, torch.zeros_like(self.edges[1:]), torch.ones_like(self.edges[1:]))
         each, good = self.losses(parts, self.allowed)
@@ -180,7 +178,6 @@ class Propagation:
         while not good and bool((each > 1).any()):
             coarse = each > 1
             if not self.fits(len(each) + int(coarse.sum())):
-                self.lost = not self.losses(parts, APART)[1]
                 return self._with(added), False
             step, begin, end, _, halves, _ = (part[coarse] for part in parts)
             middle = (begin + end) / 2

@@ -8,8 +8,11 @@ I.14),
     d' = (df/dy)(t, y) d,
 
 of which one that begins in no special direction has a share of each.  Where the steps may be too long for it, steps of few
-unknowns are asked as matrices whether they are (:mod:`~implicitkit.problem.trajectory.steps_as_matrices`).  If so,
-those of a stiff equation are halved, and otherwise the trajectory is followed once more as ``(y, d)``.
+unknowns are asked as matrices whether they are (:mod:`~implicitkit.problem.trajectory.steps_as_matrices`), and implicit
+ones of many along two variations (:mod:`~implicitkit.problem.trajectory.steps_along_variations`).  If so, those of a stiff
+equation are halved, and otherwise the trajectory is followed once more as ``(y, d)``.
+
+Steps that the user has given are kept (:mod:`~implicitkit.problem.trajectory.given_steps`).
 """
 
 from __future__ import annotations
@@ -23,18 +26,17 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, seeded
 from implicitkit.foundation.errors import ConvergenceError
-from implicitkit.problem.trajectory.accuracy_remarks import tell_lost
+from implicitkit.linear.jacobian import JacobianMatrix
+from implicitkit.problem.trajectory.accuracy_remarks import APART, tell_lost
 from implicitkit.problem.trajectory.collocation import radau
 from implicitkit.problem.trajectory.explicit_steps import Between, Followed
 from implicitkit.problem.trajectory.integrators import auto
+from implicitkit.problem.trajectory.steps_along_variations import FINEST, allowed, along, units_of
 from implicitkit.problem.trajectory.steps_as_matrices import Propagation, explicit_rule
 
 _LONGEST = 32  # steps, of which it is asked whether derivatives are followed in them
 _ORDER, _CONSTANT = 6, 3600.0  # |R(z) - e^z| = |z|^6 / 3600, for Radau's three points half of that
-_LESS = 300.0  # times the accuracy, that derivatives may lose without a step of their own, ...
-_LEAST = 1e-2  # ... and no more than this
 _EXPLICIT = 30.0  # times the implicit steps, is |df/dy| of the time: these are taken
-_FINEST = 1e-11  # relative, of both: differences are rounded
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 
@@ -74,17 +76,19 @@ def with_variation(
     y0: Tensor,
     found: Followed,
     accuracy: float,
+    jacobian: JacobianMatrix | None,
 ) -> Followed:
     """What has been found or, where derivatives need other steps, the trajectory by these.
 
     Args:
         integrate: an integrator (:mod:`~implicitkit.problem.trajectory.integrators`). slope: of a time and ``(batch, n)``.
             mapped: of times ``(P,)`` and states ``(P, batch, n)``. between: the states between the edges of what was found.
+            jacobian: of ``mapped``; ``None``: nobody asks for derivatives.
     """
     edges, states = found.edges, found.states
     if not bool(compat.batches_in_front(torch.isfinite(states[-1]).all(-1))[0].any()):  # all samples are lost
         return found
-    units, fine, stiff, known = units_of(states), max(accuracy, _FINEST), found.stiff, between(found)
+    units, fine, stiff, known = units_of(states), max(accuracy, FINEST), found.stiff, between(found)
     turns = turns_of(mapped, edges, states, units)
     if not stiff and not float((turns**_ORDER).sum(0).max()) / _CONSTANT > allowed(accuracy):
         return found
@@ -97,16 +101,20 @@ def with_variation(
         stiff = stiff or (many > len(edges) and many > len(implicit.halved[0]))
         if found.explicit and not stiff and explicit.halved[1]:
             return found.on(explicit.halved[0], slope, known)
-        finer = found._replace(explicit=False, stiff=stiff).on(implicit.halved[0], slope, known)
-        if implicit.lost and bool(torch.isfinite(states).all()):  # what runs away is lost in any case
-            tell_lost()
-        return finer
-    if stiff:
-        return found
-    try:
-        return _anew(integrate, Variation(slope, units), t, y0, found, fine)
-    except ConvergenceError:  # of too many explicit steps: implicit ones on those that there are
-        return found._replace(explicit=False)
+        if implicit.halved[1]:
+            return found._replace(explicit=False, stiff=stiff).on(implicit.halved[0], slope, known)
+    elif not stiff:
+        try:
+            return _anew(integrate, Variation(slope, units), t, y0, found, fine)
+        except ConvergenceError:  # of too many explicit steps: implicit ones
+            pass
+    if jacobian is None:
+        return found._replace(explicit=False, stiff=stiff)
+    verdict = along(mapped, known, found, found.stages, t, accuracy, jacobian)
+    if verdict.edges is None and bool((verdict.off > APART).any()):
+        tell_lost(verdict.off)
+    finer = edges if verdict.edges is None else verdict.edges
+    return found._replace(explicit=False, stiff=stiff).on(finer, slope, known)
 
 
 def _anew(
@@ -117,13 +125,6 @@ def _anew(
     between = both.interpolant
     alone = None if between is None else lambda step, x: between(step, x)[:, :count]
     return both._replace(states=both.states[:, :count], interpolant=alone, growth=found.growth)
-
-
-def units_of(states: Tensor) -> Tensor:
-    """Units of a variation, ``(batch, n)``, of states at edges ``(N + 1, batch, n)``."""
-    peaks = states.nan_to_num(0, 0, 0).abs().amax(0)
-    whole, eps = _size(peaks), torch.finfo(states.dtype).eps
-    return torch.maximum(peaks, eps ** (1 / 6) * torch.where(whole > 0, whole, 1))  # else rounding is all that differs
 
 
 def turns_of(f: Slope, edges: Tensor, states: Tensor, units: Tensor) -> Tensor:
@@ -143,11 +144,6 @@ def turns_of(f: Slope, edges: Tensor, states: Tensor, units: Tensor) -> Tensor:
     turns = h[:, None, None] * (rates[1] * rates[2]).sqrt()  # of two in a row, whatever the units of the state
     plain, batches = compat.batches_in_front(turns.nan_to_num(0, 0, 0))
     return plain.movedim(batches, 0)
-
-
-def allowed(accuracy: float) -> float:
-    """What derivatives may lose, relative to their size, by the steps of a trajectory that is so accurate."""
-    return min(_LESS * accuracy, _LEAST)
 
 
 def _size(v: Tensor) -> Tensor:

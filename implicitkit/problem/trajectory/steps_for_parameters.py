@@ -24,7 +24,7 @@ from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.trajectory.collocation import radau, slope_of
 from implicitkit.problem.trajectory.explicit_steps import NODES, ROWS, STEPS, Between, Followed, Slope
-from implicitkit.problem.trajectory.steps_for_derivatives import allowed
+from implicitkit.problem.trajectory.steps_along_variations import allowed
 from implicitkit.system import explicit
 
 _PANELS = 3  # of a step, whose quadratures are compared with that of the step
