@@ -146,10 +146,15 @@ def called(function: Callable[..., Any], z: Any, args: Sequence[Any]) -> Any:
         raise
 
 
-_OF_LEVELS = ("wrapper == nullptr INTERNAL ASSERT", "wrapped->level() < level INTERNAL ASSERT")  # of torch 2.13
+_OF_LEVELS = (  # of torch 2.13, the last from its compiler
+    "wrapper == nullptr INTERNAL ASSERT",
+    "wrapped->level() < level INTERNAL ASSERT",
+    "dynamicLayerStack.size() >= level && level >= 1 INTERNAL ASSERT",
+)
 OUTSIDE = (
     "the function uses a tensor of a torch.func transform around the solve in a way that implicitkit cannot see: it gives "
-    "it to a torch.func.grad or vjp of its own, or has it from a place where another was in the solve. Its derivative would "
+    "it to a torch.func.grad or vjp of its own, captures it in a part that torch.compile compiles, or has it from a place "
+    "where another was in the solve. Its derivative would "
     "be lost. Pass that tensor as an argument: ik.solve(problem, z0, (..., tensor))"
 )
 

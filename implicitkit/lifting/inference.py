@@ -1,4 +1,5 @@
-"""What differentiates inside works under ``torch.inference_mode`` too, where autograd records nothing."""
+"""What differentiates inside works under ``torch.inference_mode`` too, where autograd records nothing, and with tensors
+that were made there, which autograd may not save."""
 
 from __future__ import annotations
 
@@ -33,12 +34,17 @@ def despite_inference_mode(function: F) -> F:
             try:
                 return function(*args, **kwargs)
             except RuntimeError as error:
-                if "Inference tensor" not in str(error):
+                if not is_of_inference(error):
                     raise
             with Ordinary():
                 return function(*args, **kwargs)
 
     return entry  # type: ignore[return-value]
+
+
+def is_of_inference(error: RuntimeError) -> bool:
+    """Is this torch's, of an inference tensor that autograd was to save?"""
+    return "Inference tensors cannot be saved" in str(error)
 
 
 class Ordinary(Replacing):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import recording
+from implicitkit.foundation import compat, recording
 from implicitkit.foundation.autocast import cast_as
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError
 from implicitkit.foundation.options import is_integer
@@ -83,6 +83,7 @@ def _solve(
     if z0 is None:
         raise TypeError(f"solve needs z0, the point to start from: {type(problem).__name__} does not say its unknowns")
     layout = Layout(z0, batch_dims)
+    z0 = tree_map(compat.ordinary, z0)
     options = options_of(problem, layout, restated, **watched, in_chart=given.manifold is not None)
     check_policy(on_failure)
     if not layout.batch:

@@ -20,13 +20,15 @@ MUTANTS = [
     *mutants(
         "implicitkit/lifting/lifted.py",
         ANSWERS,
-        ("return _each(resolve, self.call(self.function, z, args))", "return self.call(self.function, z, args)"),
+        ("return _each(resolve, self._called(z, args))", "return self._called(z, args)"),
         ("            _each(Tensor.detach, lifted(z, plain))", "            lifted(z, plain)"),
     ),
     *mutants(
         "implicitkit/foundation/graph.py",
         "tests/derivatives/test_once_differentiable.py",
-        ("once = _once_differentiable(outs) if create_graph else {}", "once = {}"),
+        ("names = _once_differentiable(outs, points) if create_graph else []", "names = []"),
+        ("names.extend(_once_differentiable((out,), given))", "pass"),
+        ('while "autograd_function" in', 'if "autograd_function" in'),
         ("for n in once if get_gradient_edge(p).node in nodes_behind([n])", "for n in once"),
     ),
     *mutants(

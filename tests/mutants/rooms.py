@@ -242,7 +242,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/lifting/purity.py",
         "tests/core/test_bad_input.py -k moving_statistics",
-        ("if _changed(t, copy) or _rebound(t, copy, now)", "if _changed(t, copy)"),
+        ("if _changed(t, copy, version_made) or _rebound(t, copy, now)", "if _changed(t, copy, version_made)"),
     ),
     *mutants(
         "plugins/implicitkit_deq/held/frozen.py",
