@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -116,6 +116,12 @@ class LinearReport:
     steps: Tensor
     transposed: bool = True
 
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(
+            "solution.backward has the figures of a derivative's linear solve and is no method: a derivative begins at the "
+            "value, solution.value.sum().backward()"
+        )
+
     def __repr__(self) -> str:
         return f"LinearReport({self.summary() if self.steps.numel() else 'an empty batch'})"
 
@@ -124,6 +130,26 @@ class LinearReport:
         good, total = int(self.converged.sum()), self.converged.numel()
         state = "converged" if good == total else f"{good}/{total} converged"
         return f"{state}, steps={int(self.steps.max())}, residual={self.residual_norm.max():.2e}"
+
+
+@dataclass(frozen=True)
+class NoReport(LinearReport):
+    """In the place of the figures as long as no derivative has been taken: false, and without any."""
+
+    converged: Tensor = field(init=False, repr=False, compare=False)
+    residual_norm: Tensor = field(init=False, repr=False, compare=False)
+    steps: Tensor = field(init=False, repr=False, compare=False)
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "LinearReport(no derivative taken yet)"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"no derivative of this solution has been taken yet, and solution.backward has no {name!r}"
+        )
 
 
 @dataclass
@@ -255,9 +281,9 @@ class Solution:
         return InverseEstimate(kept["scale"], kept["U"], kept["V"]) if {"scale", "U", "V"} <= set(kept) else None
 
     @property
-    def backward(self) -> LinearReport | None:
-        """The figures of the last derivative's linear solve; ``None`` until one has run."""
-        return self._record.linear[-1] if self._record.linear else None
+    def backward(self) -> LinearReport:
+        """The figures of the last derivative's linear solve; false until one has run."""
+        return self._record.linear[-1] if self._record.linear else NoReport()
 
     def __getattr__(self, name: str) -> Any:
         if name in _OTHER_NAMES:
@@ -385,7 +411,7 @@ class Solution:
             f"residual={worst:.2e}",
             f"rule={self.rule}",
         ]
-        if self.backward is not None:
+        if self.backward:
             parts.append(f"backward: {self.backward.summary()}")
         if outcome.message and good:
             parts.append(outcome.message)

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -205,7 +205,7 @@ def pulled_at_a_level(
     out, pullback = torch.func.vjp(looked_at, *points)[:2]
     if not names:
         return out, pullback
-    return out, lambda w: tuple(_refusing(pullback(w), names, (*points, w)))
+    return out, lambda w: cast("tuple[Tensor, ...]", tuple(_refusing(pullback(w), names, (*points, w))))
 
 
 _ONCE = once_differentiable(lambda ctx: None).__code__  # that of every function that it returns
@@ -226,8 +226,8 @@ def _once_differentiable(outs: Sequence[Tensor], points: Sequence[Tensor]) -> li
 
 
 def _written(function: Any) -> Any:
-    """The ``autograd.Function`` that the user has written: at the level of a transform, and mapped by ``vmap``, torch calls it
-    from others that it makes, ``autograd_function`` there."""
+    """The ``autograd.Function`` that the user has written: at the level of a transform, and mapped by ``vmap``, torch calls
+    it from others that it makes, ``autograd_function`` there."""
     while "autograd_function" in (names := getattr(getattr(function.backward, "__code__", None), "co_freevars", ())):
         function = function.backward.__closure__[names.index("autograd_function")].cell_contents
     return function

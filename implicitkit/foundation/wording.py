@@ -154,8 +154,8 @@ _OF_LEVELS = (  # of torch 2.13, the last from its compiler
 OUTSIDE = (
     "the function uses a tensor of a torch.func transform around the solve in a way that implicitkit cannot see: it gives "
     "it to a torch.func.grad or vjp of its own, captures it in a part that torch.compile compiles, or has it from a place "
-    "where another was in the solve. Its derivative would "
-    "be lost. Pass that tensor as an argument: ik.solve(problem, z0, (..., tensor))"
+    "where another was in the solve. Its derivative would be lost. Pass that tensor as an argument: "
+    "ik.solve(problem, z0, (..., tensor))"
 )
 
 

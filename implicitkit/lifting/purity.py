@@ -140,7 +140,7 @@ def _refuse_written(given: Sequence[Tensor], versions: Sequence[int], states: in
 def _note_buffers(
     into: Impurities, constants: Constants, copies: Sequence[Tensor], made: Sequence[int], after: Sequence[Any]
 ) -> None:
-    """Note the buffers that the evaluation on ``copies`` updated, and warn; ``made``: how often these had been written to."""
+    """Note the buffers that the evaluation on ``copies`` updated, and warn; ``made``: how often each had been written to."""
     changed = [
         (slots, t.detach().clone())
         for (slots, t), copy, version_made, now in zip(constants, copies, made, after, strict=True)
