@@ -198,7 +198,7 @@ def test_no_figures_before_a_derivative_is_taken() -> None:
     solution = ik.root(lambda z: z - 1, torch.zeros(3, dtype=D))
     assert not solution.backward and solution.backward == copy.deepcopy(solution.backward)
     assert "no derivative taken yet" in repr(pickle.loads(pickle.dumps(solution.backward)))
-    with pytest.raises(AttributeError, match="no derivative of this solution has been taken yet.*'converged'"):
+    with pytest.raises(AttributeError, match=r"no derivative of this solution has been taken yet.*'converged'"):
         _ = solution.backward.converged
 
 
