@@ -187,7 +187,7 @@ def pulled(
             outs, ws, retain_graph, create_graph, points, allow_unreachable=True, accumulate_grad=False
         )
     names = _once_differentiable(outs, points) if create_graph else []
-    return _refusing(found, names, (*points, *ws))
+    return _refusing(found, names, (*points, *ws)) if names else found
 
 
 def pulled_at_a_level(
@@ -234,9 +234,7 @@ def _written(function: Any) -> Any:
 
 
 def _refusing(found: Sequence[Tensor | None], names: Sequence[str], of: tuple[Tensor, ...]) -> Sequence[Tensor | None]:
-    """Products as they are, or, where they have gone through a Function with this name, as :class:`_Once`."""
-    if not names:
-        return found
+    """Products as they are, or, where they have gone through a Function with a name, as :class:`_Once`."""
     return [
         _Once.apply(name, g.detach(), *of) if name and g is not None else g
         for g, name in zip(found, names, strict=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.trees import tree_map
+from implicitkit.foundation.unversioned_writes import IN_INFERENCE
 from implicitkit.lifting.replacing import Replacing
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,17 +35,12 @@ def despite_inference_mode(function: F) -> F:
             try:
                 return function(*args, **kwargs)
             except RuntimeError as error:
-                if not is_of_inference(error):
+                if IN_INFERENCE not in str(error):
                     raise
             with Ordinary():
                 return function(*args, **kwargs)
 
     return entry  # type: ignore[return-value]
-
-
-def is_of_inference(error: RuntimeError) -> bool:
-    """Is this torch's, of an inference tensor that autograd was to save?"""
-    return "Inference tensors cannot be saved" in str(error)
 
 
 class Ordinary(Replacing):

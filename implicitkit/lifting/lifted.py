@@ -23,6 +23,7 @@ itself turns into a number is found, and the derivative says so (``rule/hidden_d
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +36,7 @@ from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.unversioned_writes import FirstCalls
 from implicitkit.foundation.wording import DRAWN, ELSEWHERE, KEPT, UNSEEN
-from implicitkit.lifting.inference import Ordinary, is_of_inference
+from implicitkit.lifting.inference import Ordinary
 from implicitkit.lifting.late_binding import Bindings
 from implicitkit.lifting.module_entries import Entries, Rest, differentiated, explicit, has_lazy, to_lift
 from implicitkit.lifting.overlay import Constants, Slot
@@ -67,7 +68,6 @@ class Lifted:
             evaluation of another that has put stand-ins in the place of what it captures.
         probe: the output of the first evaluation at ``z0`` and ``args``, if pure and made on plain tensors; else ``None``.
         random: it draws random numbers. within: it gives what it captures to transforms that it begins.
-        inference: it has met a tensor made in inference mode where autograd had to save it.
         failed: why matrices of samples have no factors. cut: an evaluation since its reset
             gave nothing tracked. rest: what else modules hold. bindings: what variables were. call, work: of it.
     """
@@ -93,11 +93,10 @@ class Lifted:
     random: bool = False
     failed: str = ""
     within: bool = False
-    inference: bool = False
     cut: bool = False
     bindings: Bindings | None = None
     work: Work = field(default_factory=Work)
-    call: FirstCalls = field(default_factory=FirstCalls)
+    call: FirstCalls = field(default_factory=functools.partial(FirstCalls, Ordinary))
 
     def found(self) -> None:
         """The solution was found: what has been bound anew by now the function binds itself."""
@@ -124,31 +123,20 @@ class Lifted:
             fresh += [(places, t.clone()) for places, t in self.frozen]
         by_name = {**dict(zip(map(id, self.captured), theta[m:], strict=True)), **self.constants}
         if not (self.slots or by_name or fresh or self._recomputes()):
-            return self._called(z, args)
+            return self.call(self.function, z, args)
         slots, tensors = self.slots, theta[k:m]
         if fresh:
             slots, tensors = [*slots, *[places for places, _ in fresh]], [*tensors, *[t for _, t in fresh]]
         if self._recomputes():
             inside = lambda: surroundings(self, slots, tensors, theta[m:])  # noqa: E731
             with inside(), Recomputing(inside):
-                return self._called(z, args)
+                return self.call(self.function, z, args)
         in_modules = swapped(slots, tensors, len(self.slots), self.compiled) if slots else contextlib.nullcontext()
         if not by_name:
             with in_modules:
-                return self._called(z, args)
-        with in_modules, self.substitute(by_name):
-            return _each(resolve, self._called(z, args))  # what is returned as it is no operation has shown
-
-    def _called(self, z: Any, args: Sequence[Any]) -> Any:
-        if not self.inference:
-            try:
                 return self.call(self.function, z, args)
-            except RuntimeError as error:
-                if not is_of_inference(error):
-                    raise
-            self.inference = True
-        with Ordinary():
-            return self.call(self.function, z, args)
+        with in_modules, self.substitute(by_name):
+            return _each(resolve, self.call(self.function, z, args))  # what is returned as it is no operation has shown
 
     def substitute(self, by_name: dict[int, Tensor]) -> Substitute:
         """A context in which operations get these in the place of what the function captures."""
@@ -164,9 +152,9 @@ class Lifted:
             return self(z, theta)
         args = self.rebuild(theta[: self.from_args])
         if not self.guarded:
-            return self._called(z, args)
+            return self.call(self.function, z, args)
         with modules_in_use.lock:
-            return self._called(z, args)
+            return self.call(self.function, z, args)
 
 
 def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Callable[[Any], None]) -> Lifted:
@@ -182,7 +170,9 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
     """
     rebuild: Callable[[Sequence[Tensor]], tuple[Any, ...]]
     if all([isinstance(arg, Tensor) for arg in args]):
-        theta, rebuild = tuple(map(compat.ordinary, args)), tuple
+        theta, rebuild = args, tuple
+        if True in map(Tensor.is_inference, args):
+            theta = tuple(map(compat.ordinary, args))
     else:
         theta = tuple([compat.ordinary(leaf) for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor)])
         rebuild = refilled(args)

@@ -83,7 +83,8 @@ def _solve(
     if z0 is None:
         raise TypeError(f"solve needs z0, the point to start from: {type(problem).__name__} does not say its unknowns")
     layout = Layout(z0, batch_dims)
-    z0 = tree_map(compat.ordinary, z0)
+    if not isinstance(z0, Tensor) or z0.is_inference():
+        z0 = tree_map(compat.ordinary, z0)
     options = options_of(problem, layout, restated, **watched, in_chart=given.manifold is not None)
     check_policy(on_failure)
     if not layout.batch:

@@ -20,7 +20,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/lifting/lifted.py",
         ANSWERS,
-        ("return _each(resolve, self._called(z, args))", "return self._called(z, args)"),
+        ("return _each(resolve, self.call(self.function, z, args))", "return self.call(self.function, z, args)"),
         ("            _each(Tensor.detach, lifted(z, plain))", "            lifted(z, plain)"),
     ),
     *mutants(
