@@ -1,5 +1,7 @@
-"""What differentiates inside works under ``torch.inference_mode`` too, where autograd records nothing, and with tensors
-that were made there, which autograd may not save."""
+"""What differentiates inside works under ``torch.inference_mode`` too, and with tensors that were made there.
+
+Autograd records nothing there, and may not save what was made.
+"""
 
 from __future__ import annotations
 

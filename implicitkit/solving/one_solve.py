@@ -51,6 +51,8 @@ from implicitkit.system import System, check_output
 @despite_inference_mode
 def run(problem: Problem, z0: Any, args: Any, **options: Any) -> Solution:
     """One solve, or on a manifold several, one chart after another."""
+    if not isinstance(z0, Tensor) or z0.is_inference():
+        z0 = tree_map(compat.ordinary, z0)
     with cast_as(z0 if getattr(problem, "under_autocast", False) else ()):
         on_manifold = isinstance(problem, Problem) and problem.manifold is not None
         if not on_manifold or options["max_steps"] == 0 or isinstance(_rule(problem, options["rule"]), Unroll):
@@ -83,8 +85,6 @@ def _solve(
     if z0 is None:
         raise TypeError(f"solve needs z0, the point to start from: {type(problem).__name__} does not say its unknowns")
     layout = Layout(z0, batch_dims)
-    if not isinstance(z0, Tensor) or z0.is_inference():
-        z0 = tree_map(compat.ordinary, z0)
     options = options_of(problem, layout, restated, **watched, in_chart=given.manifold is not None)
     check_policy(on_failure)
     if not layout.batch:
