@@ -13,6 +13,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError
 from implicitkit.foundation.inverse_estimate import InverseEstimate
+from implicitkit.foundation.linear_report import LinearReport, NoReport
 from implicitkit.foundation.pytrees import tree_flatten, tree_map
 from implicitkit.foundation.wording import UNSTEADY
 
@@ -104,26 +105,6 @@ _KINK = (
     "loss of quantile regression) is a linear program: ik.QuadraticProgram(None, q, ...), with the parts of X w - y above "
     "and below zero as further unknowns."
 )
-
-
-@dataclass(frozen=True)
-class LinearReport:
-    """Figures of the linear solve inside a derivative, each of the batch's shape (with a leading dimension for every
-    further direction solved at once).  ``transposed``: reverse mode."""
-
-    converged: Tensor
-    residual_norm: Tensor
-    steps: Tensor
-    transposed: bool = True
-
-    def __repr__(self) -> str:
-        return f"LinearReport({self.summary() if self.steps.numel() else 'an empty batch'})"
-
-    def summary(self) -> str:
-        """How it went, in a few words."""
-        good, total = int(self.converged.sum()), self.converged.numel()
-        state = "converged" if good == total else f"{good}/{total} converged"
-        return f"{state}, steps={int(self.steps.max())}, residual={self.residual_norm.max():.2e}"
 
 
 @dataclass
@@ -255,9 +236,9 @@ class Solution:
         return InverseEstimate(kept["scale"], kept["U"], kept["V"]) if {"scale", "U", "V"} <= set(kept) else None
 
     @property
-    def backward(self) -> LinearReport | None:
-        """The figures of the last derivative's linear solve; ``None`` until one has run."""
-        return self._record.linear[-1] if self._record.linear else None
+    def backward(self) -> LinearReport:
+        """The figures of the last derivative's linear solve; false until one has run."""
+        return self._record.linear[-1] if self._record.linear else NoReport()
 
     def __getattr__(self, name: str) -> Any:
         if name in _OTHER_NAMES:
@@ -385,7 +366,7 @@ class Solution:
             f"residual={worst:.2e}",
             f"rule={self.rule}",
         ]
-        if self.backward is not None:
+        if self.backward:
             parts.append(f"backward: {self.backward.summary()}")
         if outcome.message and good:
             parts.append(outcome.message)

@@ -56,7 +56,7 @@ def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Call
     # wrapper only, so that a second one around it is an internal error where the derivative is zero)
     if compat.transforms_active():
         with compat.own_graphs(), unfused():
-            return torch.func.vjp(function, *(p.view_as(p) for p in primals))[:2]
+            return graph.pulled_at_a_level(function, *(p.view_as(p) for p in primals))
     attention = unfused() if torch.is_grad_enabled() else contextlib.nullcontext()
     with torch.enable_grad(), compat.own_graphs(), attention:
         points = [p.view_as(p) for p in primals]

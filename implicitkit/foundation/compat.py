@@ -252,9 +252,8 @@ def unwrap_dead_wrappers(values: Sequence[Any]) -> tuple[Any, ...]:
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
-def keeps_parametrizations() -> bool:
-    """Is this inside ``parametrize.cached()``?"""
-    return parametrize._cache_enabled > 0
+keeps_parametrizations: Callable[[], int] = functools.partial(getattr, parametrize, "_cache_enabled")
+"""Inside of how many ``parametrize.cached()`` is this?  Asked at every evaluation: no call of Python's."""
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ __all__ = [
     "nodes_behind",
     "operation_of",
     "pulled",
+    "pulled_at_a_level",
     "pulled_from",
     "refuse_wrong_rules",
     "saved",
@@ -185,33 +186,66 @@ def pulled(
         found = _engine_run_backward(
             outs, ws, retain_graph, create_graph, points, allow_unreachable=True, accumulate_grad=False
         )
-    once = _once_differentiable(outs) if create_graph else {}
+    names = _once_differentiable(outs, points) if create_graph else []
+    return _refusing(found, names, (*points, *ws)) if names else found
+
+
+def pulled_at_a_level(
+    function: Callable[..., Tensor], *points: Tensor
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
+    """``torch.func.vjp(function, *points)``, whose products refuse a derivative where there is none to be had, as those of
+    :func:`pulled` do."""
+    names: list[str] = []
+
+    def looked_at(*given: Tensor) -> Tensor:
+        out = function(*given)
+        names.extend(_once_differentiable((out,), given))
+        return out
+
+    out, pullback = torch.func.vjp(looked_at, *points)[:2]
+    if not names:
+        return out, pullback
+    return out, lambda w: cast("tuple[Tensor, ...]", tuple(_refusing(pullback(w), names, (*points, w))))
+
+
+_ONCE = once_differentiable(lambda ctx: None).__code__  # that of every function that it returns
+
+
+def _once_differentiable(outs: Sequence[Tensor], points: Sequence[Tensor]) -> list[str]:
+    """For each point the name of an ``autograd.Function`` between it and these results whose derivative has none, by its
+    ``@once_differentiable``, or an empty one; an empty list where there is no such Function at all."""
+    once = {}
+    for node in nodes_behind(map(attrgetter("grad_fn"), outs)):
+        if hasattr(node, "_forward_cls"):
+            written = _written(node._forward_cls)
+            if getattr(written.backward, "__code__", None) is _ONCE:
+                once[node] = written.__name__
     if not once:
-        return found
-    names = [next((once[n] for n in once if get_gradient_edge(p).node in nodes_behind([n])), "") for p in points]
-    of = (*points, *ws)
+        return []
+    return [next((once[n] for n in once if get_gradient_edge(p).node in nodes_behind([n])), "") for p in points]
+
+
+def _written(function: Any) -> Any:
+    """The ``autograd.Function`` that the user has written: at the level of a transform, and mapped by ``vmap``, torch calls
+    it from others that it makes, ``autograd_function`` there."""
+    while "autograd_function" in (names := getattr(getattr(function.backward, "__code__", None), "co_freevars", ())):
+        function = function.backward.__closure__[names.index("autograd_function")].cell_contents
+    return function
+
+
+def _refusing(found: Sequence[Tensor | None], names: Sequence[str], of: tuple[Tensor, ...]) -> Sequence[Tensor | None]:
+    """Products as they are, or, where they have gone through a Function with a name, as :class:`_Once`."""
     return [
         _Once.apply(name, g.detach(), *of) if name and g is not None else g
         for g, name in zip(found, names, strict=True)
     ]
 
 
-_ONCE = once_differentiable(lambda ctx: None).__code__  # that of every function that it returns
-
-
-def _once_differentiable(outs: Sequence[Tensor]) -> dict[Any, str]:
-    """The nodes behind these results, with their names, of an ``autograd.Function`` whose derivative has none, by its
-    ``@once_differentiable``."""
-    found = {}
-    for node in nodes_behind(map(attrgetter("grad_fn"), outs)):
-        if hasattr(node, "_forward_cls") and getattr(node._forward_cls.backward, "__code__", None) is _ONCE:
-            found[node] = node.name()
-    return found
-
-
 class _Once(compat.Function):
     """The derivative ``g`` of a Function that is once differentiable, by what it depends on: torch takes it for a constant,
     or for another leaf, without a word."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(name: str, g: Tensor, *of: Tensor) -> Tensor:
@@ -219,12 +253,12 @@ class _Once(compat.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.name = inputs[0]
+        ctx.marked = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(
-            f"trying to differentiate twice a function that was marked with @once_differentiable: {ctx.name}"
+            f"trying to differentiate twice a function that was marked with @once_differentiable: {ctx.marked}"
         )
 
     jvp = backward

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -68,6 +70,27 @@ def kind_of(value: Any) -> str:
     name = type(value).__name__
     vowel = name[0] in "aeioAEIO" or (name.startswith(("nd", "Un", "un")) and not name.startswith(("Uni", "uni")))
     return f"{'an' if vowel else 'a'} {name}"
+
+
+_OURS = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}{os.sep}"
+_LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("torch", "numpy", "scipy"))
+
+
+def place_of(error: BaseException, default: str = "") -> str:
+    """Where an exception began, ``file:line, in name``: the innermost call that is nobody's but the user's own, or
+    ``default``, or the innermost one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not any(name in frame.filename for name in (_OURS, *_LIBRARIES))]
+    if not theirs and default:
+        return default
+    frame = (theirs or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
+
+
+def raised(name: str, error: BaseException) -> str:
+    """What is said of an exception of a solver's own, with which it gave up."""
+    text = f": {error}" if str(error) else ""
+    return f"{name} raised {type(error).__name__}{text} ({place_of(error)})"
 
 
 def of_the_objective(name: str, batch: tuple[int, ...], got: str) -> str:
@@ -146,11 +169,16 @@ def called(function: Callable[..., Any], z: Any, args: Sequence[Any]) -> Any:
         raise
 
 
-_OF_LEVELS = ("wrapper == nullptr INTERNAL ASSERT", "wrapped->level() < level INTERNAL ASSERT")  # of torch 2.13
+_OF_LEVELS = (  # of torch 2.13, the last from its compiler
+    "wrapper == nullptr INTERNAL ASSERT",
+    "wrapped->level() < level INTERNAL ASSERT",
+    "dynamicLayerStack.size() >= level && level >= 1 INTERNAL ASSERT",
+)
 OUTSIDE = (
     "the function uses a tensor of a torch.func transform around the solve in a way that implicitkit cannot see: it gives "
-    "it to a torch.func.grad or vjp of its own, or has it from a place where another was in the solve. Its derivative would "
-    "be lost. Pass that tensor as an argument: ik.solve(problem, z0, (..., tensor))"
+    "it to a torch.func.grad or vjp of its own, captures it in a part that torch.compile compiles, or has it from a place "
+    "where another was in the solve. Its derivative would be lost. Pass that tensor as an argument: "
+    "ik.solve(problem, z0, (..., tensor))"
 )
 
 

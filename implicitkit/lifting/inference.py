@@ -1,4 +1,7 @@
-"""What differentiates inside works under ``torch.inference_mode`` too, where autograd records nothing."""
+"""What differentiates inside works under ``torch.inference_mode`` too, and with tensors that were made there.
+
+Autograd records nothing there, and may not save what was made.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.trees import tree_map
+from implicitkit.foundation.unversioned_writes import IN_INFERENCE
 from implicitkit.lifting.replacing import Replacing
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,7 +37,7 @@ def despite_inference_mode(function: F) -> F:
             try:
                 return function(*args, **kwargs)
             except RuntimeError as error:
-                if "Inference tensor" not in str(error):
+                if IN_INFERENCE not in str(error):
                     raise
             with Ordinary():
                 return function(*args, **kwargs)

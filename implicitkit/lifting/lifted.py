@@ -23,6 +23,7 @@ itself turns into a number is found, and the derivative says so (``rule/hidden_d
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.unversioned_writes import FirstCalls
 from implicitkit.foundation.wording import DRAWN, ELSEWHERE, KEPT, UNSEEN
+from implicitkit.lifting.inference import Ordinary
 from implicitkit.lifting.late_binding import Bindings
 from implicitkit.lifting.module_entries import Entries, Rest, differentiated, explicit, has_lazy, to_lift
 from implicitkit.lifting.overlay import Constants, Slot
@@ -94,7 +96,7 @@ class Lifted:
     cut: bool = False
     bindings: Bindings | None = None
     work: Work = field(default_factory=Work)
-    call: FirstCalls = field(default_factory=FirstCalls)
+    call: FirstCalls = field(default_factory=functools.partial(FirstCalls, Ordinary))
 
     def found(self) -> None:
         """The solution was found: what has been bound anew by now the function binds itself."""
@@ -169,8 +171,10 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
     rebuild: Callable[[Sequence[Tensor]], tuple[Any, ...]]
     if all([isinstance(arg, Tensor) for arg in args]):
         theta, rebuild = args, tuple
+        if True in map(Tensor.is_inference, args):
+            theta = tuple(map(compat.ordinary, args))
     else:
-        theta = tuple([leaf for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor)])
+        theta = tuple([compat.ordinary(leaf) for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor)])
         rebuild = refilled(args)
     inside = any(substitutions())
     if inside:

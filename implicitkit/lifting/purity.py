@@ -55,8 +55,9 @@ def watched(
         if not constants:
             return evaluate(), None
         copies = [t.clone() for _, t in constants]
+        made = [version(c) for c in copies]  # of inference tensors torch counts the copying, too
         with swapped([slots for slots, _ in constants], copies, 0, into.compiled):
-            return evaluate(), (copies, [present(slots[0]) for slots, _ in constants])
+            return evaluate(), (copies, made, [present(slots[0]) for slots, _ in constants])
 
     out, buffers = run()
     _refuse_written(given, versions, states)
@@ -136,12 +137,14 @@ def _refuse_written(given: Sequence[Tensor], versions: Sequence[int], states: in
         raise RuntimeError(IN_PLACE.format(what=what))
 
 
-def _note_buffers(into: Impurities, constants: Constants, copies: Sequence[Tensor], after: Sequence[Any]) -> None:
-    """Note the buffers that the evaluation on ``copies`` updated, and warn."""
+def _note_buffers(
+    into: Impurities, constants: Constants, copies: Sequence[Tensor], made: Sequence[int], after: Sequence[Any]
+) -> None:
+    """Note the buffers that the evaluation on ``copies`` updated, and warn; ``made``: how often each had been written to."""
     changed = [
         (slots, t.detach().clone())
-        for (slots, t), copy, now in zip(constants, copies, after, strict=True)
-        if _changed(t, copy) or _rebound(t, copy, now)
+        for (slots, t), copy, version_made, now in zip(constants, copies, made, after, strict=True)
+        if _changed(t, copy, version_made) or _rebound(t, copy, now)
     ]
     if changed:
         into.frozen = changed
@@ -171,11 +174,11 @@ def _owners(changed: Constants) -> str:
     return "; ".join([*told[:3], *(["..."] if len(told) > 3 else [])])
 
 
-def _changed(t: Tensor, copy: Tensor) -> bool:
+def _changed(t: Tensor, copy: Tensor, made: int) -> bool:
     """Was the copy written to?  (Fused normalisation kernels do not raise the version counter.)"""
     if t.layout != torch.strided:  # sparse tensors cannot be compared, and no normalisation writes to them
-        return version(copy) > 0
-    return version(copy) > 0 or not torch.equal(t, copy)
+        return version(copy) > made
+    return version(copy) > made or not torch.equal(t, copy)
 
 
 def _same(state: Tensor, device: torch.device) -> bool:

@@ -35,7 +35,7 @@ def answer(solver: LinearSolver, A: Operator, b: Tensor, options: dict[str, Any]
         found = solver.solve_many(A, given.unflatten(0, (-1, A.batch)), **options)
     if ours:
         return found
-    _check(solver, found, b)
+    check_answer(solver, found, b)
     many = A if len(b) == A.batch else repeated(A, len(b) // A.batch)
     x = found.x.to(b)
     norm = torch.linalg.vector_norm(many.mv(x) - b, dim=1)
@@ -43,10 +43,13 @@ def answer(solver: LinearSolver, A: Operator, b: Tensor, options: dict[str, Any]
     refuted = found.converged & ~(norm <= _SLACK * (options["atol"] + options["rtol"] * size))
     if not bool(refuted.any()):
         return found._replace(x=x)
-    return LinearSolution(x, norm, found.steps, found.converged & ~refuted, _REFUTED)
+    coarse = f", in {found.x.dtype} for a system in {b.dtype}" if found.x.dtype != b.dtype else ""
+    return LinearSolution(x, norm, found.steps, found.converged & ~refuted, _REFUTED + coarse)
 
 
-def _check(solver: LinearSolver, found: Any, b: Tensor) -> None:
+def check_answer(solver: LinearSolver, found: Any, b: Tensor) -> None:
+    """Raise ``TypeError`` unless ``found`` is a :class:`LinearSolution` of tensors with one entry a sample, ``x`` shaped as
+    ``b``."""
     wanted = (tuple(b.shape), *[(len(b),)] * 3)
     parts = found[:4] if isinstance(found, LinearSolution) else ()
     got = tuple(tuple(t.shape) if isinstance(t, Tensor) else kind_of(t) for t in parts)
@@ -55,4 +58,9 @@ def _check(solver: LinearSolver, found: Any, b: Tensor) -> None:
             f"linear solver {solver.name or type(solver).__name__!r} must return ik.extend.LinearSolution(x, residual_norm, "
             f"steps, converged, reason), tensors of shapes {', '.join(map(str, wanted))}; it returned "
             f"{', '.join(map(str, got)) or kind_of(found)}"
+        )
+    if found.converged.dtype != torch.bool:
+        raise TypeError(
+            f"linear solver {solver.name or type(solver).__name__!r} must say in torch.bool what has converged; it returned "
+            f"{found.converged.dtype}"
         )

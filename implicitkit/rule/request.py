@@ -12,6 +12,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import default_tolerance, full_precision
 from implicitkit.foundation.errors import DegenerateWarning, warn
+from implicitkit.foundation.linear_report import LinearReport
 from implicitkit.foundation.operators import Operator, repeated
 from implicitkit.linear.auto import Auto
 from implicitkit.linear.base import LinearSolution, LinearSolver
@@ -29,7 +30,7 @@ from implicitkit.rule.gauge import without_gauge
 from implicitkit.rule.hidden_dependence import warn_if_hidden
 from implicitkit.rule.lost_samples import is_lost, without_lost
 from implicitkit.rule.primitive import root
-from implicitkit.solution import LinearReport, Record, Status
+from implicitkit.solution import Record, Status
 from implicitkit.solver.base import Options, Solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.finding import find

@@ -12,6 +12,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, function, instance, one_of, optional, string
+from implicitkit.foundation.wording import raised
 from implicitkit.linear.factors.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
@@ -342,14 +343,12 @@ def _guarded(solver: BlackBox, f: BlackBoxFunction, z0: Tensor, **keywords: Any)
             raise f.error from None
         if isinstance(error, MISTAKES):
             raise
-        return Found(z0, message=f"{solver.name or 'the solver'} raised {type(error).__name__}: {error}")
+        return Found(z0, message=raised(solver.name or "the solver", error))
 
 
 def _accept(found: Found, z0: Tensor, name: str) -> Tensor:
     """The point found, as a tensor like ``z0``."""
     z = point(found.z, z0, name)
     if z.numel() != z0.numel() or (z.ndim == z0.ndim and z.shape != z0.shape):  # transposed, if not of another size
-        raise ValueError(
-            f"the solver returned a point of shape {tuple(z.shape)} for a start of shape {tuple(z0.shape)}"
-        )
+        raise ValueError(f"{name} returned a point of shape {tuple(z.shape)} for a start of shape {tuple(z0.shape)}")
     return z.reshape(z0.shape)

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, trees
+from implicitkit.foundation import autodiff, trees, wording
 from implicitkit.foundation.trees import Layout, hint_of_pair
 from implicitkit.linear.factors.dense import lstsq_batched
 from implicitkit.linear.factors.user_factor import UserFactor
@@ -76,7 +76,7 @@ class UserSolver(Solver):
             except MISTAKES:  # of the program: no point was looked for
                 raise
             except Exception as error:
-                message, raised = f"{self.name} raised {type(error).__name__}: {error}", error
+                message, raised = wording.raised(self.name, error), error
                 if "does not require grad" in message:
                     message += " (a solver is called under torch.no_grad: use torch.enable_grad() inside it)"
                 points.append(part)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import recording
+from implicitkit.foundation import compat, recording
 from implicitkit.foundation.autocast import cast_as
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError
 from implicitkit.foundation.options import is_integer
@@ -51,6 +51,8 @@ from implicitkit.system import System, check_output
 @despite_inference_mode
 def run(problem: Problem, z0: Any, args: Any, **options: Any) -> Solution:
     """One solve, or on a manifold several, one chart after another."""
+    if not isinstance(z0, Tensor) or z0.is_inference():
+        z0 = tree_map(compat.ordinary, z0)
     with cast_as(z0 if getattr(problem, "under_autocast", False) else ()):
         on_manifold = isinstance(problem, Problem) and problem.manifold is not None
         if not on_manifold or options["max_steps"] == 0 or isinstance(_rule(problem, options["rule"]), Unroll):

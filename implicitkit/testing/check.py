@@ -33,11 +33,21 @@ _ROUNDING = 1e-12  # what libraries of linear algebra leave between two runs: th
 
 _ENDS = "Count the steps, stop after max_steps of them, and bound every search inside a step: on NaN no test holds"
 
+RAISES, RETURNS = "what raises this", "what it returns"
+_GO_ON = (
+    "Go on to the tolerance that is asked for, |F| <= atol + rtol * |F| of the start, by f.residual(z): a black box passes "
+    "its rtol and atol on, or stops by them itself, and computes in the dtype of z0. Can it do no better (it compares "
+    "values), check it with accuracy={:.0e}."
+)
 _NEAR = 1e-2  # of |F| at the start: what goes the right way and stops early
 
 
 class Unsolved(AssertionError):
-    """A known problem is not solved."""
+    """A known problem is not solved; ``mend``: what is to be changed, where what was seen tells it."""
+
+    def __init__(self, text: str, mend: str = "") -> None:
+        super().__init__(text)
+        self.mend = mend
 
 
 class Unended(AssertionError):
@@ -243,10 +253,9 @@ def all_converged(solution: Solution, known: Known) -> None:
     )
     start = known.residual(known.z0, known.theta).norm(dim=1)
     left = float((solution.residual_norm / start).max())
+    if f"{solution.solver} raised " in solution.message:
+        raise Unsolved(text, RAISES)
     if left < _NEAR:
         digits = 10.0 ** math.ceil(math.log10(max(left, 1e-300)) + 1)
-        text += (
-            f". It comes near: |F| falls to {left:.0e} of what it was. Go on to the tolerance that is asked for, by "
-            f"f.residual(z); can it do no better (it compares values), check it with accuracy={digits:.0e}"
-        )
+        raise Unsolved(f"{text}. It comes near: |F| falls to {left:.0e} of what it was", _GO_ON.format(digits))
     raise Unsolved(text)

@@ -16,7 +16,6 @@ import os
 import pickle
 import random
 import tempfile
-import traceback
 import types
 import warnings
 import weakref
@@ -30,6 +29,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation.pytrees import tree_flatten
+from implicitkit.foundation.wording import place_of
 from implicitkit.testing.check import Suite
 
 _ROUNDING = 1e-11  # of the size of an answer: sums follow the memory's alignment
@@ -173,8 +173,7 @@ def names_a_device(subject: Any) -> None:
             got = subject.act(given)
         wrong = float((got - wanted).abs().max())
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{place.filename}:{place.lineno}, in {place.name}"
+        where = place_of(error)
         raise AssertionError(f"a tensor made without a device meets one that has its own: {error} ({where})") from error
     assert wrong <= _ROUNDING * (1 + float(wanted.abs().max())), f"with tensors elsewhere it differs by {wrong:.3g}"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import time
-import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from implicitkit.foundation.options import between, check_arguments, flag, instance, one_of, optional
+from implicitkit.foundation.wording import place_of
 from implicitkit.registry.table import TABLES
 from implicitkit.solver.catalogue import get_solver
-from implicitkit.testing.check import NATIVE, Unended, Unsolved
+from implicitkit.testing.check import NATIVE, RAISES, RETURNS, Unended, Unsolved
 from implicitkit.testing.checks import LINEAR_SOLVERS, PROGRAMS, RULES, SOLVERS, Check, Suite
 
 _NUMBERS = re.compile(r"\d+")  # sizes of the problems of a check, which do not tell causes apart
@@ -95,8 +96,7 @@ class ConformanceReport:
             elif r.outcome in ("failed", "unexpected"):
                 if r.cause and (r.cause != _UNSOLVED or r.check in _FIRST):
                     told[cause] = r.check
-                raised = r.cause not in ("", *_CAUSES.values())
-                lines += [f"      saw:  {r.message}", f"      mend: {'what raises this' if raised else r.mend}"]
+                lines += [f"      saw:  {r.message}", f"      mend: {r.mend}"]
             elif r.message:
                 lines.append(f"      {r.message}")
         return "\n".join(lines)
@@ -123,7 +123,7 @@ class SolverCheck:
         try:
             self.check.run(suite.subject(part, self.accuracy))
         except AssertionError as error:
-            raise AssertionError(f"{error}\nmend: {self.check.mend}") from error
+            raise AssertionError(f"{error}\nmend: {getattr(error, 'mend', '') or self.check.mend}") from error
 
     def __str__(self) -> str:
         return self.check.name
@@ -291,7 +291,7 @@ def _check_name(name: Any, *suites: Suite) -> None:
 
 def _run(check: Check, subject: Any, expected: str | None) -> CheckResult:
     start = time.perf_counter()
-    outcome, message, cause = "passed", "", ""
+    outcome, message, cause, mend = "passed", "", "", check.mend
     try:
         if check.applies(subject.part):
             check.run(subject)
@@ -299,17 +299,29 @@ def _run(check: Check, subject: Any, expected: str | None) -> CheckResult:
             outcome, message = "skipped", "does not apply to it"
     except AssertionError as error:
         outcome, message = "failed", str(error)
-        cause = _CAUSES.get(type(error), "")
-    except Exception as error:  # a solver may do anything
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        cause, mend = _CAUSES.get(type(error), ""), getattr(error, "mend", "") or mend
+    except (Exception, SystemExit) as error:  # a solver may do anything
+        defined = _definition(subject.part)
+        place = place_of(error, defined)
         outcome, cause = "failed", f"{type(error).__name__}: {error}"
-        message = f"{cause} ({place.filename}:{place.lineno}, in {place.name})"
+        message, mend = f"{cause} ({place})", RETURNS if defined and place == defined else RAISES
     if expected is not None:
         if outcome == "failed":
             outcome, message = "expected", f"{expected}: {message}"
         elif outcome == "passed":
             outcome, message = "unexpected", f"announced to fail ({expected}), but it passed: take it off the list"
-    return CheckResult(check.name, outcome, message, check.mend, time.perf_counter() - start, cause)
+    return CheckResult(check.name, outcome, message, mend, time.perf_counter() - start, cause)
+
+
+def _definition(part: Any) -> str:
+    """Where somebody else's part begins, for what it returned: no line of it is running when that is looked at."""
+    written = inspect.unwrap(getattr(part, "find", None) or type(part))
+    try:
+        file, line = inspect.getsourcefile(written), inspect.getsourcelines(written)[1]
+    except (OSError, TypeError):  # typed into a prompt
+        return ""
+    ours = written.__module__.partition(".")[0] == "implicitkit"
+    return "" if ours else f"{file}:{line}, {written.__name__}"
 
 
 def parametrize_with_checks(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
+from implicitkit.linear.claims import check_answer
 from implicitkit.registry.table import TABLES
 from implicitkit.testing.known import spend
 from implicitkit.testing.rules import RuleSubject
@@ -104,14 +105,11 @@ class LinearSubject:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it cannot solve may be warned of
             found = (self.part.solve if b.ndim == 2 else self.part.solve_many)(A, b, **limits)
-        rows = b.shape[:-1].numel()
-        wanted = [(rows, b.shape[-1]), (rows,), (rows,), (rows,)]
-        got = [tuple(t.shape) for t in found[:4]] if isinstance(found, tuple) else type(found).__name__
-        if got != wanted:
-            raise TypeError(f"x, residual_norm, steps and converged have the shapes {wanted}; it returned {got}")
-        if found.converged.dtype != torch.bool or found.steps.is_floating_point():
-            said = f"converged of {found.converged.dtype} and steps of {found.steps.dtype}"
-            raise TypeError(f"converged is of torch.bool and steps are whole numbers; it returned {said}")
+        check_answer(self.part, found, b.flatten(0, -2))
+        if found.steps.is_floating_point():
+            raise TypeError(f"steps are whole numbers, torch.int64; it returned {found.steps.dtype}")
+        if found.x.dtype != b.dtype:
+            raise TypeError(f"x is of the dtype of b, {b.dtype}; it returned {found.x.dtype}")
         return found
 
     def example(self) -> Tensor:

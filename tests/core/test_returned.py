@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import scipy.optimize
 import torch
@@ -285,3 +286,43 @@ def test_calls_of_a_black_box_share_the_steps_that_it_may_take() -> None:
         lambda z: 0.5 * z + 1e-6, z0, solver=box, batch_dims=1, max_steps=16, rtol=1e-2, atol=0.0, on_failure="ignore"
     )
     assert len(allowed) > 2 and int(solution.steps.max()) == 16, (allowed, solution.steps)
+
+
+_W = torch.tensor([[0.2, -0.1, 0.3], [0.1, 0.3, 0.0], [-0.2, 0.1, 0.1]], dtype=torch.float64)
+
+
+def _by_out() -> Callable[[Tensor], Tensor]:
+    buffer = torch.zeros(3, dtype=torch.float64)
+
+    def function(z: Tensor) -> Tensor:
+        return torch.mv(_W, z.clone(), out=buffer).tanh_().add_(0.5)
+
+    return function
+
+
+def _by_numpy() -> Callable[[Tensor], Tensor]:
+    """Whose writes torch does not count."""
+    buffer = np.zeros(3)
+
+    def function(z: Tensor) -> Tensor:
+        buffer[:] = np.tanh(_W.numpy() @ z.detach().numpy()) + 0.5
+        return torch.from_numpy(buffer)
+
+    return function
+
+
+@pytest.mark.parametrize("start", [0.0, 1.0])
+@pytest.mark.parametrize("solver", ["auto", "anderson", "aitken"])
+@pytest.mark.parametrize("make", [_by_out, _by_numpy])
+def test_a_function_that_returns_one_buffer_at_every_call_is_refused(
+    make: Callable[[], Callable[[Tensor], Tensor]], solver: str, start: float
+) -> None:
+    """What the solver remembers of it changes: points far from any solution were called converged."""
+    z0 = torch.full((3,), start, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=r"in place.*into the same tensor at every call, by out= or into a buffer"):
+        ik.fixed_point(make(), z0, solver=solver)
+
+
+def test_a_function_may_return_the_same_constant_at_every_call() -> None:
+    constant = torch.ones(3, dtype=torch.float64)
+    assert torch.equal(ik.fixed_point(lambda z: constant, 0 * constant, solver="anderson").value, constant)

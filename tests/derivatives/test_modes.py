@@ -115,6 +115,57 @@ def test_a_transform_of_what_uses_tensors_made_in_inference_mode(transform: str,
         assert_near(TRANSFORMS[transform](f), TRANSFORMS[transform](closed))
 
 
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("transform", [*TRANSFORMS, "backward", "twice"])
+def test_tensors_made_in_inference_mode_are_constants_outside_of_it(transform: str, kind: str, held: str) -> None:
+    """Features of an encoder, say, which autograd may not save: the start, what is captured, and an argument."""
+    with torch.inference_mode():
+        x, start = X.clone(), ONE.clone()
+    verb, function, options = KINDS[kind]
+
+    def f(w: Tensor) -> Tensor:
+        if held == "args":
+            return verb(function, start, (w, x), **options).value
+        return verb(lambda z: function(z, w, x), start, **options).value
+
+    if transform in TRANSFORMS:
+        assert_near(TRANSFORMS[transform](f), TRANSFORMS[transform](closed))
+        return
+    leaf = W.clone().requires_grad_()
+    slope = plain(f, leaf, create_graph=transform == "twice")
+    assert_near(slope, -2 * X / W**3)
+    if transform == "twice":
+        assert_near(torch.autograd.grad(slope.sum(), leaf)[0], 6 * X / W**4)
+
+
+def test_a_buffer_made_in_inference_mode_is_not_updated(recwarn: pytest.WarningsRecorder) -> None:
+    """torch counts the copying of one as a write."""
+    holder = nn.Module()
+    with torch.inference_mode():
+        holder.register_buffer("x", X.clone())
+    leaf = W.clone().requires_grad_()
+    value = ik.root(lambda z: holder.x - z * leaf**2, ONE).value
+    assert not [str(w.message) for w in recwarn]
+    value.sum().backward()
+    assert_near(leaf.grad, -2 * X / W**3)
+
+
+def test_what_the_function_makes_in_inference_mode_is_no_constant() -> None:
+    """Of ``z``: it is missed where the derivative is looked at."""
+    leaf = W.clone().requires_grad_()
+
+    def function(z: Tensor) -> Tensor:
+        with torch.inference_mode():
+            hidden = torch.cos(z)
+        return 0.2 * hidden * z + leaf - z
+
+    value = ik.root(function, ONE, solver="broyden").value
+    with pytest.warns(ik.ImpureFunctionWarning, match="out of autograd's sight"):
+        value.sum().backward()
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)

@@ -123,6 +123,65 @@ def test_what_goes_another_way_has_its_second_derivative() -> None:
     torch.testing.assert_close(second, -6 * z / (1 + 3 * z**2) ** 3, rtol=1e-8, atol=0)
 
 
+class OnceInTransforms(torch.autograd.Function):
+    """``x^3``, for the transforms of ``torch.func``."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * g
+
+
+PLACES: dict[str, Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]] = {
+    "of z": steady,
+    "of z - a": lambda a, cube: ik.root(lambda z, a: z + cube(z - 2 * a) - a, torch.zeros(2, dtype=D), (a,)).value,
+    "captured": lambda a, cube: ik.root(lambda z: z + cube(z * a) - 1, torch.zeros(2, dtype=D)).value,
+}
+
+
+def slope_of(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return torch.func.grad(lambda a: f(a).sum())
+
+
+FIRST: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
+    "grad": lambda f: slope_of(f)(A),
+    "vmap of grad": lambda f: torch.func.vmap(slope_of(f))(torch.stack((A, 1.1 * A))),
+    "jacrev of vmap": lambda f: torch.func.jacrev(torch.func.vmap(f))(torch.stack((A, 1.1 * A))),
+}
+SECOND: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
+    "grad of grad": lambda f: slope_of(slope_of(f))(A),
+    "vmap of grad of grad": lambda f: torch.func.vmap(slope_of(slope_of(f)))(torch.stack((A, 1.1 * A))),
+    "jacrev of jacrev": lambda f: torch.func.jacrev(torch.func.jacrev(f))(A),
+    "backward of grad": lambda f: slope_of(f)(A.clone().requires_grad_()).sum().backward(),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("transform", FIRST)
+def test_first_derivatives_in_transforms(transform: str, place: str) -> None:
+    got = FIRST[transform](lambda a: PLACES[place](a, OnceInTransforms.apply))
+    torch.testing.assert_close(got, FIRST[transform](lambda a: PLACES[place](a, lambda x: x**3)), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("transform", SECOND)
+def test_second_derivatives_in_transforms_are_refused(transform: str, place: str) -> None:
+    """They came without the Function's part."""
+    with pytest.raises(RuntimeError, match="@once_differentiable: OnceInTransforms"):
+        SECOND[transform](lambda a: PLACES[place](a, OnceInTransforms.apply))
+
+
 @pytest.mark.parametrize("cube", CUBES)
 def test_forward_mode_by_a_krylov_method(cube: str) -> None:
     """``J v`` by the rows of ``J``, where it cannot be had by two reverse passes: the part was left out, or an error."""

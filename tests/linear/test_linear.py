@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -497,9 +499,39 @@ _CLAIMS = {
     "transposed": (lambda A, b: torch.linalg.solve(A.dense().mT, b.unsqueeze(2)).squeeze(2), "does not bear out"),
     "another sign": (lambda A, b: -torch.linalg.solve(A.dense(), b.unsqueeze(2)).squeeze(2), "does not bear out"),
     "NaN": (lambda A, b: torch.nan * b, "does not bear out"),
+    "of low precision": (
+        lambda A, b: torch.linalg.solve(A.dense().half().float(), b.float().unsqueeze(2)).squeeze(2),
+        "in torch.float32 for a system in torch.float64",
+    ),
     "another shape": (lambda A, b: b.unsqueeze(2), "tensors of shapes"),
     "nothing": (lambda A, b: None, "tensors of shapes"),
 }
+
+
+_FIGURES: dict[str, tuple[Callable[[Tensor], tuple[Any, Any]], str]] = {
+    "steps of the batch": (lambda ones: (3, ones > 0), r"\(1,\), an int, \(1,\)"),
+    "all or nothing": (lambda ones: (ones, True), r"\(1,\), \(1,\), a bool"),
+    "converged in numbers": (lambda ones: (ones, ones), "must say in torch.bool what has converged"),
+}
+
+
+@pytest.mark.parametrize("name", _FIGURES)
+def test_figures_of_a_plugin_are_named(name: str) -> None:
+    """In a solve, and in its conformance suite, which failed with ``'int' object has no attribute 'shape'``."""
+    figures, said = _FIGURES[name]
+
+    class Claims(LinearSolver):
+        def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> Any:
+            x = torch.linalg.solve(A.dense(), b.unsqueeze(2)).squeeze(2)
+            return ik.extend.LinearSolution(x, torch.zeros(len(b)), *figures(torch.ones(len(b), dtype=torch.int64)))
+
+    t = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    z = ik.root(lambda z, t: 2 * z - t, torch.zeros(1).double(), (t,), rule=ik.Implicit(linear_solver=Claims())).value
+    with pytest.raises(TypeError, match=said):
+        z.backward()
+    checks = ["solves_well_conditioned_systems"]
+    (result,) = ik.testing.check_linear_solver(Claims(), checks=checks, raise_on_failure=False).results
+    assert result.mend == "what it returns" and re.search(said.replace("1,", "3,"), result.message), result.message
 
 
 @pytest.mark.parametrize("directions", [1, 3])

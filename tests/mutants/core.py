@@ -26,7 +26,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/foundation/graph.py",
         "tests/derivatives/test_once_differentiable.py",
-        ("once = _once_differentiable(outs) if create_graph else {}", "once = {}"),
+        ("names = _once_differentiable(outs, points) if create_graph else []", "names = []"),
+        ("names.extend(_once_differentiable((out,), given))", "pass"),
+        ('while "autograd_function" in', 'if "autograd_function" in'),
         ("for n in once if get_gradient_edge(p).node in nodes_behind([n])", "for n in once"),
     ),
     *mutants(

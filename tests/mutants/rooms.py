@@ -242,7 +242,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/lifting/purity.py",
         "tests/core/test_bad_input.py -k moving_statistics",
-        ("if _changed(t, copy) or _rebound(t, copy, now)", "if _changed(t, copy)"),
+        ("if _changed(t, copy, version_made) or _rebound(t, copy, now)", "if _changed(t, copy, version_made)"),
     ),
     *mutants(
         "plugins/implicitkit_deq/held/frozen.py",
@@ -309,10 +309,24 @@ MUTANTS = [
         "implicitkit/foundation/unversioned_writes.py",
         "tests/core/test_recorded.py -k 'writes_so or behind_the_back or nan'",
         ("if values and values.changed():", "if False:"),
+        (
+            "            self._refuse_one_buffer(",
+            "            (lambda *_: 0)(",
+            "tests/core/test_returned.py -k one_buffer",
+        ),
+        (
+            "        called(function, tree_map(",
+            "        (lambda *_: 0)(function, tree_map(",
+            "tests/core/test_returned.py -k one_buffer",
+        ),
         ("if plain.count_nonzero().item():", "if True:"),
         (" or bool(((now == before) | (before != before)).all())", ""),
         ("self._left = 0 if values else self._left - 1", "self._left = 0"),
-        ("if not compat.keeps_parametrizations():", "if True:", "tests/derivatives/test_modules_later.py"),
+        (
+            "if self._met or compat.keeps_parametrizations():",
+            "if self._met:",
+            "tests/derivatives/test_modules_later.py",
+        ),
     ),
     *mutants(
         "implicitkit/foundation/tracers.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -399,8 +400,9 @@ def test_broken_solver_is_found_out(name: str, solver: Any) -> None:
         np.seterr(**errors)
     (result,) = report.results
     assert result.outcome == "failed", str(report)
-    assert result.message and result.mend == CHECKS[name].mend
-    assert any(f"mend: {said}" in str(report) for said in (result.mend, "what raises this"))
+    assert result.message and f"mend: {result.mend}" in str(report)
+    of_what_was_seen = result.mend in ("what raises this", "what it returns") or result.mend.startswith("Go on to the")
+    assert result.mend == CHECKS[name].mend or of_what_was_seen
 
 
 def test_a_step_that_writes_into_its_point_is_named() -> None:
@@ -486,8 +488,60 @@ class ComparesValues(Good):
 @pytest.mark.slow
 def test_a_solver_that_comes_near_is_told_of_accuracy() -> None:
     report = check_solver(ComparesValues(), raise_on_failure=False)
-    assert "It comes near" in report.failures[0].message and "accuracy=1e-0" in report.failures[0].message
+    assert "It comes near" in report.failures[0].message and "accuracy=1e-0" in report.failures[0].mend
     assert check_solver(ComparesValues(), accuracy=1e-6).passed
+
+
+def _gives_up(f: Any, z0: Tensor, **options: Any) -> Any:
+    raise ZeroDivisionError("of its own")
+
+
+def _returns_columns(f: Any, z0: Tensor, **options: Any) -> Tensor:
+    return z0[:, :1]
+
+
+def _exits(f: Any, z0: Tensor, **options: Any) -> Tensor:
+    raise SystemExit(1)
+
+
+def _newton(f: Any, z0: Tensor, max_steps: int) -> Tensor:
+    z = z0.clone()
+    for _ in range(min(max_steps, 12)):
+        step: Tensor = torch.linalg.solve_ex(f.jacobian(z), f(z).unsqueeze(2)).result.squeeze(2)
+        z = z - step
+    return z
+
+
+def _in_another_order(f: Any, z0: Tensor, *, max_steps: int, **options: Any) -> Tensor:
+    return _newton(f, z0, max_steps).flip(0)
+
+
+def _in_single_precision(f: Any, z0: Tensor, *, max_steps: int, **options: Any) -> Tensor:
+    return _newton(f, z0, max_steps).float()
+
+
+NAMED: dict[Any, tuple[str, str]] = {
+    _gives_up: (
+        r"raised ZeroDivisionError: of its own \(.*test_conformance\.py:\d+, in _gives_up\)",
+        "what raises this",
+    ),
+    _exits: (r"SystemExit: 1 \(.*test_conformance\.py:\d+, in _exits\)", "what raises this"),
+    _returns_columns: (r"of shape \(3, 1\).*\(.*test_conformance\.py:\d+, _returns_columns\)", "what it returns"),
+    _in_another_order: ("Each sample alone is solved", "Row i of what is returned belongs to row i of z0"),
+    _in_single_precision: ("It comes near", "computes in the dtype of z0"),
+}
+
+
+@pytest.mark.parametrize("find", NAMED, ids=lambda find: find.__name__)
+def test_what_is_to_be_mended_follows_what_was_seen(find: Any) -> None:
+    """And where: in the author's lines, not in those that look at what they return."""
+    solver = ik.extend.BlackBox(find, find.__name__, "root", "native")
+    (result,) = check_solver(solver, checks=["finds_known_solutions"], raise_on_failure=False).results
+    message, mend = NAMED[find]
+    assert re.search(message, result.message) and mend in result.mend, (result.message, result.mend)
+    if result.cause == "unsolved":
+        with pytest.raises(AssertionError, match=re.escape(mend)):
+            SolverCheck(CHECKS["finds_known_solutions"])(solver)
 
 
 def test_one_cause_is_told_once() -> None:
