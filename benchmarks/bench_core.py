@@ -103,7 +103,7 @@ def solve_rows(batch: int, dim: int, repeats: int) -> dict[str, dict[str, float]
         back.append(timed(loss.backward) / ours)
     name = f"{batch}x{dim}"
     common = {"evaluations": evaluations, "ms": 1e3 * statistics.median(seconds)}
-    assert held.backward
+    assert held.backward is not None
     return {
         f"forward {name}": {"median": statistics.median(ratios), **common},
         f"backward {name}": {"median": statistics.median(back), "products": int(held.backward.steps.max())},

@@ -230,7 +230,7 @@ def row(problem: Problem, c: Tensor, repeats: int) -> dict[str, Any]:
             runs[solver] = functools.partial(torchdeq, cell, x, c, solver)
     good = [label for label, run in runs.items() if run()]
     solution = layer.solution
-    assert solution is not None and solution.backward
+    assert solution is not None and solution.backward is not None
     forward, backward = (float(steps.double().mean()) for steps in (solution.steps, solution.backward.steps))
     # the calls that are made, whole batches where rows are not dropped
     calls = round(solution.sample_evaluations / len(x)), round(backward)

@@ -249,7 +249,7 @@ class Training:
         found.sum().backward()
         self.optimiser.step()
         solution = self.layer.solution
-        assert solution is not None and solution.backward
+        assert solution is not None and solution.backward is not None
         pair = torch.stack([solution.converged, solution.backward.converged])
         self.losses.append(found.detach())
         self.shares.append((~pair).view(2, -1, SAMPLES).double().mean(2))

@@ -153,7 +153,7 @@ def by_length(kind: str, features: int, length: int, seed: int, steps: int, rtol
     middle = time.process_time()
     solution.value.backward(cotangent)
     end = time.process_time()
-    assert solution.backward
+    assert solution.backward is not None
     result["forward"], result["backward"] = (
         int(found.steps.max()) if bool(found.converged.all()) else math.inf for found in (solution, solution.backward)
     )

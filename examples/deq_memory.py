@@ -197,7 +197,7 @@ def measure(name: str, mode: str, width: int, batch: int, seed: int) -> dict[str
         saved += sum(sizes.values())
     found: dict[str, Any] = {"saved": saved, "peak": peak, "seconds": seconds}
     solution = network.layer.solution
-    if mode == "deq" and solution is not None and solution.backward:
+    if mode == "deq" and solution is not None and solution.backward is not None:
         size = solution.value.flatten(1).norm(dim=1)
         found["steps"] = (solution.evaluations, int(solution.backward.steps.max()))
         found["converged"] = float((solution.converged & solution.backward.converged).double().mean())

@@ -167,7 +167,7 @@ def train(
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            if solution is not None and solution.backward:
+            if solution is not None and solution.backward is not None:
                 evaluations = solution.evaluations, int(solution.backward.steps.max())
     return model.eval(), evaluations, sum(solved) / max(len(solved), 1), time.process_time() - start
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError
 from implicitkit.foundation.inverse_estimate import InverseEstimate
-from implicitkit.foundation.linear_report import LinearReport, NoReport
+from implicitkit.foundation.linear_report import LinearReport
 from implicitkit.foundation.pytrees import tree_flatten, tree_map
 from implicitkit.foundation.wording import UNSTEADY
 
@@ -236,9 +236,9 @@ class Solution:
         return InverseEstimate(kept["scale"], kept["U"], kept["V"]) if {"scale", "U", "V"} <= set(kept) else None
 
     @property
-    def backward(self) -> LinearReport:
-        """The figures of the last derivative's linear solve; false until one has run."""
-        return self._record.linear[-1] if self._record.linear else NoReport()
+    def backward(self) -> LinearReport | None:
+        """The figures of the last derivative's linear solve; ``None`` until one has run."""
+        return self._record.linear[-1] if self._record.linear else None
 
     def __getattr__(self, name: str) -> Any:
         if name in _OTHER_NAMES:
@@ -366,7 +366,7 @@ class Solution:
             f"residual={worst:.2e}",
             f"rule={self.rule}",
         ]
-        if self.backward:
+        if self.backward is not None:
             parts.append(f"backward: {self.backward.summary()}")
         if outcome.message and good:
             parts.append(outcome.message)

@@ -137,7 +137,7 @@ def train(model: Model, run: Run, corpus: Corpus, test: Text) -> Run:
 
 def _note(run: Run, solution: ik.Solution | None) -> None:
     """Shares of samples solved and what was spent, averaged over the steps."""
-    assert solution is not None and solution.backward
+    assert solution is not None and solution.backward is not None
     run.converged -= float((~solution.converged).double().mean()) / run.steps
     run.backward_converged -= float((~solution.backward.converged).double().mean()) / run.steps
     run.evaluations += solution.evaluations / run.steps

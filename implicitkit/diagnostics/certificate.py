@@ -152,7 +152,7 @@ def certify(solution: Solution) -> Certificate:
         error, derivative = (torch.where(known, t, torch.nan) for t in (error, derivative))
         scale = torch.linalg.vector_norm(z, dim=1)
     shaped, backward = solution._layout.unpack_batch, solution.backward
-    fits = bool(backward) and backward.residual_norm.numel() == inverse.numel()
+    fits = backward is not None and backward.residual_norm.numel() == inverse.numel()
     return Certificate(
         holds=shaped(holds & known),
         error=shaped(error),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torch import Tensor
 
-__all__ = ["LinearReport", "NoReport"]
+__all__ = ["LinearReport"]
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,3 @@ class LinearReport:
         good, total = int(self.converged.sum()), self.converged.numel()
         state = "converged" if good == total else f"{good}/{total} converged"
         return f"{state}, steps={int(self.steps.max())}, residual={self.residual_norm.max():.2e}"
-
-
-@dataclass(frozen=True)
-class NoReport(LinearReport):
-    """In the place of the figures as long as no derivative has been taken: false, and without any."""
-
-    converged: Tensor = field(init=False, repr=False, compare=False)
-    residual_norm: Tensor = field(init=False, repr=False, compare=False)
-    steps: Tensor = field(init=False, repr=False, compare=False)
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __repr__(self) -> str:
-        return "LinearReport(no derivative taken yet)"
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"no derivative of this solution has been taken yet, and solution.backward has no {name!r}"
-        )

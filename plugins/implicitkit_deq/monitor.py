@@ -179,7 +179,7 @@ def _forward_figures(solution: ik.Solution) -> dict[str, float]:
 
 
 def _backward_figures(solution: ik.Solution | None) -> dict[str, float]:
-    if solution is None or not solution.backward:
+    if solution is None or solution.backward is None:
         return {}
     report = solution.backward
     return {

@@ -919,7 +919,7 @@ def test_bad_sample_is_contained(problem: ik.Problem, solver: str, linear_solver
         torch.testing.assert_close(solution.value[good], alone.value, rtol=1e-10, atol=1e-11)
         torch.testing.assert_close(gradient[good], alone_gradient, rtol=1e-9, atol=1e-10)
         backward = solution.backward
-        assert backward
+        assert backward is not None
         assert bool(backward.converged[good].all())
 
 
@@ -987,7 +987,7 @@ def test_singular_backward_lsmr_gives_the_minimum_norm_answer() -> None:
     # J^T u = g = (1, 1): minimum norm u = (1/2, 1/2), and dF/dx = -1 everywhere: x.grad = u_1 + u_2 = 1 each
     (g,) = torch.autograd.grad(solution.value.sum(), x)
     torch.testing.assert_close(g, torch.ones(2, dtype=D))
-    assert solution.backward
+    assert solution.backward is not None
     assert bool(solution.backward.converged)
 
 

@@ -382,7 +382,7 @@ def test_a_grid_in_space_has_krylov_vectors_for_its_derivative() -> None:
     x = torch.tensor([1.0, 5.0], dtype=torch.float64, requires_grad=True)
     solution = ik.root(poisson, torch.zeros(28, 28, 28, dtype=torch.float64), x)
     solution.value.sum().backward()
-    assert solution.backward and int(solution.backward.steps) > 60  # with factors: a handful
+    assert solution.backward is not None and int(solution.backward.steps) > 60  # with factors: a handful
 
 
 # ---------------------------------------------------------------------------------------------------- with Newton's method

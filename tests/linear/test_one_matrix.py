@@ -296,7 +296,7 @@ def test_auto_asks_whether_samples_have_one_matrix(structure: str, cubic: float)
         solver="newton_krylov", batch_dims=1,
     )  # fmt: skip
     s.value.square().sum().backward()
-    assert s.backward
+    assert s.backward is not None
     assert (int(s.backward.steps.max()) <= 2) == (cubic == 0), s.backward
 
 

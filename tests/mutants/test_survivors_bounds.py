@@ -71,7 +71,7 @@ def test_backward_error_bounds_what_a_loose_backward_leaves() -> None:
     (u,) = torch.autograd.grad(s.value, x, g)
     wrong = torch.linalg.vector_norm(u - torch.linalg.solve(A.mT, g))
     certificate = ik.certify(s)
-    assert s.backward and certificate.backward_error is not None
+    assert s.backward is not None and certificate.backward_error is not None
     residual = torch.linalg.vector_norm(g - A.mT @ u)
     assert float(residual) > 1e-3  # loose indeed
     assert float(wrong) <= float(certificate.backward_error) * (1 + 1e-9)

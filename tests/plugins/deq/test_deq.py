@@ -141,7 +141,7 @@ def test_value_and_every_gradient_are_the_unrolled_limit(name: str, solver: str)
     assert all(bool(g.abs().max() > 0) for g in exact)
     torch.testing.assert_close(got, exact, rtol=1e-6, atol=1e-9)
     assert bool(layer.solution.converged.all())
-    assert layer.solution.backward and bool(layer.solution.backward.converged.all())
+    assert layer.solution.backward is not None and bool(layer.solution.backward.converged.all())
 
 
 @pytest.mark.parametrize("rule", ["implicit", "one_step", "phantom", "neumann"])
@@ -1008,7 +1008,7 @@ def test_the_backward_under_autocast_is_solved_in_full_precision(dtype: torch.dt
     with torch.autocast("cpu", dtype):
         z = layer(x)
     got = gradients(z.float(), layer)
-    assert layer.solution is not None and layer.solution.backward
+    assert layer.solution is not None and layer.solution.backward is not None
     assert bool(layer.solution.backward.converged.all())
     for a, b in zip(got, want, strict=True):
         assert float((a - b).norm()) < 0.05 * float(b.norm()) + 1e-6
@@ -1025,7 +1025,7 @@ def test_half_precision_is_solved_by_default_to_its_rounding(dtype: torch.dtype,
     with torch.autocast("cpu", dtype, enabled=cast):
         z = half(data)
     got = gradients(z.float(), half)
-    assert half.solution is not None and half.solution.backward
+    assert half.solution is not None and half.solution.backward is not None
     assert bool(half.solution.converged.all()) and bool(half.solution.backward.converged.all())
     assert int(half.solution.backward.steps.max()) <= 32  # not 60 products for digits that they do not have
     for a, b in zip(got, want, strict=True):

@@ -234,7 +234,7 @@ def _a_call(eigenvalues: list[float]) -> tuple[Callable[[], Any], Callable[[], f
     layer = DEQ(lambda z, x: torch.tanh(cell(z) + x), (80,), rtol=1e-4, rule=ik.Implicit(rtol=1e-4), init="zeros")
 
     def units() -> float:
-        assert layer.solution is not None and layer.solution.backward
+        assert layer.solution is not None and layer.solution.backward is not None
         return layer.solution.evaluations + int(layer.solution.backward.steps.max())
 
     return lambda: layer(x).sum().backward(), units

@@ -512,7 +512,7 @@ def test_a_singular_backward_is_forgiven_too(derivative: str, of_the_bad_one: fl
     x = torch.tensor([[0.1], [0.2], [0.3], [0.4], [1.0]], dtype=F64)
     with pytest.warns(ForgivenWarning, match=f"have an equilibrium and no derivative there.*{derivative}"):
         layer(x).sum().backward()
-    assert layer.solution is not None and layer.solution.backward
+    assert layer.solution is not None and layer.solution.backward is not None
     assert layer.solution.backward.converged.tolist() == [True] * 4 + [False]
     torch.testing.assert_close(layer.cell.w.grad, torch.tensor([4 + of_the_bad_one], dtype=F64))
     layer = DEQ(Switch(), (1,), on_failure=Forgive(backward_share=0.1), rule=ik.Implicit(linear_solver="gmres"))

@@ -324,7 +324,7 @@ def _train(steps: int, way: str, **options: Any) -> tuple[list[int], list[float]
             worst = max(worst, *(float((p.grad - g).norm() / g.norm()) for p, g in pairs))
         for p in cell.parameters():
             p.grad /= scale
-        assert layer.solution is not None and layer.solution.backward
+        assert layer.solution is not None and layer.solution.backward is not None
         evaluations.append(layer.solution.evaluations)
         products.append(float(layer.solution.backward.steps.double().mean()))
         optimiser.step()
