@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.lifted import Lifted, check_solution, lift_closed
 from implicitkit.lifting.reach import buffers_untouched
 from implicitkit.lifting.substitution import resolve
+from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.auxiliary import auxiliary
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.problem.catalogue import get_problem_entry
@@ -35,12 +37,13 @@ from implicitkit.rule.catalogue import get_rule
 from implicitkit.rule.request import Request
 from implicitkit.rule.solver_reports import said_beside
 from implicitkit.rule.unroll import Unroll
-from implicitkit.solution import Record, Solution
+from implicitkit.solution import Record, Solution, Status
 from implicitkit.solver import auto
-from implicitkit.solver.base import Outcome, Solver
+from implicitkit.solver.base import Outcome, Solver, account
 from implicitkit.solver.catalogue import check_serves, get_solver
 from implicitkit.solver.user_solver import Start
 from implicitkit.solving.charts import through_charts
+from implicitkit.solving.epigraphs import by_epigraphs, chosen, may_be_lifted
 from implicitkit.solving.kinks import along_a_kink
 from implicitkit.solving.settings import asked_for, options_of
 from implicitkit.solving.users_errors import raise_in_words
@@ -68,6 +71,7 @@ def _solve(
     batch_dims: Any,
     in_dims: Any,
     on_failure: str,
+    lifts: bool = True,
     **watched: Any,
 ) -> Solution:
     """Restate, lift, one request, attach, report."""
@@ -83,12 +87,14 @@ def _solve(
     if z0 is None:
         raise TypeError(f"solve needs z0, the point to start from: {type(problem).__name__} does not say its unknowns")
     layout = Layout(z0, batch_dims)
+    rule, asked = _rule(problem, rule), solver
     options = options_of(problem, layout, restated, **watched, in_chart=given.manifold is not None)
+    if lifts and isinstance(given, Argmin) and may_be_lifted(given, asked, rule):
+        options = replace(options, lifts=True)
     check_policy(on_failure)
     if not layout.batch:
         return _of_nobody(problem, layout, z0, args, restated)
     refuse_empty_vmap()
-    rule, asked = _rule(problem, rule), solver
     solver = _solver(solver, problem, layout, rule) if options.max_steps != 0 else Start()
     lifted = _lifted(problem, layout, z0, args, given_args)
     system = System.of(problem, layout, lifted, in_dims, args)
@@ -107,9 +113,11 @@ def _solve(
     solution = Solution(layout.unpack(z), stats, layout, record, record.outcome.solver or _name(solver), _name(rule))
     if restated is not None:
         solution.value, solution.multipliers = restated.parts(solution.value)
-    again = functools.partial(
-        _solve, **watched, solver=asked, rule=rule, in_dims=None, batch_dims=0, on_failure="ignore"
-    )
+    again = functools.partial(_solve, **watched, solver=asked, rule=rule, in_dims=None, lifts=False)
+    if record.outcome.lifts:
+        again = functools.partial(again, batch_dims=layout.batch_dims)
+        return _over_kinks(again, solution, restated, on_failure, given, given_z0, given_args)
+    again = functools.partial(again, batch_dims=0, on_failure="ignore")
     if record.outcome.kink is not None and (along := along_a_kink(again, solution, restated, given, given_args)):
         return along
     record.truncated = not record.outcome.all_converged and asked_for(record, options)
@@ -118,6 +126,33 @@ def _solve(
         solution.aux = auxiliary(given.function, solution.value, given_args, bool(lifted.failed))
     elif record.outcome.said:
         solution.aux = said_beside(record.outcome.said, record.system.is_batched, stats)
+    return solution
+
+
+def _over_kinks(
+    solve_once: functools.partial[Solution],
+    found: Solution,
+    restated: Restated | None,
+    on_failure: str,
+    problem: Argmin,
+    z0: Any,
+    args: tuple[Any, ...],
+) -> Solution:
+    """What a first method has come to an end with, among kinks, by epigraphs; what these leave open by all methods."""
+    solution = by_epigraphs(solve_once, found, problem, z0, args, on_failure)
+    if solution is None:
+        whole = solve_once(problem, z0, args, on_failure=on_failure)
+        account(whole._record.outcome, found._record.outcome)
+        return whole
+    outcome = solution._record.outcome
+    if not outcome.all_converged and not bool((outcome.status == int(Status.STOPPED)).any()):
+        whole = solve_once(problem, z0, args, on_failure="ignore")
+        account(whole._record.outcome, solution._record.outcome)
+        solution = chosen(solution.converged & ~whole.converged, solution, whole)
+    solution._record.truncated = False
+    _report(solution, restated, on_failure, get_rule(solution.rule), z0, args)
+    if problem.has_aux:
+        solution.aux = auxiliary(problem.function, solution.value, args, False)
     return solution
 
 
