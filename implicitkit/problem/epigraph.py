@@ -126,7 +126,7 @@ class Reading(Replacing):
         return value(kind, u)
 
 
-class Lifted(NamedTuple):
+class Above(NamedTuple):
     """The user's ``z``, and for each function the unknowns of its sites."""
 
     z: Any
@@ -136,7 +136,7 @@ class Lifted(NamedTuple):
 @dataclass(frozen=True)
 class Raised:
     """A function of ``(z, *args)`` with unknowns in the place of values with a kink, or (``gaps``) what keeps these above
-    the values, as functions of ``(Lifted, *args)``; ``number``: which function it is."""
+    the values, as functions of ``(Above, *args)``; ``number``: which function it is."""
 
     function: Function
     sites: tuple[Site, ...]
@@ -145,7 +145,7 @@ class Raised:
     tip: float
     gaps: bool = False
 
-    def __call__(self, state: Lifted, *args: Any) -> Any:
+    def __call__(self, state: Above, *args: Any) -> Any:
         with _Raised(self.sites, state.raised[self.number], self.units, self.tip) as mode:
             out = self.function(state.z, *args)
         return tuple(mode.gaps) if self.gaps else out
@@ -180,7 +180,8 @@ class Relaxation:
     """The smooth program in the place of ``problem``.
 
     Attributes:
-        problem: over :class:`Lifted`. start: the point of it that belongs to ``z0``. tip: how far lengths are rounded off.
+        problem: over :class:`Above`. sizes: of what each site is of, at ``z0``. start: the point of it that
+            belongs to ``z0``. tip: how far lengths are rounded off.
     """
 
     def __init__(self, problem: Argmin, sites: Sites, z0: Any, args: Any) -> None:
@@ -188,8 +189,9 @@ class Relaxation:
         us = read(functions, sites, z0, args)
         self.tip = _ROUNDED * (_size([u for own in us for kind, u in own if kind == "length"]) or 1.0)
         unit = _size(trees.tree_flatten(z0)[0]) or 1.0
-        units = [tuple((_size([u]) or unit) / unit for _, u in own) for own in us]  # all unknowns have that of z then
-        self.start = Lifted(z0, tuple(tuple(map(_start, own, ones)) for own, ones in zip(us, units, strict=True)))
+        self.sizes = tuple(tuple(_size([u]) or unit for _, u in own) for own in us)
+        units = [tuple(size / unit for size in own) for own in self.sizes]  # so that all unknowns have that of z
+        self.start = Above(z0, tuple(tuple(map(_start, own, ones)) for own, ones in zip(us, units, strict=True)))
         made = [Raised(f, s, i, units[i], self.tip) for i, (f, s) in enumerate(zip(functions, sites, strict=True))]
         self._falling = [made[0], *(m for m, c in zip(made[1:], problem.constraints, strict=True) if c.one_sided)]
         kept = [
@@ -200,7 +202,7 @@ class Relaxation:
         if problem.bounds is not None:
             free = trees.tree_map(lambda t: None, self.start.raised)
             spec, found = trees.tree_flatten(z0)[1], box(problem.bounds, z0)
-            bounds = tuple(Lifted(trees.tree_unflatten(list(end), spec), free) for end in (found.lower, found.upper))
+            bounds = tuple(Above(trees.tree_unflatten(list(end), spec), free) for end in (found.lower, found.upper))
         self.problem = Argmin(made[0], (*kept, *above), bounds)
 
     def rises(self, args: Any) -> bool:
@@ -208,7 +210,7 @@ class Relaxation:
         leaves, spec = trees.tree_flatten(self.start.raised)
 
         def total(function: Raised, *raised: Tensor) -> Tensor:
-            out = function(Lifted(self.start.z, trees.tree_unflatten(list(raised), spec)), *args)
+            out = function(Above(self.start.z, trees.tree_unflatten(list(raised), spec)), *args)
             return torch.stack([t.sum() for t in trees.tree_flatten(out)[0]]).sum()
 
         for function in self._falling:

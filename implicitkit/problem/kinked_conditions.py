@@ -17,7 +17,7 @@ Analysis*, section 6.1; Lewis (2002), "Active sets, nonsmoothness, and sensitivi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +29,7 @@ from implicitkit.problem.complementarity import lesser
 from implicitkit.problem.epigraph import Function, Relaxation, Replacing, Site, Sites, functions_of, read
 from implicitkit.problem.kinked_operations import Kind, nearest_weights
 
-_STEEP = 1e6  # what the largest number is multiplied by, so that weights of what is off its kink are at an end
+_STEEP = 1e6  # what numbers by their size are multiplied by, so that weights of what is off its kink are at an end
 
 
 class Weighed(NamedTuple):
@@ -41,32 +41,32 @@ class Weighed(NamedTuple):
 
 
 class _Weighed(Replacing):
-    """``w'u`` in the place of values; ``left``: what is left of the equations for each ``w``, with ``u`` in ``units``."""
+    """``w'u`` in the place of values; ``left``: what is left of the equations for each ``w``, with ``u`` by its size."""
 
-    def __init__(self, sites: Sequence[Site], weights: Any, units: Any) -> None:
-        super().__init__(sites, tuple(zip(weights, units, strict=True)))
+    def __init__(self, sites: Sequence[Site], weights: Any, sizes: Any) -> None:
+        super().__init__(sites, tuple(zip(weights, sizes, strict=True)))
         self.left: list[Tensor] = []
 
     def of(self, kind: Kind, u: Tensor, known: Any) -> Tensor:
-        w, unit = known
-        self.left.append(w - nearest_weights(kind, w + u / unit))
+        w, size = known
+        self.left.append(w - nearest_weights(kind, w + u / size))
         return w * u if kind == "relu" else (w * u).sum(-1)
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """The equations at the top of this file, as a function of ``(Weighed, units, *args)``; ``units``: of the gradient, and
-    of what each site is of."""
+    """The equations at the top of this file, as a function of ``(Weighed, unit, *args)``; ``unit``: of the gradient, of the
+    batch's shape; ``sizes``: of what each site is of."""
 
     functions: tuple[Function, ...]
     one_sided: tuple[bool, ...]
     bounds: Bounded | None
     sites: Sites
+    sizes: tuple[tuple[float, ...], ...]
 
-    def __call__(self, state: Weighed, units: Any, *args: Any) -> Weighed:
-        slope = tree_gradient(lambda z: self._lagrangian(z, state, units, args)[0], state.z)
-        _, values, left = self._lagrangian(state.z, state, units, args)
-        unit = units[0]
+    def __call__(self, state: Weighed, unit: Tensor, *args: Any) -> Weighed:
+        slope = tree_gradient(lambda z: self._lagrangian(z, state, args)[0], state.z)
+        _, values, left = self._lagrangian(state.z, state, args)
         slope = trees.tree_map(lambda s: s / unit.reshape((*unit.shape, *(1,) * (s.ndim - unit.ndim))), slope)
         if self.bounds is not None:
             slope = self.bounds.natural(state.z, slope)
@@ -76,11 +76,11 @@ class Conditions:
         )
         return Weighed(slope, natural, left)
 
-    def _lagrangian(self, z: Any, state: Weighed, units: Any, args: Any) -> tuple[Tensor, list[Any], Any]:
+    def _lagrangian(self, z: Any, state: Weighed, args: Any) -> tuple[Tensor, list[Any], Any]:
         """The sum of the samples' Lagrangians, the values of the constraints, and what is left of the equations of ``w``."""
         outs, left = [], []
-        for function, own, w, unit in zip(self.functions, self.sites, state.weights, units[1], strict=True):
-            with _Weighed(own, w, unit) as mode:
+        for function, own, w, sizes in zip(self.functions, self.sites, state.weights, self.sizes, strict=True):
+            with _Weighed(own, w, sizes) as mode:
                 outs.append(function(z, *args))
             left.append(tuple(mode.left))
         total = outs[0].sum()
@@ -91,23 +91,22 @@ class Conditions:
 
 def conditions(
     problem: Argmin, relaxation: Relaxation, z: Any, multipliers: tuple[Any, ...], args: Any, batch_dims: int
-) -> tuple[Conditions, Weighed, Any]:
-    """The equations, where to begin, and their units, at a solution of the relaxation and its multipliers."""
+) -> tuple[Conditions, Weighed, Tensor]:
+    """The equations, where to begin, and the unit of the gradient, at a solution of the relaxation and its multipliers."""
     functions, sites = functions_of(problem), relaxation.sites
-    count, weights, units = len(problem.constraints), [], []
+    count, weights = len(problem.constraints), []
     pressing = iter(multipliers[count:])
-    for own in read(functions, sites, z, args):
+    for own, sizes in zip(read(functions, sites, z, args), relaxation.sizes, strict=True):
         forces = iter(next(pressing) if own else ())
-        weights.append(tuple(_weights(kind, u, forces, relaxation.tip) for kind, u in own))
-        units.append(tuple(_unit(u, batch_dims) for _, u in own))
-    made = Conditions(functions, tuple(c.one_sided for c in problem.constraints), None, sites)
+        each = zip(own, sizes, strict=True)
+        weights.append(tuple(_weights(kind, u, size, forces, relaxation.tip) for (kind, u), size in each))
+    gradients = [tree_gradient(lambda t: functions[0](t, *args).sum(), at) for at in (relaxation.start.z, z)]
+    slopes = [_largest(gradient, batch_dims) for gradient in gradients]
+    slope = slopes[0].maximum(slopes[1]).detach()  # that of z alone is nothing where the objective has the kink
+    bounds = None if problem.bounds is None else box(problem.bounds, z)
+    made = Conditions(functions, tuple(c.one_sided for c in problem.constraints), bounds, sites, relaxation.sizes)
     begin = Weighed(z, tuple(multipliers[:count]), tuple(weights))
-    without = begin._replace(multipliers=trees.tree_map(torch.zeros_like, begin.multipliers))
-    one = torch.ones_like(_largest(z, batch_dims))
-    slope = _largest(made(without, (one, tuple(units)), *args).z, batch_dims).detach()
-    if problem.bounds is not None:
-        made = replace(made, bounds=box(problem.bounds, z))
-    return made, begin, (torch.where(slope > 0, slope, 1), tuple(units))
+    return made, begin, torch.where(slope > 0, slope, 1)
 
 
 def _largest(tree: Any, batch_dims: int) -> Tensor:
@@ -116,13 +115,7 @@ def _largest(tree: Any, batch_dims: int) -> Tensor:
     return torch.stack(sizes).amax(0)
 
 
-def _unit(u: Tensor, batch_dims: int) -> Tensor:
-    """The largest number of each sample, or 1 of zeros, to broadcast against ``u``."""
-    size = _largest(u, batch_dims)
-    return torch.where(size > 0, size, 1).reshape((*size.shape, *(1,) * (u.ndim - batch_dims)))
-
-
-def _weights(kind: Kind, u: Tensor, forces: Any, tip: float) -> Tensor:
+def _weights(kind: Kind, u: Tensor, size: float, forces: Any, tip: float) -> Tensor:
     """The weights that the multipliers of the relaxation are in proportion to, or of a value without a force those on the
     side of the kink where it is."""
     if kind == "length":
@@ -134,7 +127,6 @@ def _weights(kind: Kind, u: Tensor, forces: Any, tip: float) -> Tensor:
     else:
         total = force.sum(-1, keepdim=True) / int(kind)
         _ = next(forces) if kind != 1 else None
-    size = u.abs().amax() + torch.finfo(u.dtype).tiny
     side = nearest_weights(kind, u * (_STEEP / size))
     least = torch.finfo(u.dtype).eps ** 0.5 * total.abs().amax() + torch.finfo(u.dtype).tiny
     return nearest_weights(kind, (force + least * side) / (total.clamp_min(0) + least))

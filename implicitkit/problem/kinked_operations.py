@@ -68,17 +68,18 @@ def nearest_weights(kind: Kind, v: Tensor) -> Tensor:
         return v.clamp(0, 1)
     if kind == "length":
         return v / torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp_min(1)
+    k = int(kind)
     with torch.no_grad():
         plain = v.detach()
         ends = (
             torch.cat([plain - 1, plain], -1).sort(-1).values
         )  # tau lies between two of these, where no number changes side
         sums = (plain.unsqueeze(-2) - ends.unsqueeze(-1)).clamp(0, 1).sum(-1)
-        place = (sums >= kind).sum(-1, keepdim=True).clamp(1, ends.shape[-1] - 1)
+        place = (sums >= k).sum(-1, keepdim=True).clamp(1, ends.shape[-1] - 1)
         middle = (ends.gather(-1, place - 1) + ends.gather(-1, place)) / 2
         free, ones = ((plain > middle) & (plain < middle + 1)).to(v), (plain >= middle + 1).to(v)
         count = free.sum(-1, keepdim=True)
-    tau = ((free * v).sum(-1, keepdim=True) + ones.sum(-1, keepdim=True) - kind) / count.clamp_min(1)
+    tau = ((free * v).sum(-1, keepdim=True) + ones.sum(-1, keepdim=True) - k) / count.clamp_min(1)
     return free * (v - tau) + ones
 
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from implicitkit.foundation import compat, trees
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin
+from implicitkit.problem.base import Problem
 from implicitkit.problem.epigraph import Relaxation, functions_of, sites_of
 from implicitkit.problem.kinked_conditions import conditions
 from implicitkit.problem.root import Root
-from implicitkit.rule.base import Rule
 from implicitkit.rule.implicit import Implicit
 from implicitkit.solution import Solution, Status
 from implicitkit.solver.base import account, counting_on
@@ -43,10 +43,13 @@ _RELAXED = Polyalgorithm(
 )
 
 
-def may_be_lifted(problem: Argmin, solver: Any, rule: Rule) -> bool:
-    """Is how the problem is solved, and differentiated, left to us, and is there nothing but functions and bounds?"""
+def may_be_lifted(problem: Problem, solver: Any, rule: Any) -> bool:
+    """Is it a minimisation of nothing but functions, within bounds or not, and left to us how it is solved and derived?"""
+    ours = isinstance(rule, Implicit) or (isinstance(rule, str) and rule in ("auto", Implicit.name))
+    if not (isinstance(problem, Argmin) and isinstance(solver, str) and solver == "auto" and ours):
+        return False
     plain = problem.prox is None and problem.project is None and problem.manifold is None
-    return plain and solver == "auto" and isinstance(rule, Implicit) and problem.degenerate != "smooth"
+    return plain and problem.degenerate != "smooth"
 
 
 def by_epigraphs(
@@ -82,11 +85,11 @@ def by_epigraphs(
         account(outcome, after)
         steps, shown = outcome.steps + after.steps, outcome.shown + after.shown
         z, forces = trees.tree_map(Tensor.detach, (minimum.value.z, minimum.multipliers))
-        equations, begin, units = conditions(problem, relaxation, z, forces, args, layout.batch_dims)
+        equations, begin, unit = conditions(problem, relaxation, z, forces, args, layout.batch_dims)
         at = functools.partial(
             solve,
             Root(equations),
-            args=(units, *args),
+            args=(unit, *args),
             solver=Newton(line_search=False),
             atol=torch.finfo(layout.dtype).eps ** 0.75,  # in the units of the equations
         )
@@ -165,7 +168,7 @@ def chosen(which: Tensor, one: Solution, other: Solution) -> Solution:
         old, new = getattr(before, name), getattr(after, name)
         setattr(after, name, torch.where(rows, old.to(new), new))
     after.steps = torch.where(rows, before.steps, after.steps)
-    if other._stats is not None:
+    if other._stats is not None and one._stats is not None:
         other._stats = torch.where(which.reshape(-1, 1), one._stats, other._stats)
     return other
 

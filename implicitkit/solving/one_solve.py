@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.lifted import Lifted, check_solution, lift_closed
 from implicitkit.lifting.reach import buffers_untouched
 from implicitkit.lifting.substitution import resolve
-from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.auxiliary import auxiliary
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.problem.catalogue import get_problem_entry
@@ -77,9 +75,9 @@ def _solve(
     """Restate, lift, one request, attach, report."""
     if not isinstance(problem, Problem):
         refuse_problem(problem)
-    batch_dims = _batch_dims(batch_dims)
-    given, given_z0, given_args = problem, z0, (args if isinstance(args, tuple) else (args,))
-    problem, args = problem.within(watched["rtol"]), given_args
+    given, given_z0, batch_dims = problem, z0, _batch_dims(batch_dims)
+    given_args = args = args if isinstance(args, tuple) else (args,)
+    problem, lifts = problem.within(watched["rtol"]), lifts and may_be_lifted(problem, solver, rule)
     restated = _restate(problem, z0, args, batch_dims)
     if restated is not None:
         problem, z0, args, batch_dims = restated.problem, restated.start, restated.args, restated.batch_dims
@@ -88,9 +86,7 @@ def _solve(
         raise TypeError(f"solve needs z0, the point to start from: {type(problem).__name__} does not say its unknowns")
     layout = Layout(z0, batch_dims)
     rule, asked = _rule(problem, rule), solver
-    options = options_of(problem, layout, restated, **watched, in_chart=given.manifold is not None)
-    if lifts and isinstance(given, Argmin) and may_be_lifted(given, asked, rule):
-        options = replace(options, lifts=True)
+    options = options_of(problem, layout, restated, **watched, in_chart=given.manifold is not None, lifts=lifts)
     check_policy(on_failure)
     if not layout.batch:
         return _of_nobody(problem, layout, z0, args, restated)
@@ -113,13 +109,10 @@ def _solve(
     solution = Solution(layout.unpack(z), stats, layout, record, record.outcome.solver or _name(solver), _name(rule))
     if restated is not None:
         solution.value, solution.multipliers = restated.parts(solution.value)
-    again = functools.partial(_solve, **watched, solver=asked, rule=rule, in_dims=None, lifts=False)
-    if record.outcome.lifts:
-        again = functools.partial(again, batch_dims=layout.batch_dims)
-        return _over_kinks(again, solution, restated, on_failure, given, given_z0, given_args)
-    again = functools.partial(again, batch_dims=0, on_failure="ignore")
-    if record.outcome.kink is not None and (along := along_a_kink(again, solution, restated, given, given_args)):
-        return along
+    if record.outcome.lifts or record.outcome.kink is not None:
+        again = functools.partial(_solve, **watched, solver=asked, rule=rule, in_dims=None, lifts=False)
+        if (beyond := _beyond_kinks(again, solution, restated, on_failure, given, given_z0, given_args)) is not None:
+            return beyond
     record.truncated = not record.outcome.all_converged and asked_for(record, options)
     _report(solution, restated, on_failure, rule, given_z0, given_args)
     if given.has_aux:
@@ -129,16 +122,22 @@ def _solve(
     return solution
 
 
-def _over_kinks(
+def _beyond_kinks(
     solve_once: functools.partial[Solution],
     found: Solution,
     restated: Restated | None,
     on_failure: str,
-    problem: Argmin,
+    problem: Any,
     z0: Any,
     args: tuple[Any, ...],
-) -> Solution:
-    """What a first method has come to an end with, among kinks, by epigraphs; what these leave open by all methods."""
+) -> Solution | None:
+    """What a first method has come to an end with, among kinks, by epigraphs, and what these leave open by all methods; what
+    all of these have, by branches (``None``: there are none)."""
+    if not found._record.outcome.lifts:
+        return along_a_kink(
+            functools.partial(solve_once, batch_dims=0, on_failure="ignore"), found, restated, problem, args
+        )
+    solve_once = functools.partial(solve_once, batch_dims=found._layout.batch_dims)
     solution = by_epigraphs(solve_once, found, problem, z0, args, on_failure)
     if solution is None:
         whole = solve_once(problem, z0, args, on_failure=on_failure)
@@ -147,7 +146,7 @@ def _over_kinks(
     outcome = solution._record.outcome
     if not outcome.all_converged and not bool((outcome.status == int(Status.STOPPED)).any()):
         whole = solve_once(problem, z0, args, on_failure="ignore")
-        account(whole._record.outcome, solution._record.outcome)
+        account(whole._record.outcome, outcome)
         solution = chosen(solution.converged & ~whole.converged, solution, whole)
     solution._record.truncated = False
     _report(solution, restated, on_failure, get_rule(solution.rule), z0, args)
