@@ -1,11 +1,11 @@
 r"""A minimisation with kinks as one that has none, over the epigraphs of what is kinked.
 
 Where a value ``k(u(z))`` with a kink (:mod:`implicitkit.problem.kinked_operations`) is replaced by an unknown ``t`` with
-``k(u) <= t``, the program is smooth: ``u <= t`` of the largest of several numbers, ``u <= t, 0 <= t`` of a relu, and of the
-sum of the ``k`` largest ``k s + sum t`` with ``u - s <= t, 0 <= t``.  It is a relaxation: every point of the original
-program with ``t = k(u)`` is one of it, with the same objective.  So a minimum of it at which nothing is gained by
-``t > k(u)`` is one of the original program; where all is convex, and rises with each ``t``, every minimum is.  A length is
-smoothed, ``sqrt(|u|^2 + eps^2) <= t``: the epigraph itself has no multipliers at its tip.
+``k(u) <= t``, the program is smooth: ``u <= t`` of the largest of several numbers, ``u <= t, 0 <= t`` of a relu.  It is a
+relaxation: every point of the original program with ``t = k(u)`` is one of it, with the same objective.  So a minimum of
+it at which nothing is gained by ``t > k(u)`` is one of the original program; where all is convex, and rises with each
+``t``, every minimum is.  A length is smoothed, ``sqrt(|u|^2 + eps^2) <= t``: the epigraph itself has no multipliers at its
+tip.
 
 Sources: Boyd & Vandenberghe (2004), *Convex Optimization*, sections 3.2.3 and 4.1.3; Grant, Boyd & Ye (2006), "Disciplined
 convex programming", whose rules of signs :meth:`Relaxation.rises` asks of numbers.
@@ -105,12 +105,8 @@ class _Raised(Replacing):
             self.gaps.append((u.square().sum(-1) + self.tip**2).sqrt() / unit - t)
         elif kind == "relu":
             self.gaps += [u / unit - t, -t]
-        elif kind == 1:
-            self.gaps.append(u / unit - t.unsqueeze(-1))
         else:
-            level, above = t
-            self.gaps += [u / unit - level.unsqueeze(-1) - above, -above]
-            t = int(kind) * level + above.sum(-1)
+            self.gaps.append(u / unit - t.unsqueeze(-1))
         return unit * t
 
 
@@ -191,7 +187,13 @@ class Relaxation:
         unit = _size(trees.tree_flatten(z0)[0]) or 1.0
         self.sizes = tuple(tuple(_size([u]) or unit for _, u in own) for own in us)
         units = [tuple(size / unit for size in own) for own in self.sizes]  # so that all unknowns have that of z
-        self.start = Above(z0, tuple(tuple(map(_start, own, ones)) for own, ones in zip(us, units, strict=True)))
+        self.start = Above(
+            z0,
+            tuple(
+                tuple(value(kind, u / unit) for (kind, u), unit in zip(own, ones, strict=True))
+                for own, ones in zip(us, units, strict=True)
+            ),
+        )
         made = [Raised(f, s, i, units[i], self.tip) for i, (f, s) in enumerate(zip(functions, sites, strict=True))]
         self._falling = [made[0], *(m for m, c in zip(made[1:], problem.constraints, strict=True) if c.one_sided)]
         kept = [
@@ -223,12 +225,3 @@ class Relaxation:
 def _size(tensors: list[Tensor]) -> float:
     """The largest number of all samples; 0: there is none."""
     return max((float(compat.physical(t.detach()).abs().max()) for t in tensors), default=0.0)
-
-
-def _start(site: tuple[Kind, Tensor], unit: float) -> Any:
-    """The unknowns of a site that belong to what it is of."""
-    kind, u = site[0], site[1] / unit
-    if kind in ("relu", "length", 1):
-        return value(kind, u)
-    level = u.topk(int(kind)).values[..., -1]
-    return level, (u - level.unsqueeze(-1)).clamp_min(0)

@@ -122,11 +122,7 @@ def _weights(kind: Kind, u: Tensor, size: float, forces: Any, tip: float) -> Ten
         next(forces)
         return u / (u.square().sum(-1, keepdim=True) + tip**2).sqrt()
     force = next(forces)
-    if kind == "relu":
-        total = force + next(forces)
-    else:
-        total = force.sum(-1, keepdim=True) / int(kind)
-        _ = next(forces) if kind != 1 else None
+    total = force + next(forces) if kind == "relu" else force.sum(-1, keepdim=True)
     side = nearest_weights(kind, u * (_STEEP / size))
     least = torch.finfo(u.dtype).eps ** 0.5 * total.abs().amax() + torch.finfo(u.dtype).tiny
     return nearest_weights(kind, (force + least * side) / (total.clamp_min(0) + least))

@@ -1,7 +1,7 @@
 r"""Operations of torch with a kink, each by the greatest of several smooth functions.
 
     relu(u) = max(u, 0),   |u| = 2 relu(u) - u,   max(a, b) = b + relu(a - b),   min(a, b) = b - relu(b - a),
-    max_i u_i,   |u|_2 = max_{|s| <= 1} s'u,   the sum of the k largest by k of these
+    max_i u_i,   |u|_2 = max_{|s| <= 1} s'u
 
 so that three are left: ``relu``, the largest of several numbers, and a length.  While a :class:`Kinked` lasts, what these
 give is its own to say, whatever operation of torch they are in.
@@ -11,20 +11,20 @@ Source: Boyd & Vandenberghe (2004), *Convex Optimization*, sections 3.2.3 and 3.
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import compat
+from implicitkit.sets.simplex import onto_simplex
 
-Kind: TypeAlias = str | int
-"""``"relu"``, number by number; of the last dimension ``"length"``, and for a number ``k`` the sum of the ``k`` largest."""
+Kind: TypeAlias = Literal["relu", "largest", "length"]
+"""``"relu"``, number by number; the others of the last dimension."""
 
 
 class Kinked(TorchFunctionMode):
@@ -58,29 +58,17 @@ def value(kind: Kind, u: Tensor) -> Tensor:
     """The value itself."""
     if kind == "relu":
         return u.clamp_min(0)
-    return torch.linalg.vector_norm(u, dim=-1) if kind == "length" else u.topk(int(kind)).values.sum(-1)
+    return torch.linalg.vector_norm(u, dim=-1) if kind == "length" else u.amax(-1)
 
 
 def nearest_weights(kind: Kind, v: Tensor) -> Tensor:
     """The projection of ``v`` on the weights ``w`` whose greatest ``w'u`` is the value: ``[0, 1]``, the ball, and
-    ``{0 <= w <= 1, sum w = k}``, where it is ``v - tau`` held between 0 and 1."""
+    the simplex."""
     if kind == "relu":
         return v.clamp(0, 1)
     if kind == "length":
         return v / torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp_min(1)
-    k = int(kind)
-    with torch.no_grad():
-        plain = v.detach()
-        ends = (
-            torch.cat([plain - 1, plain], -1).sort(-1).values
-        )  # tau lies between two of these, where no number changes side
-        sums = (plain.unsqueeze(-2) - ends.unsqueeze(-1)).clamp(0, 1).sum(-1)
-        place = (sums >= k).sum(-1, keepdim=True).clamp(1, ends.shape[-1] - 1)
-        middle = (ends.gather(-1, place - 1) + ends.gather(-1, place)) / 2
-        free, ones = ((plain > middle) & (plain < middle + 1)).to(v), (plain >= middle + 1).to(v)
-        count = free.sum(-1, keepdim=True)
-    tau = ((free * v).sum(-1, keepdim=True) + ones.sum(-1, keepdim=True) - k) / count.clamp_min(1)
-    return free * (v - tau) + ones
+    return onto_simplex(v, v.new_ones(()))
 
 
 def _relu(mode: Kinked, u: Tensor, inplace: bool = False) -> Any:
@@ -105,11 +93,11 @@ def _clamp(mode: Kinked, u: Tensor, min: Any = None, max: Any = None) -> Any:
 
 
 def _amax(mode: Kinked, u: Tensor, dim: Any = (), keepdim: bool = False) -> Any:
-    return _over(mode, 1, u, dim, keepdim)
+    return _over(mode, "largest", u, dim, keepdim)
 
 
 def _amin(mode: Kinked, u: Tensor, dim: Any = (), keepdim: bool = False) -> Any:
-    return -_over(mode, 1, -u, dim, keepdim)
+    return -_over(mode, "largest", -u, dim, keepdim)
 
 
 def _max(mode: Kinked, u: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +123,7 @@ def _over(mode: Kinked, kind: Kind, u: Tensor, dim: Any, keepdim: bool) -> Any:
     """Along some dimensions, or all."""
     dims = tuple(d % u.ndim for d in ((dim,) if isinstance(dim, int) else dim or range(u.ndim)))
     if not dims:
-        return u if kind == 1 else _abs(mode, u)
+        return u if kind == "largest" else _abs(mode, u)
     last = u.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
     found = mode.take(kind, last)
     return found.reshape([1 if d in dims else size for d, size in enumerate(u.shape)]) if keepdim else found
@@ -163,18 +151,6 @@ def _linalg_norm(mode: Kinked, u: Tensor, ord: Any = None, dim: Any = None, keep
     return NotImplemented if of_matrix else _norm(mode, u, 2 if ord is None else ord, dim, keepdim, **more)
 
 
-def _topk(mode: Kinked, u: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """The sum of the ``j`` largest is ``min_t j t + sum relu(u - t)``, at ``t`` the ``j``-th of them; a value is the
-    difference of two such sums."""
-    found = torch.topk(u, k, dim, largest, sorted)
-    if not 0 < k < u.shape[dim] or not sorted:
-        return NotImplemented
-    sign = 1 if largest else -1
-    sums = [_over(mode, j, sign * u, dim, True) for j in range(1, k + 1)]
-    values = [sums[0], *(b - a for a, b in itertools.pairwise(sums))]
-    return type(found)((sign * torch.cat(values, dim), found.indices))
-
-
 def _l1_loss(mode: Kinked, u: Tensor, target: Tensor, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
     if args or kwargs or reduction not in _REDUCTIONS:
         return NotImplemented
@@ -195,6 +171,5 @@ _RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("vector_norm", "linalg_vector_norm"), _norm),
     "norm": _any_norm,
     "linalg_norm": _linalg_norm,
-    "topk": _topk,
     "l1_loss": _l1_loss,
 }
