@@ -34,6 +34,7 @@ class Options:
     ``start_norm``: ``|F|`` ``(batch,)`` where the whole solve began, if that is not where this solver does.
     ``start_size``: the largest entry there, likewise.  ``start_rows``: ``|F_i|`` there, ``(batch, n)``, likewise.
     ``norm``: what ``|F|`` is in tests of convergence, ``(batch, n) -> (batch,)``; ``None``: the 2-norm.
+    ``lifts``: what meets kinks is left to the epigraphs of these.
     ``atol_is_default``: nobody gave ``atol``, so that it must follow the units (:meth:`floor`).
     """
 
@@ -47,6 +48,7 @@ class Options:
     atol_is_default: bool = False
     start_size: Tensor | None = None
     start_rows: Tensor | None = None
+    lifts: bool = False
 
     def size(self, rows: Tensor) -> Tensor:
         """``|F|`` of each row, ``(batch,)``; of half precision in float32."""
@@ -102,6 +104,7 @@ class Outcome:
         None  # minima found by a method for equations, which does not see the objective, ``(batch,)``
     )
     descended: bool = False  # did a method find this that only takes steps down?
+    lifts: bool = False  # has it met kinks, whose epigraphs are to be looked at?
     kink: Any = None  # where a program of one sample has its solution in a kink of its inequalities
     _counted: tuple[Tensor, bool] | None = field(default=None, init=False, repr=False)  # a status; is all well in it?
 

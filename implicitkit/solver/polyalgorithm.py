@@ -11,6 +11,7 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.options import at_least, check_options, finite, flag, instance, optional, part
+from implicitkit.problem.epigraph import Seen
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.catalogue import get_solver
@@ -152,12 +153,17 @@ class Polyalgorithm(Solver):
             total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
             if bool((waiting == failed).all()):
                 return total
+        left = options.max_steps is None or int(total.steps.max()) < options.max_steps
         if f.kind.returns_program:  # the other stages would go on for long
             failed = (total.status != int(Status.CONVERGED)) & torch.isfinite(total.z).all(1)
             falls, none = settled_without_others(f, z0, total, failed)
             waiting = waiting | none
-            if options.max_steps is None or int(total.steps.max()) < options.max_steps:
-                waiting = waiting | in_a_kink(f, total, failed & ~falls & ~waiting)
+            failed = failed & ~falls
+        if options.lifts and left and bool((failed & ~waiting).any()) and meets_kinks(f, z0):
+            total.lifts, total.evaluations, total.sample_evaluations = True, f.evaluations, f.sample_evaluations
+            return total
+        if f.kind.returns_program and left:
+            waiting = waiting | in_a_kink(f, total, failed & ~waiting)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         rows, start_norm = start.abs(), options.size(start)
         options = replace(options, start_size=start_size(z0) if f.kind.minimisation else None, start_rows=rows)
@@ -231,6 +237,13 @@ class Polyalgorithm(Solver):
     def _granted(self, stage: Stage, f: Evaluations, z: Tensor) -> Stage | None:
         """A stage as it may run from ``z`` on; ``None``: it is left out."""
         return stage
+
+
+def meets_kinks(f: Evaluations, z: Tensor) -> bool:
+    """Does the function, or a constraint, meet operations with a kink at ``z``?  One evaluation."""
+    with Seen(z, (), anywhere=True) as seen:
+        f.kernel(z)
+    return bool(seen.sites)
 
 
 def _part(f: Evaluations, open_: Tensor, options: Options, stage: Stage, total: Outcome) -> tuple[Tensor, Evaluations]:
@@ -312,7 +325,7 @@ def _limited(options: Options, max_steps: int | None) -> Options:
     # not dataclasses.replace, which costs four times as much: this is on the way of every solve
     return Options(
         options.rtol, options.atol, max_steps, options.trace, options.callback, options.start_norm, options.norm,
-        options.atol_is_default, options.start_size, options.start_rows
+        options.atol_is_default, options.start_size, options.start_rows, options.lifts
     )  # fmt: skip
 
 

@@ -35,12 +35,13 @@ from implicitkit.rule.catalogue import get_rule
 from implicitkit.rule.request import Request
 from implicitkit.rule.solver_reports import said_beside
 from implicitkit.rule.unroll import Unroll
-from implicitkit.solution import Record, Solution
+from implicitkit.solution import Record, Solution, Status
 from implicitkit.solver import auto
-from implicitkit.solver.base import Outcome, Solver
+from implicitkit.solver.base import Outcome, Solver, account
 from implicitkit.solver.catalogue import check_serves, get_solver
 from implicitkit.solver.user_solver import Start
 from implicitkit.solving.charts import through_charts
+from implicitkit.solving.epigraphs import by_epigraphs, chosen, may_be_lifted
 from implicitkit.solving.kinks import along_a_kink
 from implicitkit.solving.settings import asked_for, options_of
 from implicitkit.solving.users_errors import raise_in_words
@@ -70,14 +71,15 @@ def _solve(
     batch_dims: Any,
     in_dims: Any,
     on_failure: str,
+    lifts: bool = True,
     **watched: Any,
 ) -> Solution:
     """Restate, lift, one request, attach, report."""
     if not isinstance(problem, Problem):
         refuse_problem(problem)
-    batch_dims = _batch_dims(batch_dims)
-    given, given_z0, given_args = problem, z0, (args if isinstance(args, tuple) else (args,))
-    problem, args = problem.within(watched["rtol"]), given_args
+    given, given_z0, batch_dims = problem, z0, _batch_dims(batch_dims)
+    given_args = args = args if isinstance(args, tuple) else (args,)
+    problem, lifts = problem.within(watched["rtol"]), lifts and may_be_lifted(problem, solver, rule)
     restated = _restate(problem, z0, args, batch_dims)
     if restated is not None:
         problem, z0, args, batch_dims = restated.problem, restated.start, restated.args, restated.batch_dims
@@ -85,12 +87,12 @@ def _solve(
     if z0 is None:
         raise TypeError(f"solve needs z0, the point to start from: {type(problem).__name__} does not say its unknowns")
     layout = Layout(z0, batch_dims)
-    options = options_of(problem, layout, restated, **watched, in_chart=given.manifold is not None)
+    rule, asked = _rule(problem, rule), solver
+    options = options_of(problem, layout, restated, **watched, in_chart=given.manifold is not None, lifts=lifts)
     check_policy(on_failure)
     if not layout.batch:
         return _of_nobody(problem, layout, z0, args, restated)
     refuse_empty_vmap()
-    rule, asked = _rule(problem, rule), solver
     solver = _solver(solver, problem, layout, rule) if options.max_steps != 0 else Start()
     lifted = _lifted(problem, layout, z0, args, given_args)
     system = System.of(problem, layout, lifted, in_dims, args)
@@ -109,17 +111,49 @@ def _solve(
     solution = Solution(layout.unpack(z), stats, layout, record, record.outcome.solver or _name(solver), _name(rule))
     if restated is not None:
         solution.value, solution.multipliers = restated.parts(solution.value)
-    again = functools.partial(
-        _solve, **watched, solver=asked, rule=rule, in_dims=None, batch_dims=0, on_failure="ignore"
-    )
-    if record.outcome.kink is not None and (along := along_a_kink(again, solution, restated, given, given_args)):
-        return along
+    if record.outcome.lifts or record.outcome.kink is not None:
+        again = functools.partial(_solve, **watched, solver=asked, rule=rule, in_dims=None, lifts=False)
+        if (beyond := _beyond_kinks(again, solution, restated, on_failure, given, given_z0, given_args)) is not None:
+            return beyond
     record.truncated = not record.outcome.all_converged and asked_for(record, options)
     _report(solution, restated, on_failure, rule, given_z0, given_args)
     if given.has_aux:
         solution.aux = auxiliary(given.function, solution.value, given_args, bool(lifted.failed))
     elif record.outcome.said:
         solution.aux = said_beside(record.outcome.said, record.system.is_batched, stats)
+    return solution
+
+
+def _beyond_kinks(
+    solve_once: functools.partial[Solution],
+    found: Solution,
+    restated: Restated | None,
+    on_failure: str,
+    problem: Any,
+    z0: Any,
+    args: tuple[Any, ...],
+) -> Solution | None:
+    """What a first method has come to an end with, among kinks, by epigraphs, and what these leave open by all methods; what
+    all of these have, by branches (``None``: there are none)."""
+    if not found._record.outcome.lifts:
+        return along_a_kink(
+            functools.partial(solve_once, batch_dims=0, on_failure="ignore"), found, restated, problem, args
+        )
+    solve_once = functools.partial(solve_once, batch_dims=found._layout.batch_dims)
+    solution = by_epigraphs(solve_once, found, problem, z0, args, on_failure)
+    if solution is None:
+        whole = solve_once(problem, z0, args, on_failure=on_failure)
+        account(whole._record.outcome, found._record.outcome)
+        return whole
+    outcome = solution._record.outcome
+    if not outcome.all_converged and not bool((outcome.status == int(Status.STOPPED)).any()):
+        whole = solve_once(problem, z0, args, on_failure="ignore")
+        account(whole._record.outcome, outcome)
+        solution = chosen(solution.converged & ~whole.converged, solution, whole)
+    solution._record.truncated = False
+    _report(solution, restated, on_failure, get_rule(solution.rule), z0, args)
+    if problem.has_aux:
+        solution.aux = auxiliary(problem.function, solution.value, args, False)
     return solution
 
 

@@ -32,8 +32,10 @@ def options_of(
     callback: Any,
     norm: Any,
     in_chart: bool = False,
+    lifts: bool = False,
 ) -> Options:
-    """The options of a solve, checked; ``in_chart``: of one in a chart of a manifold.
+    """The options of a solve, checked; ``in_chart``: of one in a chart of a manifold; ``lifts``: where it meets kinks, it is
+    to be left to their epigraphs.
 
     Raises:
         TypeError, ValueError: one is of the wrong type or out of range.
@@ -61,7 +63,8 @@ def options_of(
             "node of a composition after another): use 'l2' or 'max'"
         )
     on_trees = callback and _on_trees(callback, layout, restated)
-    return Options(rtol, atol, max_steps, trace, on_trees, norm=matrix_norm(norm, layout), atol_is_default=not fixed)
+    judged: dict[str, Any] = {"norm": matrix_norm(norm, layout), "atol_is_default": not fixed}
+    return Options(rtol, atol, max_steps, trace, on_trees, **judged, lifts=lifts)
 
 
 @recording.unrecorded()

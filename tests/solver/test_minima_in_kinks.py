@@ -71,9 +71,9 @@ def test_a_search_that_ends_in_a_kink_has_left_no_domain(solver: str, dtype: tor
     assert ik.Status(int(found.status)).name in ("STALLED", "MAX_STEPS")
 
 
-@pytest.mark.parametrize("solver", ["auto", "lbfgs"])
-def test_a_sum_of_kinks_is_told_to_be_a_linear_program(solver: str) -> None:
-    """Which has the minimum, where as many kinks meet as there are unknowns, and its derivative."""
+def test_a_sum_of_kinks_is_told_to_be_a_linear_program() -> None:
+    """Which has the minimum, where as many kinks meet as there are unknowns, and its derivative; as has the solve where the
+    method is left open."""
     m, q = 21, 0.3
     generator = torch.Generator().manual_seed(0)
     X, noise = (torch.randn(m, k, generator=generator, dtype=F64) for k in (2, 1))
@@ -84,7 +84,7 @@ def test_a_sum_of_kinks_is_told_to_be_a_linear_program(solver: str) -> None:
         return torch.maximum(q * (y - X @ w), (q - 1) * (y - X @ w)).sum()
 
     with pytest.raises(ik.ConvergenceError, match=r"sum of kinks .* linear program: ik.QuadraticProgram\(None, q"):
-        ik.argmin(quantile, zero, (y,), solver=solver)
+        ik.argmin(quantile, zero, (y,), solver="lbfgs")
     one = torch.eye(m, dtype=F64)
     cost = torch.cat([zero, q * one.new_ones(m), (1 - q) * one.new_ones(m)])
     signs = torch.cat([one.new_zeros(2 * m, 2), -torch.eye(2 * m, dtype=F64)], 1)
@@ -99,6 +99,10 @@ def test_a_sum_of_kinks_is_told_to_be_a_linear_program(solver: str) -> None:
     want = torch.zeros(m, dtype=F64)
     want[met] = torch.linalg.inv(X[met])[0]
     torch.testing.assert_close(slope, want, rtol=1e-7, atol=1e-9)
+    found = ik.argmin(quantile, zero, (y,))
+    assert found.evaluations < 200
+    torch.testing.assert_close(found.value, w)
+    torch.testing.assert_close(torch.autograd.grad(found.value[0], y)[0], want, rtol=1e-7, atol=1e-9)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -339,13 +343,13 @@ _SHARP: dict[str, tuple[Callable[[Tensor], Tensor], list[float], list[float] | N
 
 
 @pytest.mark.parametrize("name", _SHARP)
-def test_a_minimum_in_a_kink_is_seen_and_named(name: str) -> None:
-    """Six methods in turn took 850 to 1,900 evaluations to say that they had stalled."""
+def test_a_minimum_in_a_kink_is_solved(name: str) -> None:
+    """By the epigraph of what is kinked: refused after 500 to 1,900 evaluations before."""
     objective, start, at = _SHARP[name]
-    with pytest.raises(ik.ConvergenceError, match=r"stops falling in a kink .* prox=") as caught:
-        ik.argmin(objective, torch.tensor(start, dtype=F64))
-    found = caught.value.solution
-    assert found.evaluations <= 1100
+    found = ik.argmin(objective, torch.tensor(start, dtype=F64))
+    assert found.evaluations <= 1200
+    directions = torch.randn(50, len(start), generator=torch.Generator().manual_seed(0), dtype=F64)
+    assert all(objective(found.value + 1e-4 * d) > objective(found.value) for d in directions)
     if at is not None:
         torch.testing.assert_close(found.value, torch.tensor(at, dtype=F64), rtol=0, atol=1e-6)
 
