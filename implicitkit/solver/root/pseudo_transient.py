@@ -21,6 +21,8 @@ from implicitkit.solver.root.newton import newton_direction
 from implicitkit.solver.steps.factored import Jacobian, at_rounding, jacobian_at, leave
 
 _SAFE = 0.9  # of the step that an error allows
+_GROWTH = 2.0  # of steps, at least, as far as the error allows
+_IDLE = 3  # Newton's steps in a row that do not halve |F|: no further one will
 _DENSE = 512  # unknowns a sample up to which Jacobians without a sparsity pattern are formed
 
 
@@ -91,14 +93,14 @@ class PseudoTransient(Method):
             "norm": norm,
             "sign": sign,
             "retreats": torch.zeros_like(norm, dtype=torch.int64),
+            "idle": torch.zeros_like(norm, dtype=torch.int64),
         }
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         F, sign = f(z), state["sign"].unsqueeze(1)
-        norm = torch.linalg.vector_norm(F, dim=1)
-        first = state["first"]
-        delta = (state["delta"] * state["norm"] / norm).nan_to_num(torch.inf, torch.inf, 0)
-        delta = torch.where(state["retreats"] > 0, state["delta"], torch.maximum(delta, first))
+        norm, first = torch.linalg.vector_norm(F, dim=1), state["first"]
+        fall = (state["norm"] / norm).nan_to_num(torch.inf, torch.inf, 0)
+        delta = torch.where(state["retreats"] > 0, state["delta"], state["delta"] * fall.clamp_min(_GROWTH))
         delta = torch.minimum(delta, state["most"])
         inverse = torch.where(delta > self.switch * first, 0, 1 / delta)
         J = jacobian_at(f, z, _DENSE)
@@ -107,25 +109,29 @@ class PseudoTransient(Method):
         p = torch.where(settled.unsqueeze(1), 0, solve(sign * F))
         trial = z + p
         there = f(trial)
-        finite = torch.isfinite(there).all(1) & torch.isfinite(p).all(1)
         error = torch.linalg.vector_norm(solve(0.5 * sign * (F - there)), dim=1)
         size = torch.maximum(torch.linalg.vector_norm(z, dim=1), torch.linalg.vector_norm(trial, dim=1))
-        longer = (self.accuracy * size / error).sqrt()  # times delta, which the error allows
-        stands = finite & ~(longer < 1)
-        most = torch.where(stands, _SAFE * longer.clamp_min(1) * delta, _SAFE * longer * delta)
+        longer = _SAFE * (self.accuracy * size / error).sqrt()  # times delta, which the error allows
+        finite = torch.isfinite(there).all(1) & torch.isfinite(p).all(1)
+        finite = finite & ((p != 0).any(1) | settled)  # no step at all comes from a matrix that is singular
+        stands = finite & ~(longer < _SAFE)
+        most = torch.where(stands, longer.clamp_min(_SAFE), torch.inf) * delta
+        idle = torch.where(stands & (inverse == 0) & (fall < _GROWTH), state["idle"] + 1, 0)
         if bool((stands | ~f.active).all()):
             z_next, retreats = trial, torch.zeros_like(state["retreats"])
         else:
             z_next = torch.where(stands.unsqueeze(1), trial, z)
-            shorter = torch.where(finite, most, 0.1 * torch.minimum(delta, self.switch * first))
-            delta = torch.where(stands, delta, shorter)
+            done = torch.linalg.vector_norm(p, dim=1) / norm  # the time in which the flow itself would go so far
+            back = torch.where(finite, longer.clamp(0.1, 0.5), 0.1) * torch.fmin(delta, torch.where(done > 0, done, delta))
+            delta = torch.where(stands, delta, back)
             first = torch.minimum(first, delta)
             retreats = torch.where(stands, 0, state["retreats"] + 1)
-            f.stuck = f.active & (retreats > self.retreats)
+        tired = f.active & ((retreats > self.retreats) | (idle > _IDLE))
+        f.stuck = tired if bool(tired.any()) else f.stuck
         leave(f, settled)
         return z_next, {
             "delta": delta, "first": first, "most": most.nan_to_num(torch.inf, torch.inf), "norm": norm,
-            "sign": state["sign"], "retreats": retreats,
+            "sign": state["sign"], "retreats": retreats, "idle": idle,
         }  # fmt: skip
 
 
