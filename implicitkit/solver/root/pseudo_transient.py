@@ -32,9 +32,10 @@ class PseudoTransient(Method):
     r"""``z <- z + p``, ``(I / \delta - s J) p = s F(z)``, ``J = dF/dz``: a linearly implicit Euler step of ``dz/dt = s F``.
 
     Switched evolution relaxation (Mulder & van Leer 1985; Kelley & Keyes 1998, eq. 2.4): ``\delta`` grows as the residual
-    falls, ``\delta_k = \delta_{k-1} |F_{k-1}| / |F_k|`` but no less than ``\delta_0``, so that the path follows the flow
+    falls, ``\delta_k = \delta_{k-1} max(|F_{k-1}| / |F_k|, 2)`` as far as errors allow, so that the path follows the flow
     while it is far from rest and the method is Newton's at the end (``1 / \delta`` is dropped once it has fallen by
-    ``switch``).  Of several states at rest it tends to find the one that the flow leads to, and it does not stop where
+    ``switch``; a sample of which three such steps in a row have not halved ``|F|`` goes no further).  Of several
+    states at rest it tends to find the one that the flow leads to, and it does not stop where
     ``|F|`` has a minimum that is no root.
 
     The sign ``s`` is part of the problem: ``+1`` for a steady state ``dz/dt = F`` and a fixed point (``F = f(z) - z``),
@@ -51,8 +52,8 @@ class PseudoTransient(Method):
     this leaves Newton's steps at the end alone; one that grows meets it up to 0.6 times the time in which it does so
     e-fold, and never beyond: there implicit steps damp what grows, and end in states that the flow leaves.
 
-    One Jacobian and two solves with it a step: sparse where the Jacobian has a sparsity pattern (from 128 unknowns a sample on;
-    ``jac_sparsity``), else dense up to 512 unknowns, and above that GMRES with Jacobian-vector products.  A step
+    One Jacobian and two solves with it a step: sparse where the Jacobian has a sparsity pattern (from 128 unknowns a
+    sample on; ``jac_sparsity``), else dense up to 512 unknowns, and above that GMRES with Jacobian-vector products.  A step
     into a state where ``F`` is not finite is taken back and ``\delta`` divided by ten; after ``retreats`` in a row of both
     kinds a sample is given up.
 
@@ -109,23 +110,20 @@ class PseudoTransient(Method):
         p = torch.where(settled.unsqueeze(1), 0, solve(sign * F))
         trial = z + p
         there = f(trial)
-        error = torch.linalg.vector_norm(solve(0.5 * sign * (F - there)), dim=1)
-        size = torch.maximum(torch.linalg.vector_norm(z, dim=1), torch.linalg.vector_norm(trial, dim=1))
-        longer = _SAFE * (self.accuracy * size / error).sqrt()  # times delta, which the error allows
+        longer = _SAFE * self._allowed(z, trial, solve(0.5 * sign * (F - there)))
         finite = torch.isfinite(there).all(1) & torch.isfinite(p).all(1)
         finite = finite & ((p != 0).any(1) | settled)  # no step at all comes from a matrix that is singular
         stands = finite & ~(longer < _SAFE)
         most = torch.where(stands, longer.clamp_min(_SAFE), torch.inf) * delta
         idle = torch.where(stands & (inverse == 0) & (fall < _GROWTH), state["idle"] + 1, 0)
-        if bool((stands | ~f.active).all()):
-            z_next, retreats = trial, torch.zeros_like(state["retreats"])
-        else:
+        retreats = torch.where(stands, 0, state["retreats"] + 1)
+        z_next = trial
+        if not bool((stands | ~f.active).all()):
             z_next = torch.where(stands.unsqueeze(1), trial, z)
             done = torch.linalg.vector_norm(p, dim=1) / norm  # the time in which the flow itself would go so far
-            back = torch.where(finite, longer.clamp(0.1, 0.5), 0.1) * torch.fmin(delta, torch.where(done > 0, done, delta))
-            delta = torch.where(stands, delta, back)
+            done = torch.fmin(delta, torch.where(done > 0, done, delta))
+            delta = torch.where(stands, delta, torch.where(finite, longer.clamp(0.1, 0.5), 0.1) * done)
             first = torch.minimum(first, delta)
-            retreats = torch.where(stands, 0, state["retreats"] + 1)
         tired = f.active & ((retreats > self.retreats) | (idle > _IDLE))
         f.stuck = tired if bool(tired.any()) else f.stuck
         leave(f, settled)
@@ -133,6 +131,11 @@ class PseudoTransient(Method):
             "delta": delta, "first": first, "most": most.nan_to_num(torch.inf, torch.inf), "norm": norm,
             "sign": state["sign"], "retreats": retreats, "idle": idle,
         }  # fmt: skip
+
+    def _allowed(self, z: Tensor, trial: Tensor, error: Tensor) -> Tensor:
+        """How many times as long a step could be for its ``error`` to be what is allowed, ``(batch,)``."""
+        lengths = [torch.linalg.vector_norm(t, dim=1) for t in (z, trial, error)]
+        return (self.accuracy * torch.maximum(lengths[0], lengths[1]) / lengths[2]).sqrt()
 
 
 def _implicit_euler(f: Evaluations, J: Jacobian, inverse: Tensor, sign: Tensor) -> Callable[[Tensor], Tensor]:
