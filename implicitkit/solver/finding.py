@@ -258,7 +258,8 @@ def _take(outcome: Outcome, again: Outcome, better: Tensor, open_: Tensor) -> No
 
 def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor]:
     r"""Which states belong to a family, and which the flow leaves, ``(batch,)`` each; and ``s dF/dz``.  Say so where
-    disturbances of a state at rest grow: an eigenvalue of ``s dF/dz`` has a positive real part, beyond ``sqrt(eps) |dF/dz|``.  Not asked of more than 256 unknowns, which is said, or where there is no derivative.
+    disturbances of a state at rest grow: an eigenvalue of ``s dF/dz`` has a positive real part, beyond
+    ``sqrt(eps) |dF/dz|``.  Not asked of more than 256 unknowns, which is said, or where there is no derivative.
 
     Newton's steps solve ``g(z) = 0`` and do not care whether ``dz/dt = g(z)`` would come to ``z``, and long implicit steps
     damp what grows: logistic growth rests at zero, too, and a flow that circles for ever has a state in its midst.  Such a

@@ -400,7 +400,7 @@ MUTANTS = [
             'state["delta"])',
         ),
         ("A, at_work = shifted(J.A, inverse, -sign)", "A, at_work = shifted(J.A, inverse, sign)", LATER + " -k euler"),
-        ("stands = finite & ~(longer < _SAFE)", "stands = finite", REST),
+        ("stands = finite & (longer >= _SAFE)", "stands = finite", REST),
         ("finite = finite & ((p != 0).any(1) | settled)", "finite = finite", REST),
         ("done = torch.fmin(delta, torch.where(done > 0, done, delta))", "done = delta", REST),
         ("(retreats > self.retreats) | (idle > _IDLE)", "(retreats > self.retreats)", REST),

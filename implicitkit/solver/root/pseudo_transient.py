@@ -35,8 +35,8 @@ class PseudoTransient(Method):
     falls, ``\delta_k = \delta_{k-1} max(|F_{k-1}| / |F_k|, 2)`` as far as errors allow, so that the path follows the flow
     while it is far from rest and the method is Newton's at the end (``1 / \delta`` is dropped once it has fallen by
     ``switch``; a sample of which three such steps in a row have not halved ``|F|`` goes no further).  Of several
-    states at rest it tends to find the one that the flow leads to, and it does not stop where
-    ``|F|`` has a minimum that is no root.
+    states at rest it tends to find the one that the flow leads to, and it does not stop where ``|F|`` has a minimum that is
+    no root.
 
     The sign ``s`` is part of the problem: ``+1`` for a steady state ``dz/dt = F`` and a fixed point (``F = f(z) - z``),
     ``-1`` for a gradient that is to vanish.  Plain equations have none: it is taken such that ``s F' J F <= 0`` at the
@@ -48,9 +48,9 @@ class PseudoTransient(Method):
         e = (I / \delta - s J)^{-1} s (F(z) - F(z + p)) / 2,    |e| <= accuracy * max(|z|, |z + p|)
 
     else it is taken back, and ``\delta`` shortened as the error asks, ``\delta (accuracy |z| / |e|)^{1/2}``, beyond which no
-    other step grows, either.  Where ``F`` is linear a disturbance that dies out meets a half at any ``\delta``, so that all
-    this leaves Newton's steps at the end alone; one that grows meets it up to 0.6 times the time in which it does so
-    e-fold, and never beyond: there implicit steps damp what grows, and end in states that the flow leaves.
+    other step grows, either.  Where ``F = a z``, what dies out meets a half at any ``\delta``, so that Newton's steps at
+    the end are left alone; what grows meets it up to ``\delta = 0.6 / a``, and never beyond: there implicit steps damp
+    what grows, and end in states that the flow leaves.  What is little beside other unknowns this does not see.
 
     One Jacobian and two solves with it a step: sparse where the Jacobian has a sparsity pattern (from 128 unknowns a
     sample on; ``jac_sparsity``), else dense up to 512 unknowns, and above that GMRES with Jacobian-vector products.  A step
@@ -111,9 +111,9 @@ class PseudoTransient(Method):
         trial = z + p
         there = f(trial)
         longer = _SAFE * self._allowed(z, trial, solve(0.5 * sign * (F - there)))
-        finite = torch.isfinite(there).all(1) & torch.isfinite(p).all(1)
+        finite = torch.isfinite(torch.linalg.vector_norm(there, dim=1)) & torch.isfinite(p).all(1)
         finite = finite & ((p != 0).any(1) | settled)  # no step at all comes from a matrix that is singular
-        stands = finite & ~(longer < _SAFE)
+        stands = finite & (longer >= _SAFE)  # false for NaN
         most = torch.where(stands, longer.clamp_min(_SAFE), torch.inf) * delta
         idle = torch.where(stands & (inverse == 0) & (fall < _GROWTH), state["idle"] + 1, 0)
         retreats = torch.where(stands, 0, state["retreats"] + 1)
@@ -135,7 +135,8 @@ class PseudoTransient(Method):
     def _allowed(self, z: Tensor, trial: Tensor, error: Tensor) -> Tensor:
         """How many times as long a step could be for its ``error`` to be what is allowed, ``(batch,)``."""
         lengths = [torch.linalg.vector_norm(t, dim=1) for t in (z, trial, error)]
-        return (self.accuracy * torch.maximum(lengths[0], lengths[1]) / lengths[2]).sqrt()
+        times = (self.accuracy * torch.maximum(lengths[0], lengths[1]) / lengths[2]).sqrt()
+        return torch.where(lengths[2] == 0, torch.inf, times.nan_to_num(0.0, torch.inf))
 
 
 def _implicit_euler(f: Evaluations, J: Jacobian, inverse: Tensor, sign: Tensor) -> Callable[[Tensor], Tensor]:
