@@ -37,6 +37,7 @@ from implicitkit.solver.verdict.unbounded import falls_forever
 
 _SPECTRUM = 256  # unknowns up to which it is asked whether a flow leaves the state found
 _FAR = 1e6  # times the start, or 1
+_CLOSELY = 200  # steps in which a flow is followed that has left a state
 _ASIDE = 0.1  # of the way that a solve has come, to other states of a family
 _ESCAPES = 3  # from stationary points that are no minima
 _NO_SLOPE = (
@@ -66,7 +67,9 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     _begin_beside(solver, f, z0, options, outcome)
     if f.kind.equation and f.kind.flow:
         f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
-        neutral, J = _look_along_the_flow(f, outcome)
+        neutral, left, J = _look_along_the_flow(f, outcome)
+        if isinstance(solver, Polyalgorithm) and bool(left.any()):
+            _follow_closely(f, z0, options, outcome, left)
         if isinstance(solver, Polyalgorithm) and bool(neutral.any()):
             _follow_exactly(f, z0, options, outcome, neutral, J)
         outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
@@ -253,8 +256,9 @@ def _take(outcome: Outcome, again: Outcome, better: Tensor, open_: Tensor) -> No
     outcome.solver = again.solver or outcome.solver
 
 
-def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tensor]:
-    r"""Say so where disturbances of a state at rest grow: an eigenvalue of ``s dF/dz`` has a positive real part, beyond
+def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Which states belong to a family, and which the flow leaves, ``(batch,)`` each; and ``s dF/dz``.  Say so where
+    disturbances of a state at rest grow: an eigenvalue of ``s dF/dz`` has a positive real part, beyond
     ``sqrt(eps) |dF/dz|``.  Not asked of more than 256 unknowns, which is said, or where there is no derivative.
 
     Newton's steps solve ``g(z) = 0`` and do not care whether ``dz/dt = g(z)`` would come to ``z``, and long implicit steps
@@ -268,19 +272,19 @@ def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tens
     if z.shape[1] > _SPECTRUM or not bool(which.any()):
         if bool(which.any()):
             outcome.message = outcome.message or _NOT_ASKED
-        return nowhere, J
+        return nowhere, nowhere, J
     probe = f.beside("root")
     try:
         J = f.kind.flow * in_working_precision(probe.linearize(z).dense())
     except Exception:  # the function is not to be differentiated, and no derivative was asked for
-        return nowhere, J
+        return nowhere, nowhere, J
     which = which & torch.isfinite(J).flatten(1).all(1)
     J = torch.where(which[:, None, None], J, 0)
     if z.shape[1] > DENSE:  # where |dz|^2 falls in every direction, no disturbance grows; and this is cheap to see
         which = which & (torch.linalg.cholesky_ex(-J - J.mT)[1] != 0)
         J = torch.where(which[:, None, None], J, 0)
     if not bool(which.any()):
-        return nowhere, J
+        return nowhere, nowhere, J
     values, margin = torch.linalg.eigvals(J), f.eps**0.5 * torch.linalg.matrix_norm(J)
     growth = values.real.amax(1)
     leaves = which & (growth > margin)
@@ -290,7 +294,36 @@ def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tens
             f"The flow leaves {states}: a disturbance grows by e in {1 / float(growth.max()):.3g} units of time; "
             "to find where the flow goes, start beside this state; ik.stability(solution) says more"
         )
-    return which & ~leaves & (values.abs().amin(1) <= margin), J
+    return which & ~leaves & (values.abs().amin(1) <= margin), leaves, J
+
+
+def _follow_closely(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, left: Tensor) -> None:
+    """States that the flow leaves, and to which long steps damped what grows: where the flow itself comes to rest, by
+    integration in time; as they are where that does not come to rest (it circles), or begins there."""
+    left, moves = left & (outcome.z != z0).any(1), options.after(outcome.taken, outcome.shown)
+    if not bool(left.any()) or (moves.max_steps is not None and moves.max_steps < 1):
+        return
+    most = _CLOSELY if moves.max_steps is None else min(_CLOSELY, moves.max_steps)
+    said = outcome.message
+    found = _integrated(f, z0, replace(options, start_norm=None, max_steps=most), outcome, left, accuracy=1e-3)
+    outcome.message = ""
+    _look_along_the_flow(f, outcome)
+    outcome.message = outcome.message or ("" if bool(found[left].all()) else said)
+
+
+def _integrated(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, which: Tensor, **how: float) -> Tensor:
+    """Some samples once more, by integration in time; as they were where that does not come to rest.  Those that have,
+    ``(batch,)``."""
+    before = outcome.z, outcome.residual_norm, outcome.status
+    _run_again(get_solver("integrate", **how), f, z0, which, options, outcome)
+    found = which & (outcome.status == int(Status.CONVERGED))
+    lost = which & ~found
+    outcome.z = torch.where(lost.unsqueeze(1), before[0], outcome.z)
+    outcome.residual_norm, outcome.status = (
+        torch.where(lost, old, new)
+        for old, new in zip(before[1:], (outcome.residual_norm, outcome.status), strict=True)
+    )
+    return found
 
 
 def _follow_exactly(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, neutral: Tensor, J: Tensor) -> None:
@@ -312,15 +345,8 @@ def _follow_exactly(f: Evaluations, z0: Tensor, options: Options, outcome: Outco
         adrift = adrift & ~_is_alone(probe, outcome.z, outcome.z - z0, (U, S, Vh), eps**0.5 * least)
     if not bool(adrift.any()):
         return
-    before = outcome.z, outcome.residual_norm, outcome.status
-    _run_again(get_solver("integrate"), f, z0, adrift, replace(options, start_norm=None), outcome)
-    lost = adrift & (outcome.status != int(Status.CONVERGED))
-    if bool(lost.any()):
-        outcome.z = torch.where(lost.unsqueeze(1), before[0], outcome.z)
-        outcome.residual_norm, outcome.status = (
-            torch.where(lost, old, new)
-            for old, new in zip(before[1:], (outcome.residual_norm, outcome.status), strict=True)
-        )
+    found = _integrated(f, z0, replace(options, start_norm=None), outcome, adrift)
+    if bool((adrift & ~found).any()):
         outcome.message = (
             "A state of a family at rest: which of them the flow comes to is a matter of the path, which was followed by "
             "long steps; solver='integrate' takes shorter ones"

@@ -434,7 +434,7 @@ def test_implicit_euler_by_products_is_that_by_factors(sign: float) -> None:
     inverse, s = torch.tensor([8.0, 9.0], dtype=D), torch.tensor([sign, sign], dtype=D)
     f: Any = SimpleNamespace(active=torch.tensor([True, True]))
     J: Any = SimpleNamespace(A=_operator(matrix), dense=None, sparse=None)
-    p = _implicit_euler(f, J, F, inverse, s)
+    p = _implicit_euler(f, J, inverse, s)(F)
     left = torch.diag_embed(inverse[:, None].expand_as(F)) - sign * matrix
     torch.testing.assert_close(p, torch.linalg.solve(left, F), rtol=1e-2, atol=1e-3)
 

@@ -659,7 +659,12 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/runaway.py",
         "tests/solver/test_convergence.py -k 'kinks_meet or takes_all or do_not_vanish or beside_zero'",
-        ("near = near | (orthogonal & by_factors(at, H", "near = near & (orthogonal & by_factors(at, H"),
+        ("near = near | (along & by_factors(at, H", "near = near & (along & by_factors(at, H"),
+        (
+            "along = explained if few else orthogonal",
+            "along = orthogonal",
+            "tests/solver/test_convergence.py -k own_foot",
+        ),
     ),
     *mutants(
         "implicitkit/solver/root/pseudo_transient.py",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.integrate
+import scipy.linalg
 import torch
 from torch import Tensor
 
@@ -119,6 +120,66 @@ def test_what_a_flow_conserves_is_kept(solver: str, substrate: float) -> None:
     solution = ik.steady_state(_enzyme, z0, solver=solver)
     assert torch.allclose(solution.value, torch.from_numpy(end.copy()), rtol=1e-6)
     assert solution.evaluations < 150
+
+
+def _riccati(n: int, seed: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """``A'X + XA - X B B' X + I`` of an ``A`` that is not stable, and where its flow from 0 and from ``I`` ends."""
+    random = torch.Generator().manual_seed(seed)
+    A, B = (torch.randn(n, k, generator=random, dtype=F64) for k in (n, 2))
+    X = scipy.linalg.solve_continuous_are(A.numpy(), B.numpy(), np.eye(n), np.eye(2))
+    return lambda X: A.T @ X + X @ A - X @ B @ B.T @ X + torch.eye(n, dtype=F64), torch.from_numpy(X)
+
+
+@pytest.mark.parametrize(("n", "seed", "most"), [(2, 200, 60), (8, 800, 60), (12, 1202, 90), (16, 1600, 90)])
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_riccati_equations_end_where_their_flow_does(n: int, seed: int, most: int, start: float) -> None:
+    """Most solutions are states that the flow leaves: implicit steps longer than it grows damp what leads away."""
+    rhs, rest = _riccati(n, seed)
+    solution = ik.steady_state(rhs, start * torch.eye(n, dtype=F64))
+    assert torch.allclose(solution.value, rest, rtol=1e-8, atol=1e-10 * float(rest.abs().max()))
+    assert solution.evaluations <= most and not solution.message
+
+
+def test_a_step_whose_matrix_is_singular_is_taken_back() -> None:
+    """``1 / delta`` doubles onto the one eigenvalue: no step comes of it, and none came for ever."""
+    solution = ik.steady_state(lambda z: z - z**3 + 0.1, _vector(0.01), solver="pseudo_transient", max_steps=40)
+    assert torch.allclose(solution.value, _vector(1.0466805318), rtol=1e-7)
+
+
+def _epidemic(z: Tensor) -> Tensor:
+    """Susceptible and infected with births: endemic at ``(0.24, 0.02 * 0.76 / 0.12)``."""
+    S, infected = z
+    return torch.stack([0.02 * (1 - S) - 0.5 * S * infected, 0.5 * S * infected - 0.12 * infected])
+
+
+@pytest.mark.parametrize(
+    ("rhs", "z0", "rest"),
+    [
+        (_epidemic, (0.999, 1e-3), (0.24, 0.02 * 0.76 / 0.12)),
+        (_epidemic, (0.999999, 1e-6), (0.24, 0.02 * 0.76 / 0.12)),
+        (lambda z: z - z**3 + 0.1, (0.01,), (1.0466805318,)),
+        (_logistic, (1e-3,), (3.0,)),
+    ],
+    ids=["epidemic", "few_infected", "one_step_is_singular", "logistic"],
+)
+def test_what_grows_from_little_is_followed(rhs: Any, z0: tuple[float, ...], rest: tuple[float, ...]) -> None:
+    """Beside other unknowns it is too little for the error of a step to notice: a state that the flow leaves is left."""
+    solution = ik.steady_state(rhs, _vector(*z0))
+    assert torch.allclose(solution.value, _vector(*rest), rtol=1e-7) and not solution.message
+
+
+def test_samples_beside_those_that_are_followed_stay_as_they_are() -> None:
+    z0 = torch.tensor([[0.999, 1e-3], [1.0, 0.0], [0.3, 0.1]], dtype=F64)
+    solution = ik.steady_state(lambda z: _epidemic(z.T).T, z0, batch_dims=1)
+    endemic = [0.24, 0.02 * 0.76 / 0.12]
+    assert torch.allclose(solution.value, torch.tensor([endemic, [1, 0], endemic], dtype=F64), rtol=1e-7)
+    assert "1 of 3 states" in solution.message and bool(solution.converged.all())
+
+
+def test_a_flow_that_circles_leaves_the_state_in_its_midst_and_that_is_said() -> None:
+    solution = ik.steady_state(lambda z: _brusselator(z, b=3.0), _vector(1.0, 1.0))
+    assert bool(solution.converged) and "flow leaves" in solution.message
+    assert torch.allclose(solution.value, _vector(1.0, 3.0))
 
 
 def test_pseudo_transient_ends_with_newton_steps() -> None:
@@ -288,7 +349,7 @@ def test_large_systems_go_matrix_free() -> None:
 @pytest.mark.parametrize(
     "make",
     [lambda: ik.PseudoTransient(step_size=0.0), lambda: ik.PseudoTransient(switch=1.0),
-     lambda: ik.PseudoTransient(retreats=-1)],
+     lambda: ik.PseudoTransient(retreats=-1), lambda: ik.PseudoTransient(accuracy=0.0)],
 )  # fmt: skip
 def test_options_out_of_range(make: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match=r"must be|cannot be"):

@@ -439,6 +439,19 @@ def test_a_fit_of_as_many_residuals_as_unknowns_that_do_not_vanish() -> None:
     assert s.status == "CONVERGED" and "11.4128" in s.text
 
 
+@pytest.mark.parametrize("target", [(0.0, 0.0), (1e-3, 0.0), (1.0, 1.0), (3.0, 0.0)])
+def test_an_arm_with_a_joint_to_spare_reaches_its_own_foot(target: tuple[float, float]) -> None:
+    """There the first joint turns nothing, and its column is rounding; but zeros go on along it, back to the origin."""
+
+    def hand(q: Tensor) -> Tensor:
+        angles = torch.cumsum(q, 0)
+        return torch.stack([torch.cos(angles).sum(), torch.sin(angles).sum()])
+
+    goal, q0 = torch.tensor(target, dtype=F64), torch.tensor([0.1, 0.2, 0.3], dtype=F64)
+    solution = ik.least_squares(lambda q: hand(q) - goal, q0)
+    assert torch.allclose(hand(solution.value), goal, atol=1e-6) and solution.evaluations < 150
+
+
 def test_a_step_that_takes_all_residuals_away_is_not_small_because_another_unknown_is_large() -> None:
     """``z_0 s^{z_1}`` at ``z = (5e-18, 99)``: to double ``z_0`` is a step of nothing beside ``z_1``."""
     assert audit(TABLE["power law"], ("levenberg_marquardt",), ("float64",), (100.0,))[0].status != "CONVERGED"

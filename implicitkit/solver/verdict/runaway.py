@@ -88,10 +88,11 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
         orthogonal, explained = explains(*fit, in_working_precision(z))
         near = by_factors(at, *fit, off) & explained
         # J is singular wherever residuals are left that are no more than the unknowns
-        if bool((open_ & ~near & orthogonal).any()):
+        few = fit[1].shape[1] <= z.shape[1]
+        along = explained if few else orthogonal
+        if bool((open_ & ~near & along).any()):
             H = in_working_precision(f.linearize(z).dense())
-            few = fit[1].shape[1] <= z.shape[1]
-            near = near | (orthogonal & by_factors(at, H, F, off, lines=few))
+            near = near | (along & by_factors(at, H, F, off, lines=few))
         return which & (vanished | ~near | has_a_limit(f, *fit, z, open_ & near))
     try:
         A = f.linearize(z)
