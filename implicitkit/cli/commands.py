@@ -27,7 +27,6 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
-from implicitkit.foundation.errors import UnknownNameError
 from implicitkit.registry.plugins import PluginWarning, plugins
 from implicitkit.registry.table import describe
 
@@ -115,7 +114,7 @@ def _check(options: argparse.Namespace) -> int:
         run = suites.get(kind, testing.check_linear_solver)
         checks = None if options.checks is None else options.checks.split(",")
         report = run(options.solver, checks=checks, raise_on_failure=False, **keywords)
-    except (ImportError, UnknownNameError, ValueError) as error:
+    except (ImportError, ValueError) as error:
         print(f"implicitkit check: {error}", file=sys.stderr)
         return 2
     if options.json:

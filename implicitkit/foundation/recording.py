@@ -55,7 +55,7 @@ def linearising() -> bool:
     frame: types.FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not traced:
         frame = frame.f_back
-    if frame is not None and (any(map(compat.is_wrapped, frame.f_locals["flat_primals"])) or _in_transform(frame)):
+    if _in_transform(frame):
         raise CapabilityError(
             "torch.func.linearize gives wrong numbers inside another transform, of a solve or not: use torch.func.jvp there"
         )
@@ -69,9 +69,11 @@ def _in_transform(frame: types.FrameType | None) -> bool:
     # forward mode in itself is refused by torch
     transforms = (eager_transforms.grad_and_value_impl, eager_transforms._vjp_with_argnums, vmap._flat_vmap)
     codes = {inspect.unwrap(function).__code__ for function in transforms}
-    while frame is not None and frame.f_code not in codes:
+    while frame is not None:
+        if frame.f_code in codes:
+            return True
         frame = frame.f_back
-    return frame is not None
+    return False
 
 
 class _Recorded:

@@ -555,9 +555,15 @@ MUTANTS = [
         ("looks.recomputed if needed or levels else None", "looks.recomputed"),
     ),
     *mutants(
+        "implicitkit/foundation/faithful.py",
+        "tests/derivatives/test_numbers_in_forward_mode.py",
+        ("NUMBERS if as_torch else _FORWARD", "NUMBERS if as_torch else _INSTEAD"),
+        ("NUMBERS if as_torch else _FORWARD", "{} if as_torch else _FORWARD"),
+    ),
+    *mutants(
         "implicitkit/lifting/recomputing.py",
         "tests/derivatives/test_modes.py",
-        ("        contextlib.nullcontext() if lifted.compiled or lifted.as_torch else faithful(),\n", ""),
+        ("        contextlib.nullcontext() if lifted.compiled else faithful(as_torch=lifted.as_torch),\n", ""),
         ("        swapped(slots, tensors, len(lifted.slots), lifted.compiled),\n", ""),
         ("        lifted.substitute(dict(zip(map(id, lifted.captured), captured, strict=True))),\n", ""),
     ),
