@@ -144,10 +144,12 @@ def right(claim: Claim, z: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
     """
     rtol = atol = eps ** (2 / 3)
     if claim.solutions is not None:
-        error = torch.stack(
-            [torch.linalg.vector_norm(z - known, dim=1) for known in (*claim.solutions, torch.inf)]
-        ).amin(0)
-        return error <= _LOOSE * (rtol + atol), error <= _SHARP * (rtol + atol)
+        known = torch.stack([torch.as_tensor(s, dtype=z.dtype).expand_as(z) for s in (*claim.solutions, torch.inf)])
+        promised = atol + rtol * torch.linalg.vector_norm(known, dim=2).clamp_min(
+            1
+        )  # relative to the solution, from 1 on
+        excess = (torch.linalg.vector_norm(z - known, dim=2) / promised).nan_to_num(torch.inf).amin(0)
+        return excess <= _LOOSE, excess <= _SHARP
     p, arrived = polished(claim, z)
     J = torch.nan_to_num(torch.func.vmap(claim.jacobian)(p))
     values = torch.linalg.svdvals(J)
