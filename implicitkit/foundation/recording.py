@@ -63,12 +63,12 @@ def linearising() -> bool:
 
 
 def _in_transform(frame: types.FrameType | None) -> bool:
-    """Is a frame inside a call of one of torch's transforms?  What these track may be captured by what is called there."""
-    from torch._functorch import eager_transforms, vmap
-
-    # forward mode in itself is refused by torch
-    transforms = (eager_transforms.grad_and_value_impl, eager_transforms._vjp_with_argnums, vmap._flat_vmap)
-    codes = {inspect.unwrap(function).__code__ for function in transforms}
+    """Is a frame inside a call of one of torch's transforms?  What these track may be captured by what is called there.
+    (Forward mode in itself is refused by torch.)"""
+    codes: set[types.CodeType] = set()
+    for transform in (torch.func.vmap, torch.func.grad, torch.func.grad_and_value, torch.func.vjp, torch.func.jacrev):
+        code = inspect.unwrap(transform).__code__
+        codes |= {code, *(c for c in code.co_consts if isinstance(c, types.CodeType))}  # of what it returns
     while frame is not None:
         if frame.f_code in codes:
             return True

@@ -240,7 +240,10 @@ class Polyalgorithm(Solver):
 
 
 def meets_kinks(f: Evaluations, z: Tensor) -> bool:
-    """Does the function, or a constraint, meet operations with a kink at ``z``?  One evaluation."""
+    """Does the function, or a constraint, meet operations with a kink at ``z``?  One evaluation; none of compiled functions,
+    whose operations nobody sees."""
+    if f.system.lifted.compiled:
+        return False
     with Seen(z, (), anywhere=True) as seen:
         f.kernel(z)
     return bool(seen.sites)

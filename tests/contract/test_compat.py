@@ -740,6 +740,35 @@ def test_pulled() -> None:
     assert all(g is not None and g.requires_grad for g in several)  # differentiable, in the cotangent too
 
 
+def test_pulled_at_a_level() -> None:
+    class Square(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(z: Tensor) -> Tensor:
+            return z * z
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return 2 * g * ctx.saved_tensors[0]
+
+    z, y = torch.tensor([0.3, -2.0], dtype=D), torch.tensor([1.5, 0.5], dtype=D)
+
+    def slopes(z: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        out, pull = graph.pulled_at_a_level(lambda z, y: f(z) * y, z, y)
+        return pull(torch.ones_like(out))[0]
+
+    torch.testing.assert_close(vmap(slopes, in_dims=(0, None))(z[None], Square.apply)[0], 2 * z * y)
+    torch.testing.assert_close(jacrev(slopes)(z, torch.sin), torch.diag(-z.sin() * y))
+    with pytest.raises(RuntimeError, match="Square"):
+        jacrev(slopes)(z, Square.apply)
+
+
 def test_lost_second_derivative() -> None:
     z, x = torch.full((3,), 0.5, dtype=D, requires_grad=True), torch.ones(3, dtype=D)
 
@@ -964,6 +993,7 @@ CONTRACTS = {
     test_batches: "mapped_over with_batches",
     test_plain_sample: "plain_sample",
     test_pulled: "pulled",
+    test_pulled_at_a_level: "pulled_at_a_level",
     test_reverse_inside_forward: "reverse_inside_forward",
     test_tracked: "tracked",
     test_tensors_in: "tensors_in",

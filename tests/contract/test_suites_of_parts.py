@@ -702,12 +702,7 @@ def test_a_wrong_part_is_found_out(of: str, name: str, part: Any, capfd: Any) ->
     ("of", "part", "said", "times"),
     [
         ("linear", Negative(), "solves_well_conditioned_systems", 1),
-        (
-            "linear",
-            Bare(),
-            "solves_well_conditioned_systems",
-            2,
-        ),  # alone, and by a solve whose derivative it is to form
+        ("linear", Bare(), "solves_well_conditioned_systems", 1),
         ("rule", RefusesAll(), "keeps_the_solution", 1),
     ],
     ids=lambda value: value if isinstance(value, (str, int)) else type(value).__name__,

@@ -1037,9 +1037,14 @@ JUMPS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], Tensor, bool]]
     ),
     "no root": (ik.root, lambda z: z**2 + AIMS, zeros(3) + 1, False),
     "a jump": (ik.root, lambda z: torch.sign(z - 1.3) + 0.1 * z, zeros(3), False),
-    "many kinks": (ik.argmin, lambda z: (POINTS @ z - POINTS[:, 0].cos()).abs().sum(), zeros(3) + 1, False),
+    "many kinks": (ik.argmin, lambda z: _signed(POINTS @ z - POINTS[:, 0].cos()).sum(), zeros(3) + 1, False),
 }
 POINTS = torch.randn(20, 3, dtype=D, generator=torch.Generator().manual_seed(0))
+
+
+def _signed(u: torch.Tensor) -> torch.Tensor:
+    """``|u|``, by an operation in which nobody sees a kink."""
+    return torch.where(u > 0, u, -u)
 
 
 @pytest.mark.filterwarnings("ignore::implicitkit.ImpureFunctionWarning")
