@@ -29,7 +29,6 @@ from implicitkit.solver.verdict.no_solution import DRIFTS, drifts, refuse_noise
 
 _ENOUGH = 2  # stages that find that an objective falls forever, or that say a sample has run away
 _SURE = 3  # ... of a program, whose multipliers may run away beside a solution
-
 _FEW = 25  # steps of the second method, before the epigraphs of kinks
 
 
