@@ -31,6 +31,8 @@ from implicitkit.problem.kinked_operations import Kind, nearest_weights
 
 _STEEP = 1e6  # what numbers by their size are multiplied by, so that weights of what is off its kink are at an end
 
+_JUMP = 1e-2  # of the gradient, that counts
+
 
 class Weighed(NamedTuple):
     """All unknowns: the user's, multipliers for each constraint, and for each function the weights of its sites."""
@@ -107,6 +109,22 @@ def conditions(
     made = Conditions(functions, tuple(c.one_sided for c in problem.constraints), bounds, sites, relaxation.sizes)
     begin = Weighed(z, tuple(multipliers[:count]), tuple(weights))
     return made, begin, torch.where(slope > 0, slope, 1)
+
+
+def is_smooth(made: Conditions, state: Weighed, unit: Tensor, args: Any, step: Any, batch_dims: int) -> Tensor:
+    """Is the Lagrangian of each sample smooth at ``z`` where weights are held, ``(*batch,)``?
+
+    It is where all kinks there are among the sites.  The gradients on both sides of ``z`` differ in proportion to the way
+    between them then, ``step`` and a sixteenth of it; beside a kink of which no site knows by as much, however short it is.
+    """
+
+    def across(share: float) -> Tensor:
+        ends = [trees.tree_map(lambda t, s, side=side: t + side * s, state.z, step) for side in (share, -share)]
+        slopes = [tree_gradient(lambda z: made._lagrangian(z, state, args)[0], z) for z in ends]
+        return _largest(trees.tree_map(torch.sub, *slopes), batch_dims) / unit
+
+    far, near = across(1.0), across(1 / 16)
+    return ~((near > _JUMP) & (near > far / 4))
 
 
 def _largest(tree: Any, batch_dims: int) -> Tensor:

@@ -37,7 +37,8 @@ from implicitkit.solver.verdict.unbounded import falls_forever
 
 _SPECTRUM = 256  # unknowns up to which it is asked whether a flow leaves the state found
 _FAR = 1e6  # times the start, or 1
-_CLOSELY = 200  # steps in which a flow is followed that has left a state
+_CLOSELY = 100  # steps in which a flow is followed that has left a state
+_FEW = 8  # samples, at most, that are followed one after another
 _ASIDE = 0.1  # of the way that a solve has come, to other states of a family
 _ESCAPES = 3  # from stationary points that are no minima
 _NO_SLOPE = (
@@ -299,23 +300,33 @@ def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tens
 
 def _follow_closely(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, left: Tensor) -> None:
     """States that the flow leaves, and to which long steps damped what grows: where the flow itself comes to rest, by
-    integration in time; as they are where that does not come to rest (it circles), or begins there."""
-    left, moves = left & (outcome.z != z0).any(1), options.after(outcome.taken, outcome.shown)
-    if not bool(left.any()) or (moves.max_steps is not None and moves.max_steps < 1):
-        return
-    most = _CLOSELY if moves.max_steps is None else min(_CLOSELY, moves.max_steps)
-    said = outcome.message
-    found = _integrated(f, z0, replace(options, start_norm=None, max_steps=most), outcome, left, accuracy=1e-3)
-    outcome.message = ""
-    _look_along_the_flow(f, outcome)
-    outcome.message = outcome.message or ("" if bool(found[left].all()) else said)
+    shorter steps; as they are where these do not come to rest (it circles), or where the flow begins.
+
+    All samples at once by pseudo-transient continuation, whose errors are a hundredth.  Where that ends in a state that the
+    flow leaves, too, something grows from so little that only an integrator sees it, which follows one sample after
+    another: no more than a few are left to it.
+    """
+    left = left & (outcome.z != z0).any(1)
+    for solver in (get_solver("pseudo_transient", accuracy=1e-2), get_solver("integrate", accuracy=1e-3)):
+        moves = options.after(outcome.taken, outcome.shown)
+        if not bool(left.any()) or (moves.max_steps is not None and moves.max_steps < 1):
+            return
+        most = _CLOSELY if moves.max_steps is None else min(_CLOSELY, moves.max_steps)
+        said = outcome.message
+        found = _at_rest(solver, f, z0, replace(options, start_norm=None, max_steps=most), outcome, left)
+        outcome.message = ""
+        again = _look_along_the_flow(f, outcome)[1]
+        outcome.message = outcome.message or ("" if bool(found[left].all()) else said)
+        left = found & again
+        if int(left.sum()) > _FEW:
+            return
 
 
-def _integrated(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, which: Tensor, **how: float) -> Tensor:
-    """Some samples once more, by integration in time; as they were where that does not come to rest.  Those that have,
+def _at_rest(solver: Solver, f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, which: Tensor) -> Tensor:
+    """Some samples once more, along the flow; as they were where that does not come to rest.  Those that have,
     ``(batch,)``."""
     before = outcome.z, outcome.residual_norm, outcome.status
-    _run_again(get_solver("integrate", **how), f, z0, which, options, outcome)
+    _run_again(solver, f, z0, which, options, outcome)
     found = which & (outcome.status == int(Status.CONVERGED))
     lost = which & ~found
     outcome.z = torch.where(lost.unsqueeze(1), before[0], outcome.z)
@@ -345,7 +356,7 @@ def _follow_exactly(f: Evaluations, z0: Tensor, options: Options, outcome: Outco
         adrift = adrift & ~_is_alone(probe, outcome.z, outcome.z - z0, (U, S, Vh), eps**0.5 * least)
     if not bool(adrift.any()):
         return
-    found = _integrated(f, z0, replace(options, start_norm=None), outcome, adrift)
+    found = _at_rest(get_solver("integrate"), f, z0, replace(options, start_norm=None), outcome, adrift)
     if bool((adrift & ~found).any()):
         outcome.message = (
             "A state of a family at rest: which of them the flow comes to is a matter of the path, which was followed by "

@@ -29,6 +29,7 @@ from implicitkit.solver.verdict.no_solution import DRIFTS, drifts, refuse_noise
 
 _ENOUGH = 2  # stages that find that an objective falls forever, or that say a sample has run away
 _SURE = 3  # ... of a program, whose multipliers may run away beside a solution
+_FEW = 25  # steps of the second method, before the epigraphs of kinks
 
 
 @dataclass(frozen=True)
@@ -159,14 +160,20 @@ class Polyalgorithm(Solver):
             falls, none = settled_without_others(f, z0, total, failed)
             waiting = waiting | none
             failed = failed & ~falls
-        if options.lifts and left and bool((failed & ~waiting).any()) and meets_kinks(f, z0):
-            total.lifts, total.evaluations, total.sample_evaluations = True, f.evaluations, f.sample_evaluations
-            return total
-        if f.kind.returns_program and left:
+        kinked = options.lifts and left and bool((failed & ~waiting).any()) and meets_kinks(f, z0)
+        if f.kind.returns_program and left and not kinked:
             waiting = waiting | in_a_kink(f, total, failed & ~waiting)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         rows, start_norm = start.abs(), options.size(start)
         options = replace(options, start_size=start_size(z0) if f.kind.minimisation else None, start_rows=rows)
+        if kinked:
+            if not f.kind.returns_program:  # a kink that lies off the minimum rarely stops the next method
+                few = replace(stages[1], max_steps=_FEW)
+                total = self._go_on((few,), f, z0, options, total, start_norm, waiting, finishers)
+                f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
+                total.solver = _title(self.name, finishers)
+            total.lifts = not total.all_converged
+            return total
         total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
         total.solver = _title(self.name, finishers)

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat, trees
+from implicitkit.foundation import compat, seeded, trees
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.base import Problem
 from implicitkit.problem.epigraph import Relaxation, functions_of, sites_of
-from implicitkit.problem.kinked_conditions import conditions
+from implicitkit.problem.kinked_conditions import conditions, is_smooth
 from implicitkit.problem.root import Root
 from implicitkit.rule.implicit import Implicit
 from implicitkit.solution import Solution, Status
@@ -37,7 +37,7 @@ _NEAR = 0.05  # of |z|: how far from there they may end
 _RELAXED = Polyalgorithm(
     (
         Stage(Impatient(SQP(), window=8, horizon=20), max_steps=60),
-        Stage("filter_interior_point", max_steps=250),
+        Stage("filter_interior_point", max_steps=100),
         Stage("newton", max_steps=30, scale=None),
     )
 )
@@ -95,6 +95,8 @@ def by_epigraphs(
         )
         kept = at(begin, **_left(solve_once, int(steps.max()), shown, _STEPS))
         account(outcome, kept._record.outcome)
+        way = _way(trees.tree_map(Tensor.detach, kept.value.z), z0, layout)
+        smooth = is_smooth(equations, trees.tree_map(Tensor.detach, kept.value), unit, args, way, layout.batch_dims)
     # once more from there, where it is at rest: this one is derived, and its derivative obeys what the user said
     moved = at(
         kept.value,
@@ -108,7 +110,7 @@ def by_epigraphs(
     after.steps, after.solver, moved.solver = kept._record.outcome.steps + steps, minimum.solver, minimum.solver
     size = _distance(z, None, layout)
     near = _distance(moved.value, z, layout) <= _NEAR * size + relaxation.tip
-    moved = _marked(~(minimum.converged & near), moved, Status.STALLED)
+    moved = _marked(~(minimum.converged & near & smooth), moved, Status.STALLED)
     same = _distance(moved.value, found.value, layout) <= _SAME * size
     known = found.converged & ~(moved.converged & same)
     return chosen(known, found, moved) if bool(_rows(known).any()) else moved
@@ -140,6 +142,19 @@ def _distance(a: Any, b: Any, layout: Layout) -> Tensor:
     differ = trees.tree_map(Tensor.detach, a) if b is None else trees.tree_map(lambda s, t: (s - t).detach(), a, b)
     sizes = [t.abs().reshape((*t.shape[: layout.batch_dims], -1)).amax(-1) for t in trees.tree_flatten(differ)[0]]
     return torch.stack(sizes).amax(0)
+
+
+def _way(z: Any, z0: Any, layout: Layout) -> Any:
+    """A little way in no special direction: of the cube root of rounding, in units of ``z``, or of how far it has come."""
+    size = torch.maximum(_distance(z, None, layout), _distance(z, z0, layout))
+    size = torch.finfo(layout.dtype).eps ** (1 / 3) * torch.where(size > 0, size, 1)
+
+    def along(t: Tensor) -> Tensor:
+        shape = t.shape[layout.batch_dims :]
+        direction = seeded.normal(shape.numel(), seed=1).to(t).reshape(shape)
+        return size.reshape((*size.shape, *(1,) * len(shape))) * direction
+
+    return trees.tree_map(along, z)
 
 
 def _marked(which: Tensor, solution: Solution, status: Status) -> Solution:

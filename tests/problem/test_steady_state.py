@@ -182,6 +182,16 @@ def test_a_flow_that_circles_leaves_the_state_in_its_midst_and_that_is_said() ->
     assert torch.allclose(solution.value, _vector(1.0, 3.0))
 
 
+def test_many_flows_that_circle_are_followed_at_once() -> None:
+    """Van der Pol's: all of a batch leave the state in their midst, and none comes to rest."""
+    z0 = torch.randn(64, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    solution = ik.steady_state(
+        lambda z: torch.stack((z[:, 1], 2 * (1 - z[:, 0] ** 2) * z[:, 1] - z[:, 0]), 1), z0, batch_dims=1
+    )
+    assert bool(solution.converged.all()) and "64 of 64 states" in solution.message
+    assert solution.evaluations < 1000
+
+
 def test_pseudo_transient_ends_with_newton_steps() -> None:
     """The last residuals fall quadratically, far faster than any integration in time."""
     solution = ik.steady_state(

@@ -213,3 +213,37 @@ def test_many_unknowns_and_single_precision(n: int, dtype: torch.dtype, most: fl
     found = nearest(a, torch.ones((), dtype=dtype), SETS["l1 ball"][0])
     assert found.evaluations < 400
     assert float((found.value - ik.project.l1_ball()(a)).abs().max()) < most
+
+
+@pytest.mark.parametrize("start", [(0.2, 3.0), (3.0, 0.2), (3.0, 4.0)])
+def test_a_kink_that_no_epigraph_knows_is_not_passed_over(start: tuple[float, float]) -> None:
+    """At zero ``hardtanh(z - 1)`` begins to rise, with a derivative of zero on one side: the objective falls beside it."""
+
+    def objective(z: Tensor) -> Tensor:
+        return torch.nn.functional.hardtanh(z - 1).abs().sum() + 0.1 * z.abs().sum()
+
+    z0 = torch.tensor(start, dtype=torch.float64)
+    found = ik.argmin(objective, z0, on_failure="ignore")
+    around = found.value + 1e-3 * torch.tensor([[1, 0], [-1, 0], [0, 1], [0, -1]], dtype=torch.float64)
+    lower = min(float(objective(z)) for z in around) < float(objective(found.value)) - 1e-5
+    assert not (bool(found.converged) and lower)
+
+
+@pytest.mark.parametrize("side", ["where", "clamp"])
+def test_a_loss_that_is_smooth_by_parts_with_kinks_costs_no_more_for_these(side: str) -> None:
+    """Huber's loss: its gradient is continuous, whatever operations it is made of."""
+    b, d = data(13, seed=3), 0.1
+
+    def loss(r: Tensor) -> Tensor:
+        if side == "where":
+            return torch.where(r.abs() < d, 0.5 * r.square(), d * (r.abs() - d / 2))
+        within = r.clamp(-d, d)
+        return 0.5 * within.square() + d * (r - within).abs()
+
+    found = ik.argmin(lambda z: loss(B @ z - b).sum(), torch.zeros(5, dtype=torch.float64))
+    plain = ik.argmin(
+        lambda z: torch.nn.functional.huber_loss(B @ z, b, delta=d, reduction="sum"),
+        torch.zeros(5, dtype=torch.float64),
+    )
+    torch.testing.assert_close(found.value, plain.value, rtol=1e-6, atol=1e-8)
+    assert found.evaluations <= 1.5 * plain.evaluations
