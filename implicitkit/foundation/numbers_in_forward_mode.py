@@ -21,7 +21,11 @@ _METHODS = (f"__{side}{name}__" for side in ("", "r", "i") for name in ("add", "
 def _as_tensor(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``function`` of two, with a number beside a 0-dim tensor made a tensor."""
 
-    def called(a: Any, b: Any, **named: Any) -> Tensor:
+    def called(*given: Any, **named: Any) -> Tensor:
+        operands = [*given, *[named.pop(name) for name in ("input", "other") if name in named]]
+        if len(operands) != 2:  # of a signature that is seldom used: torch's business
+            return function(*operands, **named)
+        a, b = operands
         if _has_number(a, b):
             b = a.new_full((), b, dtype=torch.result_type(a, b))
         elif _has_number(b, a):
