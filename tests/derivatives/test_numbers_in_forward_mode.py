@@ -35,6 +35,16 @@ SOLVES: dict[str, Callable[[Tensor], Tensor]] = {
         ).value
     ),
     "prox": lambda b: ik.argmin(_half, torch.zeros_like(b), (b,), prox=ik.prox.l1(0.1)).value,
+    "beside what torch derives wrongly": lambda b: (
+        ik.argmin(
+            lambda z, b: _half(z, b) + torch.logcumsumexp(z, 0)[-1], torch.zeros_like(b), (b,), bounds=(-1.0, 0.4)
+        ).value
+    ),
+    "operands by name": lambda b: (
+        ik.root(
+            lambda z, b: torch.add(other=z / 2, input=torch.mul(input=z.sum(), other=0.5) * (A.to(z) @ z)) - b, b, (b,)
+        ).value
+    ),
     "root": lambda b: ik.root(lambda z, b: 0.5 * z.sum() * (A.to(z) @ z) + z / 2 - b, b, (b,)).value,
     "fixed point": lambda b: (
         ik.fixed_point(
@@ -83,3 +93,11 @@ def test_a_number_is_of_the_precision_of_the_tensor_beside_it(name: str, number:
     assert any(t.dtype != x.dtype for t in truth[1])  # torch's own, and why this is: if not, it may go
     for found, want in zip((*values, *moved), (*truth[0], *truth[1]), strict=True):
         assert_close(found, want.to(x.dtype))
+
+
+def test_operands_may_be_given_by_name() -> None:
+    s, x = torch.tensor(0.3), torch.tensor([1.0, 2.0])
+    add, sub, rsub = NUMBERS[torch.add], NUMBERS[torch.Tensor.sub], NUMBERS[torch.Tensor.__rsub__]
+    assert float(add(input=s, other=0.5)) == float(add(other=0.5, input=s)) == float(torch.add(s, 0.5))
+    assert float(sub(s, other=0.5, alpha=2)) == float(s.sub(0.5, alpha=2)) and float(rsub(s, 0.5)) == float(0.5 - s)
+    assert torch.equal(add(x, x2=x), x + x)  # NumPy's name for it is torch's business
