@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -67,6 +68,12 @@ def modes_active() -> bool:
     c: Any = torch._C
     before: bool = c._dispatch_tls_is_dispatch_key_included(c.DispatchKey.PreDispatch)
     return before or c._len_torch_dispatch_stack() > 0
+
+
+def codes_of_transforms() -> set[Any]:
+    """The code of torch's functions that call another inside a transform; forward mode in itself is refused by torch."""
+    e, v = torch._functorch.eager_transforms, torch._functorch.vmap
+    return {inspect.unwrap(g).__code__ for g in (e.grad_and_value_impl, e._vjp_with_argnums, v._flat_vmap)}
 
 
 def empty_batch() -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -64,11 +63,7 @@ def linearising() -> bool:
 
 def _in_transform(frame: types.FrameType | None) -> bool:
     """Is a frame inside a call of one of torch's transforms?  What these track may be captured by what is called there."""
-    from torch._functorch import eager_transforms, vmap
-
-    # forward mode in itself is refused by torch
-    transforms = (eager_transforms.grad_and_value_impl, eager_transforms._vjp_with_argnums, vmap._flat_vmap)
-    codes = {inspect.unwrap(function).__code__ for function in transforms}
+    codes = compat.codes_of_transforms()
     while frame is not None:
         if frame.f_code in codes:
             return True
