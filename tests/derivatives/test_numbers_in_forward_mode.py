@@ -35,6 +35,16 @@ SOLVES: dict[str, Callable[[Tensor], Tensor]] = {
         ).value
     ),
     "prox": lambda b: ik.argmin(_half, torch.zeros_like(b), (b,), prox=ik.prox.l1(0.1)).value,
+    "beside what torch derives wrongly": lambda b: (
+        ik.argmin(
+            lambda z, b: _half(z, b) + torch.logcumsumexp(z, 0)[-1], torch.zeros_like(b), (b,), bounds=(-1.0, 0.4)
+        ).value
+    ),
+    "operands by name": lambda b: (
+        ik.root(
+            lambda z, b: torch.add(other=z / 2, input=torch.mul(input=z.sum(), other=0.5) * (A.to(z) @ z)) - b, b, (b,)
+        ).value
+    ),
     "root": lambda b: ik.root(lambda z, b: 0.5 * z.sum() * (A.to(z) @ z) + z / 2 - b, b, (b,)).value,
     "fixed point": lambda b: (
         ik.fixed_point(
@@ -83,3 +93,29 @@ def test_a_number_is_of_the_precision_of_the_tensor_beside_it(name: str, number:
     assert any(t.dtype != x.dtype for t in truth[1])  # torch's own, and why this is: if not, it may go
     for found, want in zip((*values, *moved), (*truth[0], *truth[1]), strict=True):
         assert_close(found, want.to(x.dtype))
+
+
+def test_operands_may_be_given_by_name() -> None:
+    s, x = torch.tensor(0.3), torch.tensor([1.0, 2.0])
+    add, sub, rsub = NUMBERS[torch.add], NUMBERS[torch.Tensor.sub], NUMBERS[torch.Tensor.__rsub__]
+    assert float(add(input=s, other=0.5)) == float(add(other=0.5, input=s)) == float(torch.add(s, 0.5))
+    assert float(sub(s, other=0.5, alpha=2)) == float(s.sub(0.5, alpha=2)) and float(rsub(s, 0.5)) == float(0.5 - s)
+    assert torch.equal(add(x, x2=x), x + x)  # NumPy's name for it is torch's business
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_values_are_those_of_torch_where_the_precision_cannot_hold_the_number(dtype: torch.dtype) -> None:
+    """As ``s / 1e5`` is in half precision, and ``s / 1e39`` in single."""
+    s, times, into = torch.tensor(3.1, dtype=dtype), NUMBERS[torch.Tensor.mul], NUMBERS[torch.Tensor.mul_]
+    eps = torch.finfo(dtype).eps  # once more rounded, as torch's ``c / s`` is by way of ``1 / s``
+    for c in (1e5, 1e-9, 1e39, -1e39, 0.1, float("inf"), float("nan")):
+        for name in ("__truediv__", "__rtruediv__", "__mul__", "__rsub__"):
+            function = getattr(torch.Tensor, name)
+            assert_close(NUMBERS[function](s, c), function(s, c), rtol=eps, atol=0, equal_nan=True)
+        assert_close(times(s, 1e4) * s, (s * 1e4) * s, rtol=0, atol=0)
+        assert_close(into(s.clone(), c), s.clone().mul_(c), rtol=0, atol=0, equal_nan=True)
+    b = torch.tensor([3.0, 2.0], dtype=dtype)
+    solve = lambda b: ik.root(lambda z, b: z - ((b.sum() * 1000) / 1e5) * b, torch.zeros_like(b), (b,)).value  # noqa: E731
+    found = jacfwd(solve)(b)
+    assert found.dtype == dtype
+    assert_close(found.float(), torch.tensor([[0.08, 0.03], [0.02, 0.07]]), rtol=1e-2, atol=0)

@@ -561,6 +561,11 @@ MUTANTS = [
         ("NUMBERS if as_torch else _FORWARD", "{} if as_torch else _FORWARD"),
     ),
     *mutants(
+        "implicitkit/foundation/numbers_in_forward_mode.py",
+        "tests/derivatives/test_numbers_in_forward_mode.py",
+        ("if len(operands) != 2:", "if False:"),
+    ),
+    *mutants(
         "implicitkit/lifting/recomputing.py",
         "tests/derivatives/test_modes.py",
         ("        contextlib.nullcontext() if lifted.compiled else faithful(as_torch=lifted.as_torch),\n", ""),

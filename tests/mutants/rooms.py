@@ -600,7 +600,6 @@ MUTANTS = [
         ("if bool((off <= allowed).all()):", "if True:"),
         ("if bool((lost <= 1).all()) or", "if True or"),
         ("if mapped > 1:", "if False:"),
-        ("nan=0.0, posinf=0.0, neginf=0.0)\n        some", "nan=1.0, posinf=0.0, neginf=0.0)\n        some"),
     ),
     *mutants(
         "implicitkit/problem/trajectory/given_steps.py",

@@ -111,6 +111,22 @@ def test_samples_are_followed_beside_one_that_is_lost(samples: str, monkeypatch:
         assert off(slope, true) < 5e-4
 
 
+def test_samples_that_vmap_maps_over_have_each_its_own_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What turns slowly in one turns fast in the other."""
+    rhs, start, A, _ = system("heat beside what turns and grows", monkeypatch)
+    w, turns = torch.arange(len(A)).double() / len(A) + 0.5, torch.arange(len(A)) < 8
+    rates = torch.tensor([0.1, 1.0], **DOUBLE)
+
+    def end(y0: Tensor, rate: Tensor) -> Tensor:
+        moving = lambda t, y, rate: torch.where(turns, rate, 1.0) * rhs(t, y, 0.0)  # noqa: E731
+        return ik.solve(ik.InitialValue(moving, (0.0, END)), y0, (rate,)).value[-1] @ w
+
+    slopes = torch.vmap(torch.func.grad(end))(start.expand(2, -1), rates)
+    for slope, rate in zip(slopes, rates, strict=True):
+        scale = np.where(turns.numpy(), float(rate), 1.0)[:, None]
+        assert off(slope, w.numpy() @ scipy.linalg.expm(END * scale * A)) < 5e-4
+
+
 def test_what_cannot_be_followed_is_told_by_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """One turns fast in one sample alone, too long for the parts there may be."""
     rhs, start, _, _ = system("heat beside what turns and grows", monkeypatch)

@@ -369,8 +369,12 @@ class Keeping(Half):
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.how, self.kept, self.noise = how, {}, nn.Dropout(0.3 if how == "drawn" else 0.0)
+        self.how, self.noise = how, nn.Dropout(0.3 if how == "drawn" else 0.0)
         self.norm = nn.BatchNorm1d(5, dtype=D) if how == "normed" else nn.Identity()
+        if how == "buffer":
+            self.register_buffer("kept", None)
+        else:
+            self.kept: Any = {}
         if how == "hook":
             self.W.register_forward_hook(self.see)
 
@@ -391,7 +395,7 @@ class Keeping(Half):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("how", ["attribute", "dict", "hook", "drawn", "normed"])
+@pytest.mark.parametrize("how", ["attribute", "dict", "buffer", "hook", "drawn", "normed"])
 def test_what_a_cell_keeps_is_of_the_equilibrium_with_its_derivative(how: str, training: bool) -> None:
     torch.manual_seed(0)
     layer, x = DEQ(Keeping(how), (5,), **TIGHT).train(training), torch.randn(4, 3, dtype=D)
