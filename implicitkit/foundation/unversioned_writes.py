@@ -64,15 +64,26 @@ class FirstCalls:
     which context a function is called that has met a tensor made in inference mode, which autograd may not save.
 
     Raises (when called):
-        RuntimeError: ``z`` was written into, or what the call before has returned.
+        RuntimeError: ``z`` was written into, or what the call before has returned, and is kept (:meth:`kept`).
     """
 
-    __slots__ = ("_before", "_left", "_met", "_ordinary")
+    __slots__ = ("_before", "_keeps", "_left", "_met", "_one", "_ordinary")
 
     def __init__(self, ordinary: Callable[[], Any] | None = None) -> None:
         self._left: int = _LOOKS
         self._before: list[Tensor] | None = []  # None: it has been looked at
         self._ordinary, self._met = ordinary, False
+        self._keeps = self._one = False
+
+    def kept(self) -> None:
+        """What is returned is kept from now on, beside what later calls return: it may not have one memory.
+
+        Raises:
+            RuntimeError: it has.
+        """
+        self._keeps = True
+        if self._one:
+            raise RuntimeError(IN_PLACE.format(what="what it has returned before") + _SAME_TENSOR)
 
     def __call__(self, function: Callable[..., Any], z: Any, args: Sequence[Any]) -> Any:
         call = self._looked_at if self._left or self._before is not None else called
@@ -101,24 +112,24 @@ class FirstCalls:
         if self._before is not None:
             now = [out] if isinstance(out, Tensor) else tensors_in(out)
             if self._before and _share(self._before, now):
-                self._refuse_one_buffer(now, function, z, args)
+                self._one = _writes_into(now, function, z, args)
+                if self._keeps:
+                    self.kept()
             self._before = None if self._before else now
         return out
-
-    def _refuse_one_buffer(
-        self, now: Sequence[Tensor], function: Callable[..., Any], z: Any, args: Sequence[Any]
-    ) -> None:
-        """Raise if a function that has returned the same memory twice writes into it at another point."""
-        values = Values(now)
-        called(function, tree_map(lambda t: t + 0.01 * (1 + t.abs()), z), args)
-        if values.changed():
-            raise RuntimeError(IN_PLACE.format(what="what it has returned before") + _SAME_TENSOR)
 
 
 IN_INFERENCE = "Inference tensors cannot be saved"  # torch's, of one that autograd was to save
 _SAME_TENSOR = (
     " (if it writes its result into the same tensor at every call, by out= or into a buffer, return a new one)"
 )
+
+
+def _writes_into(now: Sequence[Tensor], function: Callable[..., Any], z: Any, args: Sequence[Any]) -> bool:
+    """Does a function that has returned the same memory twice write into it at another point?"""
+    values = Values(now)
+    called(function, tree_map(lambda t: t + 0.01 * (1 + t.abs()), z), args)
+    return values.changed()
 
 
 def _share(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:

@@ -25,7 +25,7 @@ from implicitkit.foundation import autodiff, compat, trees
 from implicitkit.foundation.pytrees import tensors_in
 from implicitkit.problem.argmin import Argmin, box
 from implicitkit.problem.constraints import Equality, Inequality
-from implicitkit.problem.kinked_operations import Kind, Kinked, value
+from implicitkit.problem.kinked_operations import Kind, Kinked, is_near, value
 
 _ROUNDED = 1e-2  # of the largest length: how far tips are rounded off
 Function = Callable[..., Any]
@@ -46,18 +46,21 @@ class Seen(Kinked):
     """Collects the operations with a kink that a function of ``z`` meets.
 
     Attributes:
-        sites: what they are. batch: the first dimensions of all that depends on ``z``.
+        sites: what they are. batch: the first dimensions of all that depends on ``z``. near: is any near its kink, as far as
+            that can be told?
     """
 
-    def __init__(self, z: Any, batch: tuple[int, ...], anywhere: bool = False) -> None:
-        super().__init__(anywhere)
+    def __init__(self, z: Any, batch: tuple[int, ...], batch_dims: int | None = None) -> None:
+        super().__init__(anywhere=batch_dims is not None)
         self.sites: list[Site] = []
+        self.near, self.batch_dims = False, batch_dims or len(batch)
         self._depends = False  # does the operation that is looked at?
         self.batch, self._made = batch, {id(t): t for t in tensors_in(z)}  # kept alive, so that ids stay their own
 
     def take(self, kind: Kind, u: Tensor) -> Tensor:
         depends = self._depends and tuple(u.shape[: len(self.batch)]) == self.batch
         self.sites.append(Site(kind if depends else None, tuple(u.shape)))
+        self.near = self.near or compat.is_wrapped(u) or is_near(kind, u, self.batch_dims)
         return value(kind, u)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -27,6 +27,9 @@ Kind: TypeAlias = Literal["relu", "largest", "length"]
 """``"relu"``, number by number; the others of the last dimension."""
 
 
+_NEAR = 0.1
+
+
 class Kinked(TorchFunctionMode):
     """While it lasts, operations with a kink have the values that :meth:`take` says.
 
@@ -59,6 +62,20 @@ def value(kind: Kind, u: Tensor) -> Tensor:
     if kind == "relu":
         return u.clamp_min(0)
     return torch.linalg.vector_norm(u, dim=-1) if kind == "length" else u.amax(-1)
+
+
+def is_near(kind: Kind, u: Tensor, batch_dims: int) -> bool:
+    """Is any of these within a tenth of the largest of its sample of its kink, a number or a length of zero, the greatest of
+    several of the next?  What has no others beside it may be."""
+    if kind == "largest":
+        first = u.topk(min(2, u.shape[-1]), dim=-1).values
+        sizes = torch.stack([first[..., 0] - first[..., -1], u.amax(-1) - u.amin(-1)], -1) if u.shape[-1] > 2 else None
+    else:
+        sizes = u.abs() if kind == "relu" else torch.linalg.vector_norm(u, dim=-1)
+    if sizes is None or sizes.ndim <= batch_dims or sizes.shape[batch_dims:].numel() < 2:
+        return True
+    sizes = sizes.flatten(batch_dims)
+    return bool((sizes.amin(-1) <= _NEAR * sizes.amax(-1)).any())
 
 
 def nearest_weights(kind: Kind, v: Tensor) -> Tensor:

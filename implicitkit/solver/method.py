@@ -74,6 +74,7 @@ class Method(Solver):
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         """The driver's loop."""
+        f.system.lifted.call.kept()
         return iterate(self, f, z0, options)
 
     def unroll(self, f: Evaluations, z0: Tensor, steps: int) -> Tensor:

@@ -160,7 +160,7 @@ class Polyalgorithm(Solver):
             falls, none = settled_without_others(f, z0, total, failed)
             waiting = waiting | none
             failed = failed & ~falls
-        kinked = options.lifts and left and bool((failed & ~waiting).any()) and meets_kinks(f, z0)
+        kinked = options.lifts and left and bool((failed & ~waiting).any()) and meets_kinks(f, total.z)
         if f.kind.returns_program and left and not kinked:
             waiting = waiting | in_a_kink(f, total, failed & ~waiting)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
@@ -247,13 +247,13 @@ class Polyalgorithm(Solver):
 
 
 def meets_kinks(f: Evaluations, z: Tensor) -> bool:
-    """Does the function, or a constraint, meet operations with a kink at ``z``?  One evaluation; none of compiled functions,
-    whose operations nobody sees."""
+    """Does the function, or a constraint, meet operations with a kink, and where there are no constraints is ``z`` near one?
+    One evaluation; none of compiled functions, whose operations nobody sees."""
     if f.system.lifted.compiled:
         return False
-    with Seen(z, (), anywhere=True) as seen:
+    with Seen(z, (), f.system.layout.batch_dims) as seen:
         f.kernel(z)
-    return bool(seen.sites)
+    return bool(seen.sites) and (f.kind.returns_program or seen.near)
 
 
 def _part(f: Evaluations, open_: Tensor, options: Options, stage: Stage, total: Outcome) -> tuple[Tensor, Evaluations]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat, seeded, trees
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.base import Problem
@@ -72,13 +73,11 @@ def by_epigraphs(
         relaxation = _relaxation(problem, z0, args, layout)
         if relaxation is None:
             return None
-        minimum = solve(
-            relaxation.problem,
-            relaxation.start,
-            args,
-            solver=_RELAXED,
-            **_left(solve_once, outcome.taken, outcome.shown),
-        )
+        left = _left(solve_once, outcome.taken, outcome.shown)
+        try:
+            minimum = solve(relaxation.problem, relaxation.start, args, solver=_RELAXED, **left)
+        except CapabilityError:  # it is too large for dense matrices
+            return None
         after = minimum._record.outcome
         if bool((after.status == int(Status.STOPPED)).any()):
             return _marked(~found.converged, found, Status.STOPPED)

@@ -90,8 +90,8 @@ class LowRankBlocks:
     def shifted(self, shift: Tensor, scale: Tensor) -> LowRankBlocks:
         """``shift I + scale J``, each ``(batch,)``: the rows above the border, ``shift I + scale A`` and ``scale U``."""
         other = self.extended.shifted(shift, scale)
-        border = len(self.extended.ready.pattern.indices) - self.extended.ready.pattern.indptr[self.n]
-        other.values[:, -border:] = self.extended.values[:, -border:]
+        below = self.extended.values[:, self.extended.ready.pattern.indptr[self.n] :]  # none where nothing is left of a border
+        other.values[:, other.values.shape[1] - below.shape[1] :] = below
         return LowRankBlocks(other, self.signs)
 
     def solve(self, b: Tensor) -> Tensor:
