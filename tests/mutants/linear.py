@@ -171,7 +171,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/factors/low_rank_blocks.py",
         "tests/solver/test_low_rank_parts.py -k 'border_are or hide'",
-        ("other.values[:, -border:] = self.extended.values[:, -border:]", "pass"),
+        ("other.values[:, other.values.shape[1] - below.shape[1] :] = below", "pass"),
         ("signs * times(longer)[:, self.n :]", "times(longer)[:, self.n :]"),
         ("np.where(m < 0, -1.0, 1.0)", "np.ones_like(m)"),
     ),

@@ -90,7 +90,7 @@ class LowRankBlocks:
     def shifted(self, shift: Tensor, scale: Tensor) -> LowRankBlocks:
         """``shift I + scale J``, each ``(batch,)``: the rows above the border, ``shift I + scale A`` and ``scale U``."""
         other = self.extended.shifted(shift, scale)
-        below = self.extended.values[:, self.extended.ready.pattern.indptr[self.n] :]  # none where nothing is left of a border
+        below = self.extended.values[:, self.extended.ready.pattern.indptr[self.n] :]  # may be none
         other.values[:, other.values.shape[1] - below.shape[1] :] = below
         return LowRankBlocks(other, self.signs)
 
