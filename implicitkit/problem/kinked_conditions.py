@@ -30,7 +30,6 @@ from implicitkit.problem.epigraph import Function, Relaxation, Replacing, Site, 
 from implicitkit.problem.kinked_operations import Kind, nearest_weights
 
 _STEEP = 1e6  # what numbers by their size are multiplied by, so that weights of what is off its kink are at an end
-
 _JUMP = 1e-2  # of the gradient, that counts
 
 

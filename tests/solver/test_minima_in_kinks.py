@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import randn
 from torch import Tensor
 
 import implicitkit as ik
@@ -475,3 +476,10 @@ class _Probe:
 
     def __call__(self, z: Tensor) -> Tensor:
         return self.gradient(z)
+
+
+def test_kinks_of_which_no_program_can_be_made_are_refused_as_kinks_are() -> None:
+    """Not by the limit of a method for the program over their epigraphs, of which the user knows nothing."""
+    A, b = randn(500, 200, seed=0), randn(500, seed=1)
+    with pytest.raises(ik.ConvergenceError):
+        ik.argmin(lambda z: (A @ z - b).abs().max(), torch.zeros(200, dtype=A.dtype))
