@@ -77,6 +77,8 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     if not (f.kind.minimisation or f.kind.returns_program) or outcome.examined:
         return outcome
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
+    if f.kind.returns_scalar:
+        _look_at_value(f, outcome)
     _look_down(f, z0, outcome)
     _leave_saddles(solver, begun, options, outcome)
     if _look_up(solver, begun, options, outcome):
@@ -186,6 +188,14 @@ def _look_up(solver: Solver, start: Start, options: Options, outcome: Outcome) -
     if bool(risen.any()):
         outcome.status, outcome.message = torch.where(risen, int(Status.STALLED), outcome.status), RISEN
     return outcome.z is not before
+
+
+def _look_at_value(f: Evaluations, outcome: Outcome) -> None:
+    """``NONFINITE`` where the gradient is zero and the objective no number: torch's derivative of ``|z - nan|`` is zero."""
+    flat = (outcome.status == int(Status.CONVERGED)) & (outcome.residual_norm == 0)
+    if bool(flat.any()):
+        without = flat & f.value(outcome.z).isnan()
+        outcome.status = torch.where(without, int(Status.NONFINITE), outcome.status)
 
 
 def _look_back(f: Evaluations, outcome: Outcome) -> None:

@@ -1056,6 +1056,21 @@ def test_a_function_of_fewer_digits_than_its_unknown_is_told_from_one_without_a_
     assert ("computed in single precision" in str(caught.value)) == jumps
 
 
+@pytest.mark.parametrize("solver", ["auto", "newton", "lbfgs"])
+def test_an_objective_that_is_no_number_has_no_minimum(solver: str) -> None:
+    """Where its gradient is zero, too, as torch's of ``|z - nan|`` is; the other sample is solved."""
+    aims = torch.tensor([[1.0, 2.0], [float("nan"), 2.0]], dtype=D)
+    found = ik.argmin(
+        lambda z, a: torch.where(a.isnan(), (z - a).abs(), (z - a).square()).sum(-1),
+        torch.tensor([[0.0, 0.0], [0.0, 2.0]], dtype=D),
+        (aims,),
+        batch_dims=1,
+        solver=solver,
+        on_failure="ignore",
+    )
+    assert found.converged.tolist() == [True, False], found
+
+
 @pytest.mark.parametrize("linear_solver", ["lu", "gmres"])
 def test_of_many_derivatives_the_samples_are_counted_and_named(linear_solver: str) -> None:
     t, rule = torch.tensor([1.0, 2.0, 0.0], dtype=D), ik.Implicit(linear_solver=linear_solver)
