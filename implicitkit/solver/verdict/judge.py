@@ -27,6 +27,7 @@ from implicitkit.solver.verdict.newton_correction import DENSE
 from implicitkit.solver.verdict.runaway import runs_away
 from implicitkit.solver.verdict.runaway_near_origin import AWAY, STANDS, vanishes
 from implicitkit.solver.verdict.runaway_record import RunawayRecord
+from implicitkit.solver.verdict.stationary_fit import halves
 from implicitkit.solver.verdict.tolerance import HIDDEN, LEAST, Tolerance
 
 _LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the solver cannot lower
@@ -99,11 +100,16 @@ class Judge(Tolerance):
         return claims & ~refused
 
     def _but_loose(self, z: Tensor, norm: Tensor, claims: Tensor, others: Tensor, before: _Maybe) -> Tensor:
-        """The claims but those which ``|F| <= atol`` alone lets stop while steps get on (``z^2 = 1e-12`` from 1 at 4e-6)."""
+        """The claims but those which ``|F| <= atol`` alone lets stop while steps get on (``z^2 = 1e-12`` from 1 at 4e-6), or a
+        fit is on its way along a valley, where its gradient is small in the units of the unknowns."""
         if not self._by_default or before is None or self.came_from is None:
             return claims
         rtol = max(HIDDEN * self.rtol, _LOOSE)
-        loose = claims & ~others & gets_on(z, norm, self.came_from[0], before, rtol) & (norm > self.rtol * self.floor)
+        loose = claims & ~others & (norm > self.rtol * self.floor)
+        if self.f.kind.of_residuals and bool(loose.any()):
+            on_its_way = ask(self.f, halves, z, loose)
+            claims, loose = claims & ~on_its_way, loose & ~on_its_way
+        loose = loose & gets_on(z, norm, self.came_from[0], before, rtol)
         if not bool(loose.any()):
             return claims
         self._again = torch.full_like(norm, math.inf) if self._again is None else self._again

@@ -11,6 +11,7 @@ from implicitkit.solver.verdict.differences import in_working_precision
 from implicitkit.solver.verdict.newton_correction import DENSE, is_small
 
 _COSINE, _GOOD_FIT = 0.1, 1e-4  # of residuals of a fit with a column of J, or of what cancels there
+_HALF, _LONG = 0.5, 1e-3  # of the residuals, what a step leaves that a fit is worth; and of z, what is a long one
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
 
 
@@ -38,6 +39,24 @@ def well_fitted(J: Tensor, r: Tensor, z: Tensor, F: Tensor, which: Tensor) -> Te
         values = torch.linalg.svdvals(matrix)
         regular = regular & (values[:, -1] > torch.finfo(J.dtype).eps ** 0.5 * values[:, 0])
     return regular & is_small(d / columns, z, torch.finfo(z.dtype).eps) & explains(J, r, in_working_precision(z))[1]
+
+
+def halves(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    """Of the samples ``which``, where a long step of Gauss and Newton is to leave half of the residuals or less, ``min |J d + r| <= |r| / 2`` with
+    ``|d_j| > |z_j| / 1000``, ``(batch,)``, though ``J'r`` be small, as where columns are all but parallel; nowhere where
+    ``J`` is too large to ask."""
+    found = as_fit(f, z)
+    if found is None:
+        return torch.zeros_like(which)
+    J, r = found
+    columns = torch.linalg.vector_norm(J, dim=1, keepdim=True)
+    A = J / torch.where(columns > 0, columns, 1)
+    usable = torch.isfinite(A).flatten(1).all(1) & torch.isfinite(r).all(1)
+    A, b = torch.where(usable[:, None, None], A, 0), torch.where(usable[:, None], r, 0)
+    d, _, _ = lstsq_batched(A, -b)
+    left = torch.linalg.vector_norm(b + (A @ d.unsqueeze(2)).squeeze(2), dim=1)
+    long = (d.abs() > _LONG * columns.squeeze(1) * z.abs()).any(1)
+    return which & usable & long & (left <= _HALF * torch.linalg.vector_norm(b, dim=1))
 
 
 def _by_normal_equations(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
