@@ -117,9 +117,11 @@ class Record:
     theta: tuple[Tensor, ...] = ()
     truncated: bool = False  # so many steps were asked for, and not to converge is no failure
     stand_in: Any = None  # a solved sample, for derivatives in the place of lost ones
+    start: Any = None  # of a flow or an iteration, which may conserve sums of it
+    held: Any = None  # these (:mod:`implicitkit.rule.conserved`), once somebody has asked; ``False``: there are none
 
     def __getstate__(self) -> dict[str, Any]:  # the user's function need not be picklable
-        return self.__dict__ | {"system": None, "theta": (), "stand_in": None}
+        return self.__dict__ | {"system": None, "theta": (), "stand_in": None, "start": None, "held": None}
 
     def unsteady(self, share: float) -> str:
         """A sentence, if two evaluations of the function at the points that were found differ by more than was asked for,

@@ -20,6 +20,10 @@ class SteadyState(Problem):
     positive real part; asked of up to 256 unknowns, of more by :func:`stability`) is a solution, and
     ``solution.message`` says what it is.
 
+    Sums that the flow conserves (atoms in a closed vessel, people in an epidemic without births) stay what they are at the
+    start ``z0``.  Derivatives keep them, up to 512 unknowns, and ``z0`` has the derivative that they give it; without such
+    sums the start does not matter, and its derivative is zero.
+
     Source: Krantz & Parks (2002), theorem 3.3.1, for the derivative, as of a root.
 
     Args:

@@ -66,6 +66,14 @@ class ImplicitSolve(Protocol):
     def for_reverse(self) -> ImplicitSolve:
         """This request, where a reverse pass uses what :meth:`solve_linear` finds in forward mode."""
 
+    @property
+    def follows(self) -> bool:
+        """Does the solution follow a flow from the start, of which sums may remain?"""
+
+    @property
+    def held(self) -> Tensor | None:
+        """``B`` of ``A dz = B dz0``, ``(batch, n, n)``: what of the start remains, if :meth:`solve_linear` has met any."""
+
 
 def root(request: ImplicitSolve, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """``(z, stats)``: the solution as a differentiable function of ``theta`` (and, with derivative zero, of ``z0``)."""
@@ -111,7 +119,9 @@ class _Root(compat.Function):
         z, *theta = point[:-1] if ctx.figures else point
         request, needed = ctx.request, [i for i in range(len(theta)) if ctx.needs_input_grad[2 + i]]
         grads: list[Tensor | None] = [None] * len(theta)
-        usable = _usable(ctx, point) if g is not None and needed else None
+        starts = ctx.needs_input_grad[1] and g is not None
+        start = torch.zeros_like(z) if ctx.needs_input_grad[1] else None
+        usable = _usable(ctx, point) if g is not None and (needed or (starts and request.follows)) else None
         if g is not None and usable is None:
             grads = [torch.zeros_like(t) if i in needed else None for i, t in enumerate(theta)]
         elif g is not None and usable is not None:
@@ -124,39 +134,44 @@ class _Root(compat.Function):
                 or compat.is_legacy_batched(g)
             ):
                 u = _solved(request, True, z, g, theta)
-                found: Sequence[Tensor | None] = _pull_theta(request, z, theta, needed, -u)
+                found: Sequence[Tensor | None] = _pull_theta(request, z, theta, needed, -u) if needed else ()
             else:
-                found = _first_order(request, z, theta, needed, g)
+                u, found = _first_order(request, z, theta, needed, g)
+            start = start if not starts or request.held is None else _times(request.held, u)
             given = request.system.lifted.from_args
             for i, value in zip(needed, found, strict=True):
                 # an argument that the solution does not depend on has derivative zero; an unused parameter has none
                 grads[i] = torch.zeros_like(theta[i]) if value is None and i < given else value
-        if (
-            graph.is_freed()
-        ):  # the function may lead to the solution, a circle that only this can end: no collector sees it
+        if graph.is_freed():  # the function may lead to the solution, a circle that no collector sees
             ctx.request = None
-        # the start does not matter, and says so
-        start = torch.zeros_like(z) if ctx.needs_input_grad[1] else None
         return (None, start, *grads)
 
     @staticmethod
     @tracers.opaque_to_compile
     @compat.outside_inference
     @recording.refusing()
-    def jvp(ctx: Any, _request: Any, _z0: Any, *tangents: Tensor | None) -> tuple[Tensor, None]:
+    def jvp(ctx: Any, _request: Any, dz0: Tensor | None, *tangents: Tensor | None) -> tuple[Tensor, None]:
         request = ctx.request
         with compat.forward_ad_enabled(ctx.saved_tensors) as point:
             moving = [i for i, t in enumerate(tangents) if t is not None]
-            usable = _usable(ctx, point) if moving else None
+            starts = dz0 is not None and request.follows
+            usable = _usable(ctx, point) if moving or starts else None
             if usable is None:
                 return torch.zeros_like(point[0]), None
             z, theta = usable
 
             def pushed(*tangents: Tensor) -> Tensor:
-                b = autodiff.jvp(_theta_only(request, z, theta, moving), [theta[i] for i in moving], tangents)
-                return _solved(request, False, z, -b, theta)
+                dz, start = torch.zeros_like(z), tangents[-1] if len(tangents) > len(moving) else None
+                if moving:
+                    of, own = _theta_only(request, z, theta, moving), [theta[i] for i in moving]
+                    dz = _solved(request, False, z, -autodiff.jvp(of, own, tangents[: len(moving)]), theta)
+                elif start is not None:
+                    _solved(request, False, z, start, theta)  # which meets what is held
+                if start is None or request.held is None:
+                    return dz
+                return dz + _solved(request, False, z, _times(request.held, start), theta)
 
-            own = [_as(tangents[i], theta[i]) for i in moving]
+            own = [_as(tangents[i], theta[i]) for i in moving] + ([] if dz0 is None else [_as(dz0, z)])
             later = recording.recorded(pushed, own, z, (z, *theta))
             return pushed(*own) if later is None else later, None
 
@@ -281,6 +296,11 @@ def _usable(ctx: Any, point: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]] | 
     return found
 
 
+def _times(B: Tensor, v: Tensor) -> Tensor:
+    """``B v`` of every sample."""
+    return (B.to(v) @ v.unsqueeze(2)).squeeze(2)
+
+
 def _solved(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, theta: Sequence[Tensor]) -> Tensor:
     """:class:`_LinSolve`.  A batch of ``is_grads_batched=True`` becomes rows first: no control flow is allowed on it, and
     what a Function records of it is lost, since torch looks for its graph in the plain tensor below."""
@@ -316,24 +336,25 @@ def _refuse_batched_tangents(g: Tensor, *used: Tensor) -> None:
 
 def _first_order(
     request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], needed: Sequence[int], g: Tensor
-) -> Sequence[Tensor | None]:
-    """The everyday backward: one evaluation whose graph serves the linear solve and the pullback to theta."""
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """The everyday backward: one evaluation whose graph serves the linear solve and the pullback to theta; ``u``, too."""
     z = z.detach()  # out of the wrapper of a transform that has ended, as theta is below
     known = request.system.problem.first_order(request.system, z, theta)
     if known is not None:
         A, pull = known
-        return pull(-request.solve_linear(A.T, g, True), needed)
+        u = request.solve_linear(A.T, g, True)
+        return u, pull(-u, needed)
     leaves = [compat.ordinary(t.detach()) for t in theta]
     leaves = [t.requires_grad_() if i in needed else t for i, t in enumerate(leaves)]
     out, A = request.linearise(z, leaves)
     u = request.solve_linear(A.T, g, True)
     if A.structure is not None:
         found = A.structure.pull(u)
-        return [found[i] for i in needed]
+        return u, [found[i] for i in needed]
     wanted = [leaves[i] for i in needed]
-    if not out.requires_grad:
-        return [None] * len(needed)
-    return graph.pulled(out, wanted, -u, retain_graph=False)
+    if not out.requires_grad or not wanted:
+        return u, [None] * len(needed)
+    return u, graph.pulled(out, wanted, -u, retain_graph=False)
 
 
 def _pull_theta(

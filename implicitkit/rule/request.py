@@ -25,6 +25,7 @@ from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.iterative.preconditioners import preconditioner
 from implicitkit.reporting import failed_samples, linear_failure
 from implicitkit.rule.changed_function import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
+from implicitkit.rule.conserved import at_constant_sums, is_suspect, sums, warn_if_broken
 from implicitkit.rule.determinacy import warn_if_singular
 from implicitkit.rule.gauge import without_gauge
 from implicitkit.rule.hidden_dependence import warn_if_hidden
@@ -160,6 +161,7 @@ class Request:
             outcome = find(self.solver, f, z0, self.options)
             self.system.lifted.found()
             self.record.outcome, self.record.system, self.record.theta = outcome, self.system, tuple(theta)
+            self.record.start, self.record.held = (z0 if self.system.problem.kind.flow > 0 else None), None
             z = outcome.z.clone()  # a solver may return what the map returned, and that may be anyone's
             if self.on_failure == "nan" and not outcome.all_converged:  # finite, so that a derivative of zero is zero
                 z = torch.where((outcome.status == int(Status.CONVERGED)).unsqueeze(1), z, z0)
@@ -238,6 +240,9 @@ class Request:
         gauges = (transposed or self.reversed_) and isinstance(self.linear_solver, Auto)
         A.told_singular = gauges
         answer, whole = self._answer(A, b, transposed, limited)
+        if (held := self._held(A.T if transposed else A) if not whole or is_suspect(A) else None) is not None:
+            answer = at_constant_sums(A, b, answer, held)
+            whole = bool(answer.converged.all())
         if gauges and not whole:
             answer, whole = self._without_gauge(A, b, answer, transposed, limited)
         if answer.error is not None and not whole:
@@ -249,7 +254,7 @@ class Request:
             LinearReport(shaped(answer.converged), shaped(answer.residual_norm), shaped(answer.steps), transposed)
         )
         del self.record.linear[:-8]  # the last few are enough
-        if self.on_failure != "ignore" and self.linear_solver.exact:
+        if self.on_failure != "ignore" and self.linear_solver.exact and held is None:
             solve = lambda A, b: self._answer(A, b, transposed, limited)[0]  # noqa: E731
             warn_if_singular(self.record, self.options.rtol, A, b, answer.x, transposed, solve)
         if answer.doubt and self.on_failure != "ignore":
@@ -289,6 +294,26 @@ class Request:
         is_minus = A.asked and A.fixed_point and self.linear_solver.exact and torch.equal(x, -b) and bool(b.any())
         if is_minus and (len(b) != A.batch or torch.equal(A.mv(x), b)):
             refuse_hidden(self.record)
+
+    def _held(self, J: Operator) -> Tensor | None:
+        """Sums that a flow conserves (:mod:`implicitkit.rule.conserved`), asked for once."""
+        if (record := self.record).held is None and record.start is not None and isinstance(self.linear_solver, Auto):
+            residual = lambda z: record.system.residual(z, *record.theta)  # noqa: E731
+            found = sums(J, residual, record.outcome.z, record.start, self.options.rtol)
+            record.held = False if found is None else found
+            if found is not None and self.on_failure != "ignore":
+                warn_if_broken(record, found, record.theta)
+        return self.held
+
+    @property
+    def follows(self) -> bool:
+        """Does the solution follow a flow from the start, of which sums may remain?"""
+        return self.record.start is not None and not self.system.problem.kind.iteration
+
+    @property
+    def held(self) -> Tensor | None:
+        """``s C^T C`` of the sums of the start that the solution keeps, if a linear solve has met any."""
+        return self.record.held if isinstance(self.record.held, Tensor) else None
 
     def _without_gauge(
         self, A: Operator, b: Tensor, found: LinearSolution, transposed: bool, limited: dict[str, Any]

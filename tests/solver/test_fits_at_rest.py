@@ -232,8 +232,8 @@ NAMES = ("huber", "soft_l1", "cauchy", "arctan")
 @pytest.mark.parametrize("dtype", [D, torch.float32])
 @pytest.mark.parametrize("start", [(1e6, 4e4), (4e6, 4.9e4)])
 def test_a_fit_on_its_way_along_a_valley_is_not_at_rest(start: tuple[float, float], dtype: torch.dtype) -> None:
-    """Arrhenius' law in SI units: ``J'r`` is below ``atol``, by the units of the unknowns, where Gauss and Newton's step is to
-    leave 3 % of the residuals.  (Single precision ended there, as run away.)"""
+    """Arrhenius' law in SI units: ``J'r`` is below ``atol``, by the units of the unknowns, where Gauss and Newton's step is
+    to leave 3 % of the residuals.  (Single precision ended there, as run away.)"""
     T = torch.linspace(300, 400, 12, dtype=dtype)
     law = lambda p: p[0] * torch.exp(-p[1] / (8.314 * T))  # noqa: E731
     truth = torch.tensor([5e6, 5e4], dtype=dtype)

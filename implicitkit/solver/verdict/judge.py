@@ -100,8 +100,8 @@ class Judge(Tolerance):
         return claims & ~refused
 
     def _but_loose(self, z: Tensor, norm: Tensor, claims: Tensor, others: Tensor, before: _Maybe) -> Tensor:
-        """The claims but those which ``|F| <= atol`` alone lets stop while steps get on (``z^2 = 1e-12`` from 1 at 4e-6), or a
-        fit is on its way along a valley, where its gradient is small in the units of the unknowns."""
+        """The claims but those which ``|F| <= atol`` alone lets stop while steps get on (``z^2 = 1e-12`` from 1 at 4e-6), or
+        while a fit is on its way along a valley, where its gradient is small in the units of the unknowns."""
         if not self._by_default or before is None or self.came_from is None:
             return claims
         rtol = max(HIDDEN * self.rtol, _LOOSE)

@@ -1,0 +1,161 @@
+"""States at rest of flows that conserve sums: derivatives at constant sums, and along those of the start."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.foundation.errors import DegenerateWarning
+
+D = torch.float64
+
+
+def _enzyme(z: Tensor, k: Tensor) -> Tensor:
+    """Enzyme, substrate, complex and product in a closed vessel: ``E + C`` and ``S + C + P`` stay what they are."""
+    E, S, C, P = z.unbind(-1)
+    bound, released = k[0] * E * S - k[1] * C, k[2] * C - 0.1 * E * P
+    return torch.stack([released - bound, -bound, bound - released, released], -1)
+
+
+def _binding(z: Tensor, k: Tensor) -> Tensor:
+    A, B, C = z.unbind(-1)
+    rate = k[0] * A * B - k[1] * C * (1 + k[2])
+    return torch.stack([-rate, -rate, rate], -1)
+
+
+def _epidemic(z: Tensor, k: Tensor) -> Tensor:
+    """Susceptible, infected, and immune for a while."""
+    well, ill, immune = z.unbind(-1)
+    infected = k[0] * well * ill
+    return torch.stack([k[2] * immune - infected, infected - k[1] * ill, k[1] * ill - k[2] * immune], -1)
+
+
+def _chain(z: Tensor, k: Tensor) -> Tensor:
+    """A Markov chain, whose rows add up to one."""
+    pull = torch.tensor([1.0, -1.0, 0.5, 0.2], dtype=k.dtype)
+    P = torch.softmax(torch.cat([torch.outer(k, pull) + torch.eye(3, 4, dtype=k.dtype), 0 * pull[None]]), 1)
+    return z @ P - z
+
+
+def _insulated(z: Tensor, k: Tensor) -> Tensor:
+    """Heat in a rod that none leaves, with a current through it."""
+    places = torch.linspace(0, 1, z.shape[-1] - 1, dtype=z.dtype)
+    flux = z.diff(dim=-1) * (1 + k[0] * places) + k[1] * torch.sin(9 * places) - k[2] * places
+    pad = torch.nn.functional.pad
+    return pad(flux, (0, 1)) - pad(flux, (1, 0))
+
+
+FLOWS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[float], list[float]]] = {
+    "enzyme": (_enzyme, [1.0, 5.0, 0.0, 0.0], [1.0, 0.5, 0.3]),
+    "binding": (_binding, [1.0, 2.0, 0.1], [1.0, 0.5, 0.3]),
+    "epidemic": (_epidemic, [0.99, 0.01, 0.0], [0.5, 0.1, 0.05]),
+    "chain": (_chain, [0.25] * 4, [0.3, 0.2, 0.9]),
+    "insulated": (_insulated, torch.linspace(0, 1, 20).tolist(), [0.3, 0.2, 0.9]),
+}
+
+
+def _verb(verb: str, flow: str, dtype: torch.dtype = D) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor, Tensor]:
+    """A number of the state at rest, as a function of the start and the parameters, and these."""
+    rhs, start, k = FLOWS[flow]
+    solve: Any = ik.steady_state if verb == "steady_state" else ik.fixed_point
+    f = rhs if verb == "steady_state" else lambda z, k: z + 0.3 * rhs(z, k)
+
+    def value(z0: Tensor, k: Tensor) -> Tensor:
+        z = solve(f, z0, (k,)).value
+        return (z * torch.cos(torch.arange(z.shape[-1], dtype=z.dtype))).sum(-1)
+
+    return value, torch.tensor(start, dtype=dtype), torch.tensor(k, dtype=dtype)
+
+
+def _slope(f: Callable[[Tensor], Tensor], x: Tensor, h: float = 1e-4) -> Tensor:
+    return torch.stack([(f(x + h * e) - f(x - h * e)) / (2 * h) for e in torch.eye(len(x), dtype=x.dtype)], -1)
+
+
+CASES = [(verb, flow) for flow in FLOWS for verb in ("steady_state", "fixed_point")]
+CASES = [case for case in CASES if case not in {("fixed_point", "enzyme"), ("fixed_point", "epidemic")}]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(("verb", "flow"), CASES)
+@pytest.mark.parametrize("mode", [torch.func.jacrev, torch.func.jacfwd], ids=["reverse", "forward"])
+def test_derivatives_keep_what_the_flow_keeps(mode: Any, verb: str, flow: str) -> None:
+    """Beside finite differences of the solve: of parameters and start, and of both again.  (They were refused.)"""
+    value, z0, k = _verb(verb, flow)
+    by_k, by_start = lambda z0, k: mode(value, 1)(z0, k), lambda z0, k: mode(value)(z0, k)
+    close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DegenerateWarning)
+        close(by_k(z0, k), _slope(lambda k: value(z0, k), k))
+        if verb == "steady_state":
+            close(by_start(z0, k), _slope(lambda z0: value(z0, k), z0))
+            close(mode(by_start, 1)(z0, k), _slope(lambda k: by_start(z0, k), k))
+        close(mode(by_k, 1)(z0, k), _slope(lambda k: by_k(z0, k), k))
+
+
+@pytest.mark.parametrize("flow", ["enzyme", "chain"])
+@pytest.mark.parametrize("dtype", [D, torch.float32])
+def test_everyday_backward_gives_start_and_parameters_at_once(flow: str, dtype: torch.dtype) -> None:
+    value, z0, k = _verb("steady_state", flow, dtype)
+    leaves = z0.requires_grad_(), k.requires_grad_()
+    found = torch.autograd.grad(value(*leaves), leaves)
+    value, z0, k = _verb("steady_state", flow)
+    wanted = _slope(lambda z0: value(z0, k), z0), _slope(lambda k: value(z0, k), k)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.to(D), b, rtol=1e-3 if dtype == torch.float32 else 1e-6, atol=1e-4)
+
+
+def test_each_sample_keeps_sums_of_its_own() -> None:
+    """The third has one more, the second a flow that leaks and keeps none."""
+    z0 = torch.tensor([[1.0, 2.0, 0.1], [1.0, 2.0, 0.1], [1.0, 2.0, 0.1]], dtype=D)
+    open_ = torch.tensor([[0.0], [1.0], [0.0]], dtype=D)
+    active = torch.tensor([[1.0], [1.0], [0.0]], dtype=D)
+
+    def rhs(z: Tensor, k: Tensor) -> Tensor:
+        leak = torch.tensor([0.3, 0.2, 0.1], dtype=D) - 0.1 * z
+        return active * _binding(z, k) + open_ * leak - (1 - active) * torch.tensor([0.0, 0.0, 1.0]) * (z - k[0])
+
+    def value(k: Tensor) -> Tensor:
+        return ik.steady_state(rhs, z0, (k,), batch_dims=1).value
+
+    k = torch.tensor([1.0, 0.5, 0.3], dtype=D)
+    torch.testing.assert_close(torch.func.jacrev(value)(k), _slope(value, k), rtol=1e-5, atol=1e-6)
+    together = torch.func.vmap(lambda z0: _verb("steady_state", "enzyme")[0](z0, k))
+    starts = torch.tensor([[1.0, 5.0, 0.0, 0.0], [2.0, 3.0, 0.1, 0.0]], dtype=D)
+    alone = torch.func.jacrev(lambda s: torch.stack([_verb("steady_state", "enzyme")[0](z, k) for z in s]))(starts)
+    torch.testing.assert_close(torch.func.jacrev(together)(starts), alone, rtol=1e-6, atol=1e-8)
+
+
+def test_a_root_has_no_start_and_a_double_root_no_sum() -> None:
+    """Of an equation that is no flow nothing is kept; and ``-z^3`` keeps nothing although its Jacobian is singular."""
+    _, z0, k = _verb("steady_state", "binding")
+    k.requires_grad_()
+    with pytest.raises(ik.ConvergenceError, match="singular"):
+        ik.root(_binding, z0, (k,)).value[0].backward()
+    with pytest.raises(ik.ConvergenceError, match="singular"):
+        start = torch.zeros(2, dtype=D)
+        ik.steady_state(lambda z, k: -((z * k[:2]) ** 3), start, (k,)).value.sum().backward()
+
+
+def test_a_parameter_that_breaks_a_sum_is_named() -> None:
+    """One entry of a stochastic matrix cannot change by itself; where its rows do together nothing is wrong."""
+    weights = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]], dtype=D).log().requires_grad_()
+    P = torch.softmax(weights, 1)
+    with pytest.warns(DegenerateWarning, match="conserve"):
+        p = ik.fixed_point(lambda p: p @ P, torch.full((3,), 1 / 3, dtype=D)).value
+        found = torch.autograd.grad(p[0], weights)[0]
+
+    def first(w: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eig(torch.softmax(w, 1).T)
+        v = vectors[:, values.real.argmax()].real
+        return v[0] / v.sum()
+
+    h = 1e-6 * torch.eye(9, dtype=D).view(9, 3, 3)
+    w = weights.detach()
+    slope = torch.stack([(first(w + e) - first(w - e)) / 2e-6 for e in h]).view(3, 3)
+    torch.testing.assert_close(found, slope, rtol=1e-6, atol=1e-8)
