@@ -118,7 +118,7 @@ class Record:
     truncated: bool = False  # so many steps were asked for, and not to converge is no failure
     stand_in: Any = None  # a solved sample, for derivatives in the place of lost ones
     start: Any = None  # of a flow or an iteration, which may conserve sums of it
-    held: Any = None  # these (:mod:`implicitkit.rule.conserved`), once somebody has asked; ``False``: there are none
+    held: Any = None  # these (:mod:`implicitkit.rule.conserved`), once somebody has asked
 
     def __getstate__(self) -> dict[str, Any]:  # the user's function need not be picklable
         return self.__dict__ | {"system": None, "theta": (), "stand_in": None, "start": None, "held": None}

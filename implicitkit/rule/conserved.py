@@ -42,7 +42,7 @@ from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.solution import Record
 
-_LARGEST = 512  # unknowns of which singular values are taken
+LARGEST = 512  # unknowns of which singular values are taken
 _NUMBERS = 1 << 24  # in all matrices, at most
 _POINTS = 3  # at which F is to keep the sums
 _AWAY = 0.3  # of each unknown, and of the mean one: how far away they are
@@ -61,7 +61,7 @@ def sums(J: Operator, residual: Map, z: Tensor, start: Tensor | None, tolerance:
         start: where the solve began. tolerance: of ``|z|``, by which the solver may have changed a sum.
     """
     samples, n = z.shape
-    if start is None or start.shape != z.shape or n > _LARGEST or J.batch * n * n > _NUMBERS:
+    if start is None or start.shape != z.shape or n > LARGEST or J.batch * n * n > _NUMBERS:
         return None
     matrix, eps = J.dense()[:samples].detach(), torch.finfo(z.dtype).eps
     finite = torch.isfinite(matrix).flatten(1).all(1)

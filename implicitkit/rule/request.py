@@ -25,7 +25,7 @@ from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.iterative.preconditioners import preconditioner
 from implicitkit.reporting import failed_samples, linear_failure
 from implicitkit.rule.changed_function import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
-from implicitkit.rule.conserved import at_constant_sums, is_suspect, sums, warn_if_broken
+from implicitkit.rule.conserved import LARGEST, at_constant_sums, is_suspect, sums, warn_if_broken
 from implicitkit.rule.determinacy import warn_if_singular
 from implicitkit.rule.gauge import without_gauge
 from implicitkit.rule.hidden_dependence import warn_if_hidden
@@ -161,7 +161,8 @@ class Request:
             outcome = find(self.solver, f, z0, self.options)
             self.system.lifted.found()
             self.record.outcome, self.record.system, self.record.theta = outcome, self.system, tuple(theta)
-            self.record.start, self.record.held = (z0 if self.system.problem.kind.flow > 0 else None), None
+            follows = self.system.problem.kind.flow > 0 and z0.shape[1] <= LARGEST
+            self.record.start, self.record.held = (z0 if follows else None), None
             z = outcome.z.clone()  # a solver may return what the map returned, and that may be anyone's
             if self.on_failure == "nan" and not outcome.all_converged:  # finite, so that a derivative of zero is zero
                 z = torch.where((outcome.status == int(Status.CONVERGED)).unsqueeze(1), z, z0)
@@ -299,11 +300,11 @@ class Request:
         """Sums that a flow conserves (:mod:`implicitkit.rule.conserved`), asked for once."""
         if (record := self.record).held is None and record.start is not None and isinstance(self.linear_solver, Auto):
             residual = lambda z: record.system.residual(z, *record.theta)  # noqa: E731
-            found = sums(J, residual, record.outcome.z, record.start, self.options.rtol)
-            record.held = False if found is None else found
-            if found is not None and self.on_failure != "ignore":
-                warn_if_broken(record, found, record.theta)
-        return self.held
+            record.held = sums(J, residual, record.outcome.z, record.start, self.options.rtol)
+            if record.held is not None and self.on_failure != "ignore":
+                warn_if_broken(record, record.held, record.theta)
+            record.start = record.start if record.held is not None else None  # nobody asks again
+        return record.held
 
     @property
     def follows(self) -> bool:
@@ -313,7 +314,7 @@ class Request:
     @property
     def held(self) -> Tensor | None:
         """``s C^T C`` of the sums of the start that the solution keeps, if a linear solve has met any."""
-        return self.record.held if isinstance(self.record.held, Tensor) else None
+        return self.record.held
 
     def _without_gauge(
         self, A: Operator, b: Tensor, found: LinearSolution, transposed: bool, limited: dict[str, Any]

@@ -43,8 +43,8 @@ def well_fitted(J: Tensor, r: Tensor, z: Tensor, F: Tensor, which: Tensor) -> Te
 
 def halves(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     """Of the samples ``which``, where a long step of Gauss and Newton is to leave half of the residuals or less,
-    ``min |J d + r| <= |r| / 2`` with ``|d_j| > |z_j| / 1000``, ``(batch,)``, though ``J'r`` be small, as where columns are all but parallel; nowhere where
-    ``J`` is too large to ask."""
+    ``min |J d + r| <= |r| / 2`` with ``|d_j| > |z_j| / 1000``, ``(batch,)``, though ``J'r`` be small,
+    as where columns are all but parallel; nowhere where ``J`` is too large to ask."""
     found = as_fit(f, z)
     if found is None:
         return torch.zeros_like(which)
