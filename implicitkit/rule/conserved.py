@@ -16,7 +16,7 @@ Since ``C`` is constant the rules for derivatives of every order stay what they 
 
 ``C`` spans the left null space of ``J``, of samples of which it is seen that
 
-- ``C F = 0`` at points elsewhere, ``z`` changed by about a third of each unknown and of the mean one;
+- ``C F = 0`` at points elsewhere, ``z`` changed by up to a third of each unknown and of the mean one, or of the start's;
 - the solver has kept ``C z``, as steps along ``F`` and combinations of them do: of an equation ``F = 0`` that is no flow, or
   of a solver that goes other ways, the start means nothing.
 
@@ -45,7 +45,7 @@ from implicitkit.solution import Record
 LARGEST = 512  # unknowns of which singular values are taken
 _NUMBERS = 1 << 24  # in all matrices, at most
 _POINTS = 3  # at which F is to keep the sums
-_AWAY = 0.3  # of each unknown, and of the mean one: how far away they are
+_AWAY = 0.3  # of each unknown, and of the mean one: how far away they are, at most
 _SAID = (
     "sums that the flow conserves are not conserved where a parameter changes by itself: the derivative holds for changes "
     "of the parameters that keep them (a matrix whose rows still add up to one). If those are made outside of the "
@@ -71,7 +71,8 @@ def sums(J: Operator, residual: Map, z: Tensor, start: Tensor | None, tolerance:
         return None
     C = torch.where(null.unsqueeze(1), left, 0)
     kept = null.any(1) & _nothing_of(C, start - z, torch.linalg.vector_norm(z, dim=1), max(tolerance, eps**0.5))
-    size = z.abs().mean(1, keepdim=True)
+    size = torch.maximum(z.abs().mean(1, keepdim=True), start.abs().mean(1, keepdim=True))
+    size = torch.where(size > eps**0.5, size, 1)  # at zero itself everything is conserved
     with torch.no_grad():
         for k in range(_POINTS if bool(kept.any()) else 0):
             own, mean = (seeded.uniform(n, seed=0x51 + 2 * k + i).to(z) for i in (0, 1))

@@ -297,13 +297,13 @@ class Request:
             refuse_hidden(self.record)
 
     def _held(self, J: Operator) -> Tensor | None:
-        """Sums that a flow conserves (:mod:`implicitkit.rule.conserved`), asked for once."""
+        """Sums that a flow conserves, asked for once."""
         if (record := self.record).held is None and record.start is not None and isinstance(self.linear_solver, Auto):
             residual = lambda z: record.system.residual(z, *record.theta)  # noqa: E731
             record.held = sums(J, residual, record.outcome.z, record.start, self.options.rtol)
             if record.held is not None and self.on_failure != "ignore":
                 warn_if_broken(record, record.held, record.theta)
-            record.start = record.start if record.held is not None else None  # nobody asks again
+            record.start = None if record.held is None else record.start  # nobody asks again
         return record.held
 
     @property
@@ -338,7 +338,6 @@ class Request:
         everywhere."""
         solver = self.linear_solver
         assert solver is not None
-
         with full_precision(b.device.type):
             scales = solver.exact and not solver.has_units and not getattr(A.near, "exact", False)
             even = equilibrated(A, b, self.record.outcome.z, transposed) if scales else None

@@ -77,6 +77,26 @@ MUTANTS = [
         ("torch.isfinite(A).flatten(1).all(1)] = torch.nan", "torch.isfinite(A).flatten(1).all(1)] = 0"),
     ),
     *mutants(
+        "implicitkit/rule/conserved.py",
+        "tests/derivatives/test_conserved_sums.py",
+        ("& _nothing_of(C, start - z, torch", "| _nothing_of(C, start - z, torch"),
+        ("kept = kept & _nothing_of(C, F,", "kept = kept | _nothing_of(C, F,"),
+        ("size = torch.where(size > eps**0.5, size, 1)", "size = z.abs()"),
+        ("(values[:, :1, None] * C) @ C.mT", "2 * (values[:, :1, None] * C) @ C.mT + 0.1"),
+        (
+            "    return bool((smallest <= torch.finfo(smallest.dtype).eps ** 0.75 * largest).any())\n",
+            "    return False\n",
+        ),
+        ("        warn(_SAID, DegenerateWarning)\n", "        pass\n"),
+    ),
+    *mutants(
+        "implicitkit/rule/primitive.py",
+        "tests/derivatives/test_conserved_sums.py",
+        ("start = start if not starts or request.held is None else _times(request.held, u)", "start = start"),
+        ("return dz + _solved(request, False, z, _times(request.held, start), theta)", "return dz"),
+        ("(needed or (starts and request.follows))", "needed"),
+    ),
+    *mutants(
         "implicitkit/rule/gauge.py",
         "tests/derivatives/test_large_gauges.py",
         ("lambda factors, v: factors.split(v)[1]", "lambda factors, v: factors.split(v)[0]"),
