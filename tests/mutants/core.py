@@ -188,21 +188,21 @@ MUTANTS = [
         ),
         ("            A = A.T if transposed else A\n", ""),
         (
-            "return graph.pulled(out, wanted, -u, retain_graph=False)",
-            "return graph.pulled(out, wanted, u, retain_graph=False)",
+            "return u, graph.pulled(out, wanted, -u, retain_graph=False)",
+            "return u, graph.pulled(out, wanted, u, retain_graph=False)",
         ),
         (
             "    u = request.solve_linear(A.T, g, True)\n    if A.structure",
             "    u = request.solve_linear(A, g, True)\n    if A.structure",
         ),
         (
-            "return pull(-request.solve_linear(A.T, g, True), needed)",
-            "return pull(request.solve_linear(A.T, g, True), needed)",
+            "return u, pull(-u, needed)",
+            "return u, pull(u, needed)",
             QP,
         ),
         (
-            "return pull(-request.solve_linear(A.T, g, True), needed)",
-            "return pull(-request.solve_linear(A, g, True), needed)",
+            "return u, pull(-u, needed)",
+            "return u, pull(-request.solve_linear(A, g, True), needed)",
             QP,
         ),
         ("return compat.below_legacy_batch(rows, b)", "return compat.below_legacy_batch(rows, -b)", TRANSFORMS),
