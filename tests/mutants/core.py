@@ -150,13 +150,13 @@ MUTANTS = [
         ),
         ("u = _solved(request, True, z, g, theta)", "u = _solved(request, False, z, g, theta)"),
         (
-            "return _solved(request, False, z, -b, theta)\n\n",
-            "return _solved(request, False, z, b, theta)\n\n",
+            "dz = _solved(request, False, z, -autodiff.jvp(",
+            "dz = _solved(request, False, z, autodiff.jvp(",
             TRANSFORMS,
         ),
         (
-            "return _solved(request, False, z, -b, theta)\n\n",
-            "return _solved(request, True, z, -b, theta)\n\n",
+            "dz = _solved(request, False, z, -autodiff.jvp(",
+            "dz = _solved(request, True, z, -autodiff.jvp(",
             TRANSFORMS,
         ),
         (
