@@ -263,7 +263,8 @@ def _times(with_bias: bool) -> Rule:
 
     def rule(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         bias, A, B = args[:3] if with_bias else (None, *args[:2])
-        if with_bias and (kwargs.get("alpha", 1) != 1 or kwargs.get("beta", 1) != 1 or len(args) > 3):
+        beta = kwargs.get("beta", 1)
+        if with_bias and (kwargs.get("alpha", 1) != 1 or beta not in (0, 1) or len(args) > 3):
             raise NotTraceable("added with a factor")
         if trace.tracked(B):
             links = _constant(trace, A)
@@ -273,7 +274,7 @@ def _times(with_bias: bool) -> Rule:
         else:
             links = sp.csr_matrix(_constant(trace, B).T)
             found = _through(sp.kron(sp.identity(A.shape[0]), links, format="csr"), trace.read(A))
-        if bias is not None and trace.tracked(bias):
+        if bias is not None and beta and trace.tracked(bias):
             found = index_sets.union([found, pointwise.broadcast(trace, bias, out.shape)])
         trace.write(out, found)
 
