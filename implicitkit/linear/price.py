@@ -99,6 +99,8 @@ def price_of(
             filled = max(least, _SEPARATOR * min(reach**3, size**2))
         else:
             filled = least * min(math.sqrt(max(1.0, _DENSE_SEPARATOR * reach**3 / max(1.0, least))), _UNSURE)
+        if reach:  # within the band that it is renumbered for, which is all there is of a chain
+            filled = min(filled, _ENTRY * entries + _FILL * (2 * reach) ** 2 * size)
         factored = matrices * (_EACH + filled)
     return Price(products, (found + factored) / (CALL + numbers + wide))
 

@@ -20,7 +20,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.forcing import aim_of_model
 from implicitkit.solver.steps.line_search import decrease
-from implicitkit.solver.steps.paths import Path, way_to_boundary
+from implicitkit.solver.steps.paths import End, Path, way_to_boundary
 from implicitkit.solver.steps.region import POOR, Region
 from implicitkit.sparsity.patterns import SMALLEST
 
@@ -36,7 +36,9 @@ class NewtonCG(Method):
 
     Steihaug's method (1983; Nocedal & Wright 2006, algorithm 7.2): along a direction of negative curvature, or where an
     iterate leaves the region, it goes to the boundary, so that indefinite Hessians do no harm.  The inner residual is cut to
-    ``min(0.5, sqrt(|g| / |g_0|)) |g|``, which makes the outer convergence superlinear.  A step is taken when ``rho``, the
+    ``min(0.5, sqrt(|g| / |g_0|)) |g|``, which makes the outer convergence superlinear, and as far as a claim asks once a step
+    has shown that the objective is quadratic (:func:`~implicitkit.solver.steps.forcing.aim_of_model`).  Once products go by
+    the entries of the Hessian they are preconditioned by its diagonal, where that is uneven.  A step is taken when ``rho``, the
     decrease over the one the model promised, exceeds ``1e-4``; below 1/4 the radius shrinks to a quarter of the step, above
     3/4 at the boundary it doubles (algorithm 4.1).  One linearisation, and one path (:mod:`implicitkit.solver.steps.paths`),
     serve until a step is accepted.
@@ -176,7 +178,7 @@ def _by_factors(
 
 @overload
 def steihaug(
-    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int, *, path: Path | None = None
+    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int, *, path: End | None = None
 ) -> tuple[Tensor, Tensor]:
     """Whatever the products cost there is a step."""
 
@@ -191,7 +193,7 @@ def steihaug(
     max_steps: int,
     price: float,
     *,
-    path: Path | None = None,
+    path: End | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """``None`` where products cost more than factors."""
 
@@ -205,7 +207,7 @@ def steihaug(
     max_steps: int,
     price: float = math.inf,
     *,
-    path: Path | None = None,
+    path: End | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """Approximate minimisers ``p`` ``(batch, n)`` of ``g'p + p'Hp / 2`` in a ball.
 

@@ -58,15 +58,26 @@ def aim_of_model(f: Evaluations, g: Tensor, largest: float, state: dict[str, Any
     asks is enough, of ``|g|`` where one was refused.
 
     Args:
-        state: ``first``, ``|g_0|``; ``left`` and ``norm``, ``r`` and ``|g|`` of the step before, if that is known, else NaN.
+        state: ``first``, ``|g_0|``; ``left`` and ``norm``, ``r`` and ``|g|`` of the step before, if these are known.
     """
     norm = torch.linalg.vector_norm(g, dim=1)
     eta = (norm / state["first"]).sqrt().clamp_max(largest)
-    if "left" in state:
-        wrong = torch.linalg.vector_norm(g - state["left"], dim=1) / state["norm"]
-        eta = torch.fmin(eta, wrong)  # the other one where it is NaN
+    eta = torch.fmin(eta, how_wrong(g, state))  # the other one where it is NaN
     least = _OF_CLAIM * torch.minimum(f.tolerance.to(norm), norm)
     return torch.maximum(eta * norm, least)
+
+
+def how_wrong(g: Tensor, state: dict[str, Any]) -> Tensor:
+    """By what share of the gradient then the model of the step before was wrong, ``(batch,)``; NaN where that is not known.
+    ``state``: as of :func:`aim_of_model`."""
+    if state.get("left") is None:
+        return torch.full_like(g[:, 0], torch.nan)
+    return torch.linalg.vector_norm(g - state["left"], dim=1) / state["norm"].to(g)
+
+
+def least_share(f: Evaluations, eta: Tensor) -> Tensor:
+    """``eta``, where that is no smaller than the last step needs (:func:`forcing_term`)."""
+    return torch.maximum(eta, f.tolerance / (_margin(f) * f.norm))
 
 
 def after_step(eta: Tensor, t: Tensor, norm: Tensor) -> dict[str, Tensor]:
