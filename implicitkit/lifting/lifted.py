@@ -69,7 +69,8 @@ class Lifted:
         probe: the output of the first evaluation at ``z0`` and ``args``, if pure and made on plain tensors; else ``None``.
         random: it draws random numbers. within: it gives what it captures to transforms that it begins.
         failed: why matrices of samples have no factors. cut: an evaluation since its reset
-            gave nothing tracked. sparse: it meets torch's sparse matrices. rest: what else modules hold. bindings: what variables were. call, work: of it.
+            gave nothing tracked. sparse: it meets torch's sparse matrices. rest: what else modules hold.
+            bindings: what variables were. call, work: of it.
     """
 
     function: Callable[..., Any]

@@ -153,7 +153,12 @@ class Request:
         return solved_inside(lambda: self._find(z0, theta), lambda z: [self.system.residual(z, *theta)])
 
     def _find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        with compat.untracked(), full_precision(z0.device.type), compat.own_graphs(), as_they_lie(self.system.lifted.sparse):
+        with (
+            compat.untracked(),
+            full_precision(z0.device.type),
+            compat.own_graphs(),
+            as_they_lie(self.system.lifted.sparse),
+        ):
             f = Evaluations(self.system, theta, self.solver.solves)
             if self.first is not None:
                 f.prime(z0, self.first)

@@ -46,9 +46,9 @@ class Accumulation(Trace):
         self.before: tuple[Tensor, Tensor] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        first = args[0] if args else None
-        writes = tracers.operation(func)[1] and isinstance(first, Tensor) and self.tracked(first)
-        self.before = (first, first.clone()) if writes else None
+        first, self.before = args[0] if args else None, None
+        if isinstance(first, Tensor) and tracers.operation(func)[1] and self.tracked(first):
+            self.before = first, first.clone()
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def value(self, t: Tensor) -> Tensor:

@@ -37,10 +37,10 @@ class ConvexNewton(Method):
     r"""``z <- z - H^{-1} g`` by a dense Cholesky factor, sample by sample; a quadratic takes one step.
 
     Where factors cost more than seven products (:mod:`implicitkit.linear.price`) by conjugate gradients, to ``|H d + g| <=
-    min(0.1, sqrt(|g| / |g_0|)) |g|``, and as far as a claim asks once a step has shown that the objective is quadratic, until
-    a step has taken as many products as factors cost, or would at the rate of its first few; then by factors.  Matrices that
-    are not to be ``formed`` are never factored: a sample is given up once a step takes fifty products, or would, of an
-    objective that is not quadratic.
+    min(0.1, sqrt(|g| / |g_0|)) |g|``, and as far as a claim asks once a step has shown that the objective is quadratic,
+    until a step has taken as many products as factors cost, or would at the rate of its first few; then by factors.
+    Matrices that are not to be ``formed`` are never factored: a sample is given up once a step takes fifty products, or
+    would, of an objective that is not quadratic.
 
     A step is halved until it lowers the objective as the slope promises (Armijo 1966).  A sample is given up (status
     ``STALLED``) as soon as its Hessian is not positive definite beyond rounding, ten halvings are not enough, or steps that

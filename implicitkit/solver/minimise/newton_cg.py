@@ -36,12 +36,12 @@ class NewtonCG(Method):
 
     Steihaug's method (1983; Nocedal & Wright 2006, algorithm 7.2): along a direction of negative curvature, or where an
     iterate leaves the region, it goes to the boundary, so that indefinite Hessians do no harm.  The inner residual is cut to
-    ``min(0.5, sqrt(|g| / |g_0|)) |g|``, which makes the outer convergence superlinear, and as far as a claim asks once a step
-    has shown that the objective is quadratic (:func:`~implicitkit.solver.steps.forcing.aim_of_model`).  Once products go by
-    the entries of the Hessian they are preconditioned by its diagonal, where that is uneven.  A step is taken when ``rho``, the
-    decrease over the one the model promised, exceeds ``1e-4``; below 1/4 the radius shrinks to a quarter of the step, above
-    3/4 at the boundary it doubles (algorithm 4.1).  One linearisation, and one path (:mod:`implicitkit.solver.steps.paths`),
-    serve until a step is accepted.
+    ``min(0.5, sqrt(|g| / |g_0|)) |g|``, which makes the outer convergence superlinear, and as far as a claim asks once a
+    step has shown that the objective is quadratic (:func:`~implicitkit.solver.steps.forcing.aim_of_model`).  Once products
+    go by the entries of the Hessian they are preconditioned by its diagonal, where that is uneven.  A step is taken when
+    ``rho``, the decrease over the one the model promised, exceeds ``1e-4``; below 1/4 the radius shrinks to a quarter of
+    the step, above 3/4 at the boundary it doubles (algorithm 4.1).  One linearisation, and one path
+    (:mod:`implicitkit.solver.steps.paths`), serve until a step is accepted.
 
     From 128 unknowns on, a Hessian with a sparsity pattern (``jac_sparsity``) is factored sparse, and the minimiser of the
     model within the region is the exact one (Moré & Sorensen 1983); where factors cost as much as seven products or more
