@@ -173,7 +173,7 @@ def _soft(x: Tensor, beta: float, threshold: float) -> tuple[Tensor, Tensor]:
 
 
 def _softplus(v: Any, a: Any, k: Any, out: Any) -> Parts:
-    return [(a[0], _soft(v[0], *(*a[1:], 1, 20)[:2] if len(a) < 3 else a[1:3])[0])]
+    return [(a[0], _soft(v[0], *(*a[1:], *(1, 20)[len(a) - 1 :]))[0])]
 
 
 def _softplus_backward(v: Any, a: Any, k: Any, out: Any) -> Parts:
