@@ -45,7 +45,7 @@ def _sparse(L: sp.csr_matrix, layout: str) -> Tensor:
         return {"coo": T, "csr": T.to_sparse_csr(), "csc": T.to_sparse_csc()}[layout]
 
 
-I, J = (torch.from_numpy(k) for k in _edges(N))
+FROM, TO = (torch.from_numpy(k) for k in _edges(N))
 CSR, COO = (_sparse(_laplacian(N), layout) for layout in ("csr", "coo"))
 SLOPES = torch.linspace(-1, 1, N, dtype=D)
 
@@ -63,11 +63,11 @@ def _by_columns(z: Tensor) -> Tensor:
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "quotients and powers": lambda z: (1 + z[I] ** 2) / (2 + z[J] ** 4) - (3 - z[J]) / 2,
+    "quotients and powers": lambda z: (1 + z[FROM] ** 2) / (2 + z[TO] ** 4) - (3 - z[TO]) / 2,
     "functions of one number": lambda z: torch.sin(z) * torch.exp(z).log1p() + torch.sqrt(1 + z * z).reciprocal(),
     "others": lambda z: torch.cosh(z) - torch.asinh(z) + torch.sinh(z) + torch.nn.functional.softplus(3 * z, 2.0),
     "choices": lambda z: torch.where(SLOPES > 0, torch.sigmoid(z), -torch.atan(z).cos()),
-    "sums at places": lambda z: torch.zeros(N, dtype=D).index_add(0, I, torch.rsqrt(2 + (z[I] - z[J]) ** 2)),
+    "sums at places": lambda z: torch.zeros(N, dtype=D).index_add(0, FROM, torch.rsqrt(2 + (z[FROM] - z[TO]) ** 2)),
     "means": lambda z: torch.cat([z[1:] * z[:-1], (z[:12].view(3, 4) ** 2).mean(1)]),
     "writing": _written_into,
     "compressed rows": lambda z: CSR @ (z * (CSR @ z)),
@@ -106,7 +106,7 @@ def test_entries_are_those_of_the_jacobian(name: str) -> None:
     [
         lambda z: torch.erf(z),
         lambda z: torch.sqrt(z - 0.1) * z,
-        lambda z: torch.zeros_like(z).index_add(0, I[:N], z, alpha=2.0),
+        lambda z: torch.zeros_like(z).index_add(0, FROM[:N], z, alpha=2.0),
         lambda z: z ** (2 + z * z),
     ],
     ids=["no derivative", "not finite", "a factor", "a power of unknowns"],
@@ -142,7 +142,7 @@ def test_a_fit_on_a_graph_takes_few_products_and_two_steps(form: str, monkeypatc
     y = torch.randn(N, dtype=D, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
     def objective(z: Tensor, y: Tensor) -> Tensor:
-        smooth = ((z[I] - z[J]) ** 2).sum() if T is None else (z * (T @ z)).sum()
+        smooth = ((z[FROM] - z[TO]) ** 2).sum() if T is None else (z * (T @ z)).sum()
         return 0.5 * ((z - y) ** 2).sum() + smooth
 
     found = ik.argmin(objective, torch.zeros(N, dtype=D), (y,))
