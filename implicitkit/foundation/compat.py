@@ -380,6 +380,11 @@ def own_tangents(t: Tensor) -> Tensor:
     return t.double().to(t.dtype) if narrow else t
 
 
+def entries_of(t: Tensor) -> tuple[Tensor, Tensor]:
+    """``(places, values)`` of a sparse tensor in coordinates, which may name a place several times."""
+    return t._indices(), t._values()
+
+
 class Function(torch.autograd.Function):
     """An ``autograd.Function`` whose ``forward`` takes positional arguments without defaults: torch looks for defaults in
     its signature at every call, a twentieth of a small solve."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from implicitkit.foundation.pytrees import tensors_in
@@ -50,15 +51,20 @@ class Work(NamedTuple):
 
 class Tally:
     """Counts the :class:`Work` of an evaluation.  Of a function that leaves torch, has operations of somebody's own, or
-    factors matrices, operations and what they return do not tell how long it takes: it stays unknown."""
+    factors matrices, operations and what they return do not tell how long it takes: it stays unknown.
+
+    Attributes:
+        sparse: an operation has met one of torch's sparse matrices.
+    """
 
     def __init__(self) -> None:
         self.operations = self.numbers = self.products = 0
-        self.known = True
+        self.known, self.sparse = True, False
 
     def add(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         """Count one operation."""
         name = getattr(func, "__name__", "")
+        self.sparse = self.sparse or any(isinstance(t, Tensor) and t.layout is not torch.strided for t in args)
         made = sum(t.numel() for t in tensors_in(out))
         self.operations += 1
         self.numbers += made

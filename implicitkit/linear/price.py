@@ -25,6 +25,7 @@ _BAND = 3.0  # numbers of a product for one entry in a band, ...
 _ENTRY = 10.0  # ... for one entry of a sparse matrix, ...
 _FILL = 0.008  # ... and for ``fill^2 / n``, about the operations that its factors take
 _FULL = 7e-4  # for each of ``n^3``, where factors are so full that dense ones cost less
+_CHAIN = 1.25  # times that, where they fill next to nothing but a band
 _GRID = 150.0  # root of the size of a grid whose factors cost twice that
 _SEPARATOR = 0.12  # for the cube of a separator in space, and those below it, ...
 _DENSE_SEPARATOR = 0.016  # ... and of one alone
@@ -99,6 +100,8 @@ def price_of(
             filled = max(least, _SEPARATOR * min(reach**3, size**2))
         else:
             filled = least * min(math.sqrt(max(1.0, _DENSE_SEPARATOR * reach**3 / max(1.0, least))), _UNSURE)
+        if reach:  # within the band that it is renumbered for, which is all there is of a chain
+            filled = min(filled, _CHAIN * _ENTRY * entries + _FILL * (2 * reach) ** 2 * size)
         factored = matrices * (_EACH + filled)
     return Price(products, (found + factored) / (CALL + numbers + wide))
 

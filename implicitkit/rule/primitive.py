@@ -30,6 +30,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, compat, graph, recording, tracers
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.sparse_products import as_they_lie
 from implicitkit.system import System
 
 
@@ -136,7 +137,8 @@ class _Root(compat.Function):
                 u = _solved(request, True, z, g, theta)
                 found: Sequence[Tensor | None] = _pull_theta(request, z, theta, needed, -u) if needed else ()
             else:
-                u, found = _first_order(request, z, theta, needed, g)
+                with as_they_lie(request.system.lifted.sparse):
+                    u, found = _first_order(request, z, theta, needed, g)
             start = start if not starts or request.held is None else _times(request.held, u)
             given = request.system.lifted.from_args
             for i, value in zip(needed, found, strict=True):

@@ -14,6 +14,7 @@ from implicitkit.foundation.autocast import default_tolerance, full_precision
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.linear_report import LinearReport
 from implicitkit.foundation.operators import Operator, repeated
+from implicitkit.foundation.sparse_products import as_they_lie
 from implicitkit.linear.auto import Auto
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.blocks import BlockSubstitution
@@ -153,7 +154,12 @@ class Request:
         return solved_inside(lambda: self._find(z0, theta), lambda z: [self.system.residual(z, *theta)])
 
     def _find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        with compat.untracked(), full_precision(z0.device.type), compat.own_graphs():
+        with (
+            compat.untracked(),
+            full_precision(z0.device.type),
+            compat.own_graphs(),
+            as_they_lie(self.system.lifted.sparse),
+        ):
             f = Evaluations(self.system, theta, self.solver.solves)
             if self.first is not None:
                 f.prime(z0, self.first)

@@ -105,6 +105,14 @@ def most(pattern: IndexSets) -> int | None:
     return 2 * several  # where lines are set apart
 
 
+def is_regular(pattern: IndexSets) -> bool:
+    """Are the columns of a row at a few distances from each other, as on a grid, and so few colours found at once?"""
+    widest = _widest(pattern)
+    distances = _distances(pattern) if widest else None
+    stride = None if distances is None else _stride(distances, widest)
+    return widest <= 1 or (stride is not None and stride <= 2 * widest + 3)
+
+
 def groups_of_columns(pattern: IndexSets) -> tuple[np.ndarray, int] | None:
     """The colour of each column, and how many colours; columns of one colour share no row."""
     n = pattern.shape[1]

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from implicitkit.foundation import graph, seeded
 from implicitkit.foundation.numbers import numbers
-from implicitkit.sparsity.colouring import Colouring, colour, fewest, most, of_columns
+from implicitkit.sparsity.accumulation import accumulated
+from implicitkit.sparsity.colouring import Colouring, colour, fewest, is_regular, most, of_columns
 from implicitkit.sparsity.index_sets import IndexSets
 from implicitkit.sparsity.same_pattern import Pattern, with_entries
 
@@ -27,6 +28,9 @@ _LIKELY, _ALIKE = 1e-6, 64.0  # of themselves products with one may differ by, a
 _TIMES = (1.37, 0.61, 2.23)  # no powers of two, whose products have the same rounding errors
 _AS_MUCH = 1e-2  # of what it should be, how far a multiple may be from that
 _SURE = 1e-8  # of the product itself, by which it may be wrong: then it need not be asked what cancels in it
+_FOLLOWED = 16  # products that take as long as an evaluation that is followed, about
+_FOLLOWED_FROM = 2048  # rows from which it is: of fewer numbers the calls take most of the time
+_LOST = "lost"  # what is remembered of a pattern whose entries could not be followed
 _Product = Callable[[Tensor], Tensor]
 
 
@@ -38,12 +42,15 @@ class Coloured(Pattern):
         origin: who said so: ``"detected"`` or ``"given"``. symmetric: the matrix is.
         known: its entries are, and need not be found from products.
         told: the colours, where they follow from those of a smaller matrix and need not be looked for.
+        followed: all operations are known that lead from the unknowns to what is differentiated, and their derivatives
+            (:mod:`~implicitkit.sparsity.accumulation`).
     """
 
     origin: str = "detected"
     symmetric: bool = False
     known: bool = False
     told: Colouring | None = field(default=None, repr=False, compare=False)
+    followed: bool = field(default=False, compare=False)
 
     @functools.cached_property
     def colouring(self) -> Colouring:
@@ -59,8 +66,17 @@ class Coloured(Pattern):
         return np.zeros(0, dtype=np.int64) if self.known else _places(self.pattern, self.colouring, self.symmetric)
 
     @property
+    def accumulates(self) -> bool:
+        """Do the entries take less time by one evaluation that is followed than by products, and than to find colours?"""
+        if not self.followed or _LOST in self._found:
+            return False
+        return self.pattern.shape[0] >= _FOLLOWED_FROM and not self.analysed(is_regular)
+
+    @property
     def products(self) -> int:
-        """How many show the entries; at least, while their colours are not known."""
+        """How many show the entries, or take as long; at least, while their colours are not known."""
+        if self.accumulates:
+            return _FOLLOWED
         found = self.told is not None or "colouring" in self.__dict__
         return self.colouring.products if found else self.analysed(fewest)
 
@@ -106,6 +122,23 @@ class Coloured(Pattern):
         if alone.number:
             self._read(values, other, alone, None, c.count * size_out, size_in, like)
         return values, self._error(values, random, shown if check is None else check)
+
+    def entries(
+        self, function: Callable[[Tensor], Tensor], mv: _Product, rmv: _Product, z: Tensor
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`values` of the Jacobian of ``function`` at ``z`` ``(batch, n)``; by following an evaluation where that
+        takes less time than products (:attr:`accumulates`)."""
+        if self.accumulates and len(z) < _SAMPLES:
+            values = accumulated(function, z, self.pattern)
+            if values is not None:
+                v = seeded.uniform(self.shape[0], seed=0x5EED).numpy() + 0.5
+                shown, size, A = product_of_one(rmv, v, len(z), z), np.tile(v, len(z)), self.stacked(values)
+                wrong = np.abs((A.T @ size).reshape(shown.shape) - shown)
+                error = _relative(wrong, (abs(A).T @ size).reshape(shown.shape))
+                if np.isfinite(shown).all() and bool((error <= _SURE).all()):
+                    return values, error
+            self._found[_LOST] = True
+        return self.values(mv, rmv, len(z), z)
 
     def _of_one(self, product: _Product, seeds: _Seeds, batch: int, n: int, like: Tensor) -> np.ndarray | None:
         """The entries ``(nnz,)`` of the matrix of all samples, each of which shows other colours: a few products, not one
@@ -197,17 +230,21 @@ def _relative(wrong: np.ndarray, size: np.ndarray) -> np.ndarray:
     return error
 
 
-def coloured(pattern: IndexSets, origin: str = "detected", symmetric: bool = False) -> Coloured | None:
+def coloured(
+    pattern: IndexSets, origin: str = "detected", symmetric: bool = False, followed: bool = False
+) -> Coloured | None:
     """A pattern made ready for use; ``None`` if no colouring halves the products that a dense matrix takes.
 
-    ``symmetric``: the matrix is.
+    ``symmetric``: the matrix is. ``followed``: its entries need no colours.
     """
     pattern = sp.csr_matrix(pattern).astype(bool)
     if symmetric:
         pattern = sp.csr_matrix(pattern + pattern.T)
     pattern.sum_duplicates()
     pattern.sort_indices()
-    ready = Coloured(pattern, origin, symmetric)
+    ready = Coloured(pattern, origin, symmetric, followed=followed)
+    if ready.accumulates:
+        return ready
     few = most(pattern)  # a bound costs nothing, colours of a large graph more than a solve that never asks for them
     if few is not None and 2 * few <= min(pattern.shape):
         return ready

@@ -10,20 +10,15 @@ little.  Control flow on values gives the pattern of the branch taken.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from implicitkit.foundation.tracers import compiles
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.index_sets import IndexSets, TooDense
 from implicitkit.sparsity.rules import RULES
-from implicitkit.sparsity.tracing import NotTraceable, NumpyGuard, Trace
-from implicitkit.sparsity.watching import watched_by
+from implicitkit.sparsity.tracing import NotTraceable, Trace, watching
 
 
 @dataclass(frozen=True)
@@ -33,13 +28,14 @@ class Detected:
     Attributes:
         pattern: boolean ``(m, n)`` in compressed rows, the same for every sample; ``None`` if there is none to be had.
         reason: why there is none. guessed: operations without a rule, which may have made the pattern larger than need be.
-        named: how many numbers have got names.
+        named: how many numbers have got names. seen: names of the operations that have met an unknown.
     """
 
     pattern: IndexSets | None
     reason: str = ""
     guessed: tuple[str, ...] = field(default=())
     named: int = 0
+    seen: frozenset[str] = frozenset()
 
 
 def detect(
@@ -62,7 +58,7 @@ def detect(
     trace = Trace(RULES, unknowns, scalars, batch)
     trace.write(point, index_sets.identity(point.numel(), unknowns, scalars))
     try:
-        with index_sets.limited(budget, each), _eager(), NumpyGuard(trace), watched_by(trace), trace, torch.no_grad():
+        with index_sets.limited(budget, each), watching(trace):
             out = function(point)
         sets = trace.read(out.detach() if out.requires_grad else out)
     except TooDense as error:
@@ -74,11 +70,4 @@ def detect(
     if batch > 1:
         rows = out.shape[1]
         sets = index_sets.merge(sets, np.arange(batch * rows) % rows, rows)
-    return Detected(sets, "", tuple(dict.fromkeys(trace.guessed)), trace.named)
-
-
-def _eager() -> AbstractContextManager[Any]:
-    """Compiled functions do not show their operations: they are run uncompiled."""
-    if compiles() and hasattr(torch.compiler, "set_stance"):
-        return torch.compiler.set_stance("force_eager")
-    return nullcontext()
+    return Detected(sets, "", tuple(dict.fromkeys(trace.guessed)), trace.named, frozenset(trace.seen))

@@ -65,7 +65,7 @@ def take(sets: IndexSets, rows: np.ndarray) -> IndexSets:
     missing = rows < 0
     if missing.any():
         padded = np.append(sets.indptr, sets.indptr[-1])
-        sets = _made(sets.indices, padded, (count + 1, sets.shape[1]))
+        sets = sp.csr_matrix((sets.data, sets.indices, padded), shape=(count + 1, sets.shape[1]), copy=False)
         rows = np.where(missing, count, rows)
     if sets.nnz > sets.shape[0] or len(rows) > count:
         afford(int(np.diff(sets.indptr)[rows].sum(dtype=np.int64)), len(rows))
@@ -75,16 +75,18 @@ def take(sets: IndexSets, rows: np.ndarray) -> IndexSets:
 
 
 def union(collections: Sequence[IndexSets]) -> IndexSets:
-    """Row by row the union."""
+    """Row by row the union; of rows of numbers the sum."""
     result = collections[0]
     for other in collections[1:]:
-        if other is result or not other.nnz:
+        counts = result.dtype != bool or other.dtype != bool
+        if (other is result and not counts) or not other.nnz:
             continue
         if not result.nnz:
             result = other
             continue
         if (
-            result.nnz == other.nnz
+            not counts
+            and result.nnz == other.nnz
             and np.array_equal(result.indices, other.indices)
             and np.array_equal(result.indptr, other.indptr)
         ):
@@ -105,10 +107,11 @@ def merge(sets: IndexSets, groups: np.ndarray, count: int) -> IndexSets:
 
 
 def through(targets: np.ndarray, sources: np.ndarray, count: int, sets: IndexSets) -> IndexSets:
-    """Row ``t`` is the union of the rows ``s`` over all pairs ``(t, s)`` of ``targets`` and ``sources``."""
+    """Row ``t`` is the union of the rows ``s`` over all pairs ``(t, s)`` of ``targets`` and ``sources``; of rows of numbers
+    the sum."""
     afford(int(np.diff(sets.indptr)[sources].sum(dtype=np.int64)), max(count, len(sources)))
     links = sp.csr_matrix((np.ones(len(targets), dtype=bool), (targets, sources)), shape=(count, sets.shape[0]))
-    result = (links @ sets).astype(bool, copy=False)
+    result = (links @ sets).astype(sets.dtype, copy=False)
     result.sort_indices()
     result.has_canonical_format = True
     return result

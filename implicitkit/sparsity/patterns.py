@@ -135,6 +135,7 @@ class Sparsity:
 
 def detected(function: Callable[[Tensor], Tensor], z: Tensor, symmetric: bool = False) -> Coloured | None:
     """The pattern of ``function`` at ``z``, by watching one evaluation; ``None`` where there is none worth having."""
+    from implicitkit.sparsity.accumulation import follows
     from implicitkit.sparsity.compression import coloured
     from implicitkit.sparsity.detection import detect
 
@@ -147,7 +148,7 @@ def detected(function: Callable[[Tensor], Tensor], z: Tensor, symmetric: bool = 
     found = detect(function, z, budget=batch * longest * each, each=each)
     if found.pattern is None or found.pattern.nnz * fraction > found.pattern.shape[0] * n:
         return None
-    return coloured(found.pattern, symmetric=symmetric)
+    return coloured(found.pattern, symmetric=symmetric, followed=follows(found.seen))
 
 
 def _detected_bordered(function: Callable[[Tensor], Tensor], z: Tensor) -> Bordered | None:

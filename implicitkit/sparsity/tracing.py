@@ -7,7 +7,8 @@ although it comes back as another Python object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from implicitkit.foundation import tracers
 from implicitkit.foundation.pytrees import tree_flatten
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.index_sets import IndexSets
+from implicitkit.sparsity.watching import watched_by
 
 T = TypeVar("T")
 
@@ -47,7 +49,7 @@ class Trace(tracers.TorchDispatchMode):
 
     Attributes:
         guessed: names of operations without a rule: their results depend on all their inputs. named: how many numbers have
-            been.
+            been. seen: names of the operations that have met an unknown.
     """
 
     def __init__(self, rules: dict[str, Rule], unknowns: int, scalars: int = 0, batch: int = 1) -> None:
@@ -55,6 +57,7 @@ class Trace(tracers.TorchDispatchMode):
         self.rules, self.unknowns = rules, unknowns + scalars
         self.scalars, self.batch, self.named = scalars, batch, 0
         self.guessed: list[str] = []
+        self.seen: set[str] = set()
         self._sets: dict[int, IndexSets] = {}
         self._unit: dict[int, int] = {}  # bytes for one row of the sets
         self._alive: list[Any] = []  # storages whose address must not be used again
@@ -174,6 +177,7 @@ class Trace(tracers.TorchDispatchMode):
         self._choose([t for t in outputs if not (t.is_floating_point() or t.is_complex())])
         if any(t.is_floating_point() or t.is_complex() for t in outputs):
             name = tracers.operation(func)[0].split("::")[1].rstrip("_")
+            self.seen.add(name)
             rule = self.rules.get(name, self.rules["pointwise"] if torch.Tag.pointwise in func.tags else None)
             if rule is None:
                 self.guess(name, inputs, outputs)
@@ -218,3 +222,17 @@ class NumpyGuard(TorchFunctionMode):
         if name in self._EXITS and args and not self.trace.sleeps and self.trace.tracked(args[0]):
             raise NotTraceable(f"Tensor.{name} takes the unknowns out of torch")
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def watching(trace: Trace) -> Iterator[None]:
+    """What is evaluated inside is seen by ``trace``."""
+    with _eager(), NumpyGuard(trace), watched_by(trace), trace, torch.no_grad():
+        yield
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """Compiled functions do not show their operations: they are run uncompiled."""
+    if tracers.compiles() and hasattr(torch.compiler, "set_stance"):
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()

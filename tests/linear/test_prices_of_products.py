@@ -271,14 +271,16 @@ def test_matrices_that_are_not_to_be_formed_never_are(monkeypatch: pytest.Monkey
         raise AssertionError("a dense Hessian")
 
     monkeypatch.setattr("implicitkit.solver.minimise.convex_newton.by_factors", refused)
-    scale = torch.logspace(0, 8, 200, dtype=D)
-    found = ik.argmin(
-        lambda z: 0.5 * (scale * z**2).sum() - z.sum(),
-        torch.zeros(200, dtype=D),
-        solver=ConvexNewton(formed=False),
-        on_failure="ignore",
-    )
-    assert found.status == int(ik.Status.STALLED), found
+    scale, generator = torch.logspace(0, 8, 200, dtype=D), torch.Generator().manual_seed(0)
+    axes = torch.linalg.qr(torch.randn(200, 200, dtype=D, generator=generator))[0]
+    for turned, status in ((lambda z: axes @ z, ik.Status.STALLED), (lambda z: z, ik.Status.CONVERGED)):
+        found = ik.argmin(
+            lambda z, turned=turned: 0.5 * (scale * turned(z) ** 2).sum() - z.sum(),
+            torch.zeros(200, dtype=D),
+            solver=ConvexNewton(formed=False),
+            on_failure="ignore",
+        )
+        assert found.status == int(status), found  # a diagonal is no matrix: it scales the products
 
 
 def test_what_a_scaled_solution_leaves_is_told_by_a_matrix_that_is_there() -> None:

@@ -93,7 +93,7 @@ def confirmed(
         ready = sparsity.find(function, z)
         if ready is None:
             return None
-        values, error = ready.values(mv, rmv, len(z), z)
+        values, error = ready.entries(function, mv, rmv, z)
         worst, tolerance = _worst(error), _tolerance(z)
         if worst <= tolerance or ready.is_rounding(values, mv, rmv, z, tolerance):
             return ready, values

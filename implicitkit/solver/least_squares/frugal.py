@@ -16,7 +16,7 @@ from implicitkit.linear.price import Work, price_of_dense_fit
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt, is_dear
 from implicitkit.solver.minimise.newton_cg import steihaug
-from implicitkit.solver.steps.forcing import after_step, forcing_term
+from implicitkit.solver.steps.forcing import after_step, forcing_term, how_wrong, least_share
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.paths import Path
 from implicitkit.solver.steps.region import Region
@@ -30,6 +30,7 @@ _DOUBLING = 64  # samples of which the hardest takes twice as many
 _EVALUATION = 1.5  # products that a trial point costs, with its gradient
 _LEAST, _PART = 4.0, 1 / 6  # products for a step, and the part of those that are left: the first steps are the dearest
 _FORCING, _FINEST = 0.2, 1e-3  # of the gradient of the model that a step leaves, at most and at least
+_LINEAR = 1e-6  # of a gradient, by which the model of the step before was wrong where residuals are linear
 _TRIALS = 6  # radii of a step
 _MOST = 500  # products in one trial
 
@@ -49,7 +50,8 @@ class FrugalLevenbergMarquardt(LevenbergMarquardt):
     few (:mod:`implicitkit.linear.iterative.frugal`), or the radius has to shrink six times in a row, this is
     ``levenberg_marquardt`` from the point that has been reached.  So it is where ``k P`` is less than about what a
     fit takes whose gradient grows before it falls (100, and of 64 samples the hardest 200), and that of a sample has not
-    fallen when a sixth of ``k P`` is spent.
+    fallen when a sixth of ``k P`` is spent.  Of residuals that the first step has shown to be linear the next one is the
+    last, and ``k`` is one.
 
     So it is at once below 16 unknowns, where ``k P < 120``, in half precision, elsewhere than on a processor, and where the
     units of the unknowns are to be those of the Jacobian (``x_scale="jac"``).
@@ -74,6 +76,7 @@ class FrugalLevenbergMarquardt(LevenbergMarquardt):
             "spent": 0.0,
             "price": None,
             "first": None,
+            "left": None,
             "factored": super().init(f, z),  # which has the model of a robust loss, too
         }
 
@@ -90,15 +93,18 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
     """A step in the trust region, and the state after it; ``None`` where factors are the better choice."""
     out, point = f.residuals_graph(z)
     price = _price(f, z, out) if state["price"] is None else state["price"]
-    factorisations = _FACTORISATIONS if is_dear(f, z) else _SINGULAR
-    most, first = factorisations * price, f.norm if state["first"] is None else state["first"]
+    factorisations, g = _FACTORISATIONS if is_dear(f, z) else _SINGULAR, f(z)
+    wrong = how_wrong(g, state)
+    linear = bool((wrong <= _LINEAR)[f.active].all())  # then the first factors solve it
+    most, first = (1 if linear else factorisations) * price, f.norm if state["first"] is None else state["first"]
     hard = _HARD * (1 + math.log(len(z), _DOUBLING))
-    if most < _WORTH or (_BEGINNING * most <= state["spent"] and most < hard and _has_grown(f, first)):
+    if (most < _WORTH and not linear) or (_BEGINNING * most <= state["spent"] and most < hard and _has_grown(f, first)):
         return None
     left = most - state["spent"]
-    g, value, region = f(z), f.value(z), Region(state["radius"], z, ~f.active)
+    value, region = f.value(z), Region(state["radius"], z, ~f.active)
     eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(_FINEST, _FORCING)
-    target, share = eta.to(z) * f.norm.to(z), min(price, _share(f, eta, left))
+    eta = least_share(f, torch.fmin(eta, wrong.to(eta)))
+    target, share = eta.to(z) * f.norm.to(z), max(_LEAST, left) if linear else min(price, _share(f, eta, left))
     model = state["factored"]["share"]
     A, count = _gauss_newton(out, point, curvature(f, z, model))
     bounded, at_once, kept = torch.zeros_like(f.active), None, torch.zeros_like(region.radius)
@@ -117,7 +123,9 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
         if bool(region.found.all()):
             after = after_step(eta, torch.where(bounded, 0.0, 1.0).to(f.norm), f.norm)
             state["factored"]["share"] = next_share(model, kept, at_once)
+            whole = path.left is not None and torch.equal(region.z, z + p)
             state = state | after | {"radius": region.radius, "spent": state["spent"] + count[0]}
+            state["left"] = path.left if whole else None
             return region.z, state | {"price": price, "first": first}
     return None
 

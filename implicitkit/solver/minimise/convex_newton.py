@@ -19,12 +19,15 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import WORTH, steihaug
 from implicitkit.solver.steps.convex_model import by_factors
+from implicitkit.solver.steps.forcing import aim_of_model, how_wrong
 from implicitkit.solver.steps.line_search import backtrack
+from implicitkit.solver.steps.paths import End
 
 _PAYS = 0.5  # of |g| that a step may leave, if it is not to be forgiven
 _FORGIVEN = 40.0  # products that such steps in a row may cost
 _TARGET = 0.1  # of |g| that these may leave of the model's
 _TRIED = 50.0  # products of a step, at most, where there are no factors to turn to
+_QUADRATIC = 1e-6  # of a gradient, by which the model of the step before was wrong where the objective is quadratic
 _FAR = 1e6  # steps as long as that, by max(|z|, 1), are none of a convex model
 _HALVINGS = 10  # of a step
 
@@ -34,9 +37,10 @@ class ConvexNewton(Method):
     r"""``z <- z - H^{-1} g`` by a dense Cholesky factor, sample by sample; a quadratic takes one step.
 
     Where factors cost more than seven products (:mod:`implicitkit.linear.price`) by conjugate gradients, to ``|H d + g| <=
-    min(0.1, sqrt(|g| / |g_0|)) |g|``, until a step has taken as many products as factors cost, or would at the rate of its
-    first few; then by factors.  Matrices that are not to be ``formed`` are never factored: a sample is given up once a step
-    takes fifty products, or would.
+    min(0.1, sqrt(|g| / |g_0|)) |g|``, and as far as a claim asks once a step has shown that the objective is quadratic,
+    until a step has taken as many products as factors cost, or would at the rate of its first few; then by factors.
+    Matrices that are not to be ``formed`` are never factored: a sample is given up once a step takes fifty products, or
+    would, of an objective that is not quadratic.
 
     A step is halved until it lowers the objective as the slope promises (Armijo 1966).  A sample is given up (status
     ``STALLED``) as soon as its Hessian is not positive definite beyond rounding, ten halvings are not enough, or steps that
@@ -86,7 +90,10 @@ class ConvexNewton(Method):
             A = f.linearize(z)
             price = state["price"] or (f.price_of_dense(z, A=A) if self.formed else _TRIED)
             frugal = state["frugal"] and price >= WORTH
-            found = _by_products(f, A, z, g, state["first"], price) if frugal else None
+            end, target = End(), aim_of_model(f, g, _TARGET, state)
+            known = not self.formed and bool((how_wrong(g, state) <= _QUADRATIC)[f.active].all())
+            most = max(price, z.shape[1]) if known else price  # nothing else does better
+            found = _by_products(f, A, z, g, target, most, end) if frugal else None
             if found is None and not self.formed:
                 f.stuck = f.active
                 return z, state
@@ -109,16 +116,16 @@ class ConvexNewton(Method):
         waiting = state["waiting"] + given_up
         if waiting > f.at_work - given_up:
             f.stuck = f.active
-        return search.z, state | {"idle": idle, "waiting": waiting, "price": price, "frugal": found is not None}
+        left = end.left if found is not None and torch.equal(search.z, z + d) else None
+        after = {"idle": idle, "waiting": waiting, "price": price, "frugal": found is not None, "left": left}
+        return search.z, state | after | {"norm": norm}
 
 
 def _by_products(
-    f: Evaluations, A: Operator, z: Tensor, g: Tensor, first: Tensor, price: float
+    f: Evaluations, A: Operator, z: Tensor, g: Tensor, target: Tensor, price: float, end: End
 ) -> tuple[Tensor, Tensor] | None:
     """What :func:`by_factors` returns, by conjugate gradients as far as a step needs it; ``None`` where these cost more than
     factors."""
-    norm = torch.linalg.vector_norm(g, dim=1)
     far = _FAR * torch.linalg.vector_norm(z, dim=1).clamp_min(1)
-    target = norm * (norm / first).sqrt().clamp_max(_TARGET)
-    found = steihaug(A, g, far, target, ~f.active, z.shape[1], price)
+    found = steihaug(A, g, far, target, ~f.active, z.shape[1], price, path=end)
     return None if found is None else (found[0], torch.linalg.vector_norm(found[0], dim=1) < 0.5 * far)

@@ -18,8 +18,9 @@ from implicitkit.linear.iterative.inner_cg import left_by_minimal_residuals
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
+from implicitkit.solver.steps.forcing import aim_of_model
 from implicitkit.solver.steps.line_search import decrease
-from implicitkit.solver.steps.paths import Path, way_to_boundary
+from implicitkit.solver.steps.paths import End, Path, way_to_boundary
 from implicitkit.solver.steps.region import POOR, Region
 from implicitkit.sparsity.patterns import SMALLEST
 
@@ -35,10 +36,12 @@ class NewtonCG(Method):
 
     Steihaug's method (1983; Nocedal & Wright 2006, algorithm 7.2): along a direction of negative curvature, or where an
     iterate leaves the region, it goes to the boundary, so that indefinite Hessians do no harm.  The inner residual is cut to
-    ``min(0.5, sqrt(|g| / |g_0|)) |g|``, which makes the outer convergence superlinear.  A step is taken when ``rho``, the
-    decrease over the one the model promised, exceeds ``1e-4``; below 1/4 the radius shrinks to a quarter of the step, above
-    3/4 at the boundary it doubles (algorithm 4.1).  One linearisation, and one path (:mod:`implicitkit.solver.steps.paths`),
-    serve until a step is accepted.
+    ``min(0.5, sqrt(|g| / |g_0|)) |g|``, which makes the outer convergence superlinear, and as far as a claim asks once a
+    step has shown that the objective is quadratic (:func:`~implicitkit.solver.steps.forcing.aim_of_model`).  Once products
+    go by the entries of the Hessian they are preconditioned by its diagonal, where that is uneven.  A step is taken when
+    ``rho``, the decrease over the one the model promised, exceeds ``1e-4``; below 1/4 the radius shrinks to a quarter of
+    the step, above 3/4 at the boundary it doubles (algorithm 4.1).  One linearisation, and one path
+    (:mod:`implicitkit.solver.steps.paths`), serve until a step is accepted.
 
     From 128 unknowns on, a Hessian with a sparsity pattern (``jac_sparsity``) is factored sparse, and the minimiser of the
     model within the region is the exact one (Moré & Sorensen 1983); where factors cost as much as seven products or more
@@ -72,7 +75,7 @@ class NewtonCG(Method):
         g, value = f(z), f.value(z)
         norm = torch.linalg.vector_norm(g, dim=1)
         radius = state["radius"]
-        target = norm * (norm / state["first"]).sqrt().clamp_max(0.5)
+        target = aim_of_model(f, g, 0.5, state)
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         inner_steps = self.inner_steps or min(2 * z.shape[1], 500)
         H = f.linearize(z)
@@ -108,7 +111,9 @@ class NewtonCG(Method):
             if bool((region.found | hopeless).all()):
                 break
         f.stuck = hopeless
-        return region.z, {"radius": region.radius, "first": state["first"], "made": made, "shift": shift}
+        whole = path.left is not None and sparse is None and torch.equal(region.z, z + p)
+        known = {"left": path.left, "norm": norm} if whole else {}
+        return region.z, {"radius": region.radius, "first": state["first"], "made": made, "shift": shift, **known}
 
 
 def _on_the_way(
@@ -173,7 +178,7 @@ def _by_factors(
 
 @overload
 def steihaug(
-    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int, *, path: Path | None = None
+    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int, *, path: End | None = None
 ) -> tuple[Tensor, Tensor]:
     """Whatever the products cost there is a step."""
 
@@ -188,7 +193,7 @@ def steihaug(
     max_steps: int,
     price: float,
     *,
-    path: Path | None = None,
+    path: End | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """``None`` where products cost more than factors."""
 
@@ -202,7 +207,7 @@ def steihaug(
     max_steps: int,
     price: float = math.inf,
     *,
-    path: Path | None = None,
+    path: End | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """Approximate minimisers ``p`` ``(batch, n)`` of ``g'p + p'Hp / 2`` in a ball.
 
@@ -216,10 +221,13 @@ def steihaug(
         would at the rate of its first few (:func:`~implicitkit.linear.iterative.frugal.products_ahead`).
     """
     p, r, d = torch.zeros_like(g), g, -g
-    rr = g.square().sum(1)
-    residuals, by, asks = [rr], ByEntries(H), looks(price)
-    operator = by.operator
+    residuals, by, asks = [g.square().sum(1)], ByEntries(H), looks(price)
+    scale, rr, operator = by.scale, residuals[0], by.plain
     for k in range(1, max_steps + 1):
+        if k == 1 or by.scale is not scale:  # conjugate directions begin anew
+            scale = by.scale
+            y = _preconditioned(scale, r)
+            rr, d = (r * y).sum(1), torch.where(done.unsqueeze(1), 0, -y)
         Hd = operator.mv(d)
         curvature = (d * Hd).sum(1)
         alpha = rr / curvature
@@ -230,11 +238,11 @@ def steihaug(
         p, r = torch.addcmul(p, length, d), torch.addcmul(r, length, Hd)
         if path is not None:
             path.add(p, r)
-        new = r.square().sum(1)
-        done = done | ~inside | ~(new > target.square())
+        size = r.square().sum(1)
+        done = done | ~inside | ~(size > target.square())
         if bool(done.all()):
             break
-        residuals.append(new)
+        residuals.append(size)
         if k in asks or k in by.looks:
             more = products_ahead(left_by_minimal_residuals(residuals), target, min(asks, default=0))
             more = torch.where(done, 0, more)
@@ -243,8 +251,14 @@ def steihaug(
             by.expect(float(more.amax()))
         if k >= (by.affords(price) if by.written else price):
             return None
-        d = torch.addcmul(-r, (new / rr).unsqueeze(1), d)
+        y = _preconditioned(scale, r)
+        new = (r * y).sum(1)
+        d = torch.addcmul(-y, (new / rr).unsqueeze(1), d)
         d = torch.where(done.unsqueeze(1), 0, d)
         rr = new
     p = torch.where(torch.isfinite(p), p, 0)
     return p, -0.5 * ((g + r) * p).sum(1)  # r = H p + g
+
+
+def _preconditioned(scale: Tensor | None, r: Tensor) -> Tensor:
+    return r if scale is None else scale.square() * r

@@ -16,6 +16,7 @@ from implicitkit.solver.evaluations import Evaluations
 
 _GAMMA, _ALPHA = 0.9, 2.0  # Eisenstat & Walker's choice 2
 _SMALLER = 4.0  # times smaller than the scale of all equations is that of some
+_OF_CLAIM = 1e-3  # of what is asked of a gradient: a claim that holds of all of it may not of one of its entries
 _SINGLE = 1e-10  # roundings that are larger are those of single precision, or of less
 
 
@@ -45,6 +46,38 @@ def _margin(f: Evaluations) -> float:
     """``c``."""
     coarse = f.kind.iteration or torch.finfo(f.norm.dtype).eps > _SINGLE
     return 2.0 if coarse else max(2.0, _SMALLER * math.sqrt(2 * math.log(f.batch * f.size)))
+
+
+def aim_of_model(f: Evaluations, g: Tensor, largest: float, state: dict[str, Any]) -> Tensor:
+    r"""What a step of a minimiser may leave of the gradient of its model, ``(batch,)``: ``\eta |g|`` with
+
+        \eta = min(largest, \sqrt{|g| / |g_0|}, |g - r| / |g_{-}|),
+
+    of which the last one is by how much the model of the step before, which left ``r``, was wrong (choice 1 of Eisenstat &
+    Walker): nothing where the objective is quadratic, so that one step more solves it.  A thousandth of what the next claim
+    asks is enough, of ``|g|`` where one was refused.
+
+    Args:
+        state: ``first``, ``|g_0|``; ``left`` and ``norm``, ``r`` and ``|g|`` of the step before, if these are known.
+    """
+    norm = torch.linalg.vector_norm(g, dim=1)
+    eta = (norm / state["first"]).sqrt().clamp_max(largest)
+    eta = torch.fmin(eta, how_wrong(g, state))  # the other one where it is NaN
+    least = _OF_CLAIM * torch.minimum(f.tolerance.to(norm), norm)
+    return torch.maximum(eta * norm, least)
+
+
+def how_wrong(g: Tensor, state: dict[str, Any]) -> Tensor:
+    """By what share of the gradient then the model of the step before was wrong, ``(batch,)``; NaN where that is not known.
+    ``state``: as of :func:`aim_of_model`."""
+    if state.get("left") is None:
+        return torch.full_like(g[:, 0], torch.nan)
+    return torch.linalg.vector_norm(g - state["left"], dim=1) / state["norm"].to(g)
+
+
+def least_share(f: Evaluations, eta: Tensor) -> Tensor:
+    """``eta``, where that is no smaller than the last step needs (:func:`forcing_term`)."""
+    return torch.maximum(eta, f.tolerance / (_margin(f) * f.norm))
 
 
 def after_step(eta: Tensor, t: Tensor, norm: Tensor) -> dict[str, Tensor]:

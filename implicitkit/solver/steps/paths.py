@@ -13,7 +13,22 @@ from torch import Tensor
 _KEPT = 1 << 23  # numbers, at most: 64 MB of float64
 
 
-class Path:
+class End:
+    """Where it ends.
+
+    Attributes:
+        left: the gradient of the model there, ``(batch, n)``, ``None`` before the first step.
+    """
+
+    def __init__(self) -> None:
+        self.left: Tensor | None = None
+
+    def add(self, p: Tensor, r: Tensor) -> None:
+        """One point more, with the gradient of the model there, ``(batch, n)`` both."""
+        self.left = r
+
+
+class Path(End):
     """What has been walked.
 
     Args:
@@ -21,11 +36,13 @@ class Path:
     """
 
     def __init__(self, g: Tensor) -> None:
+        super().__init__()
         self.g = g
         self._points, self._gradients = list[Tensor](), list[Tensor]()
 
     def add(self, p: Tensor, r: Tensor) -> None:
-        """One point more, with the gradient of the model there, ``(batch, n)`` both; too many are not kept."""
+        """One point more; too many are not kept."""
+        super().add(p, r)
         self._points.append(p)
         self._gradients.append(r)
         if 2 * len(self._points) * p.numel() > _KEPT:

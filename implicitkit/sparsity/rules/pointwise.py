@@ -22,7 +22,7 @@ _UNTAGGED = names(
     "mse_loss_backward huber_loss_backward smooth_l1_loss_backward soft_margin_loss_backward binary_cross_entropy_backward"
 )
 #: Operations whose result depends on no number in their arguments.
-_NOTHING = names(
+NOTHING = names(
     "zeros_like ones_like empty_like full_like rand_like randn_like randint_like bernoulli new_zeros new_ones new_empty "
     "new_full new_empty_strided zero normal uniform exponential set_ empty_permuted"
 )
@@ -68,7 +68,7 @@ def copied(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
 RULES: dict[str, Rule] = {
     "pointwise": pointwise,
     **dict.fromkeys(_UNTAGGED, pointwise),
-    **dict.fromkeys(_NOTHING, nothing),
+    **dict.fromkeys(NOTHING, nothing),
     **dict.fromkeys(("squeeze", "unsqueeze", "transpose", "t"), in_place_view),
     "copy": copied,
     "fill": copied,
