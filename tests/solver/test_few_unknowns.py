@@ -55,6 +55,26 @@ def test_a_step_that_overshoots_is_halved() -> None:
     assert abs(float(far.value)) < 1e-8 and far.solver == "auto (newton_cg)" and int(far.steps) <= 15
 
 
+def _wells(z: Tensor, x: Tensor) -> Tensor:
+    return ((z * z - 1) ** 2 - 0.5 * z * (z.roll(1, -1) + z.roll(-1, -1)) - 0.1 * x * z).sum(-1)
+
+
+def _valley(z: Tensor, x: Tensor) -> Tensor:
+    return (100 * (0.5 * (z.roll(1, -1) + z.roll(-1, -1)) - z * z) ** 2 + (x - z) ** 2).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("objective", "n", "batch", "most"),
+    [(_wells, 10, 64, 25), (_wells, 65, 64, 40), (_valley, 10, 64, 90), (_valley, 30, 1, 45), (_valley, 65, 1, 80)],
+)
+def test_out_of_wells_and_along_valleys_steps_are_newtons(objective: Any, n: int, batch: int, most: int) -> None:
+    """In a trust region, by the eigenvalues of dense Hessians or by a few products; L-BFGS evaluates 50 to 240 times."""
+    x = torch.linspace(0.5, 1.5, n, dtype=F64) * (1 + 1.5 * torch.arange(batch).unsqueeze(1) / batch)
+    s = ik.argmin(objective, torch.zeros(batch, n, dtype=F64), (x,), batch_dims=1)
+    assert s.solver.endswith("newton_cg)") and int(s.evaluations) <= most, s
+    assert (torch.linalg.eigvalsh(torch.func.vmap(torch.func.hessian(objective))(s.value, x)) > 0).all()
+
+
 def test_of_a_line_of_minima_no_far_one_is_taken() -> None:
     """The Hessian is singular: descent from the origin finds the nearest of them."""
     z = ik.argmin(lambda z: (z[0] - z[1] - 1) ** 2, torch.zeros(2, dtype=F64)).value
@@ -202,7 +222,7 @@ def test_dear_hessians_are_not_formed_where_products_do(monkeypatch: pytest.Monk
 
 
 def test_dear_hessians_are_not_formed_where_the_objective_is_not_convex(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first product shows it: conjugate gradients go on in a trust region, and nobody asks whether the start may be a minimum."""
+    """The first product shows it: others go on by products, and nobody asks whether the start may be a minimum."""
     monkeypatch.setattr(convex_model, "cholesky_batched", refused)
     x, start = torch.linspace(0.5, 1.5, 30, dtype=F64).expand(256, 30), torch.full((256, 30), 0.1, dtype=F64)
     wells = lambda z, x: ((z.square() - x) ** 2).sum(-1)  # noqa: E731
