@@ -52,7 +52,7 @@ class NewtonCG(Method):
     (:mod:`implicitkit.linear.price`) only once conjugate gradients have taken as many for a step, or would at the rate of
     their first few; and these are tried again after a step whose factorisations, of which one that ends at the boundary
     takes several, cost as much as fifty.  Of fewer unknowns it is the exact one too, by Cholesky's factors or
-    eigenvalues of dense Hessians (:mod:`implicitkit.solver.steps.spectral_trust_region`), from the step on for which products
+    eigenvalues of dense Hessians (:mod:`~implicitkit.solver.steps.spectral_trust_region`), from the step on whose products
     would cost more.  Else matrix-free: one Hessian product an inner iteration; memory ``O(batch n)``.
     A sample whose radius has shrunk to rounding is given up.
 

@@ -22,7 +22,7 @@ from implicitkit.solver.steps.convex_model import by_factors
 
 _TRIALS = 12  # lengths that are computed for a step at most
 _NEAR = 0.02  # of the radius, by which a step may be longer before it is cut
-_ROUNDING = 4  # times ``n eps``, by the largest, what may be rounding errors
+_WEAK = 0.1  # of the largest slope, what waits where curvature may be rounding errors
 _MOST = 1 << 24  # numbers in the Hessians of a batch
 
 
@@ -70,18 +70,21 @@ class SpectralStep:
         )
 
     def _decomposed(self) -> tuple[Tensor, Tensor, Tensor]:
-        r"""``\lambda``, ``Q`` and ``c``; eigenvalues that rounding may have made are as large as it makes them, and
-        slopes along those that it may have made are none, so that where nothing changes no step is taken."""
+        r"""``\lambda``, ``Q`` and ``c``.  Where the curvature along an eigenvector is below the root of rounding beside the
+        largest it may be errors, and lead to the boundary: no step is taken along it, until other slopes are no longer ten
+        times its own."""
         if self._spectrum is None:
             H = self.H if self.H.dtype in (torch.float32, torch.float64) else self.H.float()
             finite = torch.isfinite(H).flatten(1).all(1)[:, None, None]
             values, vectors = torch.linalg.eigh(torch.where(finite, 0.5 * (H + H.mT), torch.nan_to_num(H * 0)))
             vectors = torch.where(finite, vectors, torch.nan)
             c = mv(vectors.mT, self.g.to(H.dtype))
-            rounding = _ROUNDING * H.shape[1] * torch.finfo(H.dtype).eps
-            least, flat = (rounding * x.abs().amax(1, keepdim=True) for x in (values, c))
-            still = values.abs() < least
-            values, c = torch.where(still, least, values), torch.where(still & (c.abs() <= flat), 0, c)
+            least, flat = (
+                share * x.abs().amax(1, keepdim=True)
+                for x, share in ((values, torch.finfo(H.dtype).eps ** 0.5), (c, _WEAK))
+            )
+            still = (values.abs() <= least) & (c.abs() <= flat)
+            values, c = torch.where(still, least, values), torch.where(still, 0, c)
             self._spectrum = values, vectors, c
         return self._spectrum
 
