@@ -185,7 +185,6 @@ MUTANTS = [
         ("if bool(hard.any()):", "if False:"),
         ("sound = torch.isfinite(p).all(1) & torch.isfinite(by_model)", "sound = promised == promised"),
         ("cut = torch.where(length > radius, radius / length, 1)", "cut = torch.ones_like(radius)"),
-        ("_TRIALS = 12", "_TRIALS = 1"),
     ),
     *mutants(
         "implicitkit/solver/minimise/frugal.py",
