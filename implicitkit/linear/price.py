@@ -49,6 +49,7 @@ _FORMED, _ENTRY_FIT = 20_000.0, 6.0  # to form sparse normal equations, and for 
 # what one product costs by its graph: for a node, for a number that goes through one, four times that where no cache holds
 # all, and for a number's product with a parameter
 _AT_NODE, _THROUGH, _SPILT, _TIMES, _PARAMETER = 2080.0, 0.111, 1.67e6, 3.84, 0.013
+_VALUE, _VALUE_SMALL = 0.15, 300.0  # for each of ``n^3`` in eigenvalues and vectors, and for one matrix
 _GRAM = 0.014  # for each of ``m n^2`` in dense normal equations and their factors
 _SINGULAR, _SINGULAR_SMALL = 0.1, 500.0  # for each of ``m n^2`` in singular values, and for one matrix
 
@@ -165,6 +166,12 @@ def price_of_dense_like(A: Operator, alike: int = 1, weight: int = 0, conjugate:
     weight = max(weight, A.weight, matrices.read // max(1, A.batch))
     rows = matrices.behind if alike == 1 else matrices.rows  # of one for all samples every row is shown by a product
     return price_of_dense(A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate, rows)
+
+
+def eigenvalues(batch: int, size: int) -> float:
+    """What the eigenvalues and vectors of ``batch`` symmetric matrices cost, in steps of conjugate gradients."""
+    decomposed = batch * (_VALUE_SMALL + _VALUE * size**3 / (1 + size / _BLOCKED))
+    return decomposed / (CALL + _CONJUGATE + (1 + _VECTORS) * batch * size)
 
 
 def cost_of_product(numbers: int, nodes: int, through: int, parameters: int) -> float:

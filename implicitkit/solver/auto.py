@@ -24,6 +24,7 @@ from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.least_squares.frugal import FrugalLevenbergMarquardt
 from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt
 from implicitkit.solver.minimise.convex_newton import ConvexNewton
+from implicitkit.solver.minimise.frugal import FrugalNewtonCG
 from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 from implicitkit.solver.root.df_sane import DFSANE
 from implicitkit.solver.root.frugal import FrugalNewton
@@ -103,8 +104,12 @@ _VALLEY = (
     _stage("lbfgs", scale=None),
     _stage("newton_cg", max_steps=500),
 )
-#: L-BFGS from where Newton's steps (by factors or not) no longer pay.
-_MINIMISE = (_stage("lbfgs", max_steps=500, scale=None), *_VALLEY)
+#: From where full Newton steps no longer pay those in a trust region, while each costs little; from there on L-BFGS.
+_MINIMISE = (
+    Stage(FrugalNewtonCG(), max_steps=100, scale=None),
+    _stage("lbfgs", max_steps=500, scale=None),
+    *_VALLEY,
+)
 #: Where the Hessian is sparse, its products do more than gradients, and so does a factorisation a step where these would be
 #: too many.
 _SPARSE_MINIMISE = _stage("newton_cg", max_steps=300, sparse=True)
@@ -154,7 +159,9 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     Minimisation: of 128 unknowns and more first Newton steps in a trust region, where the Hessian has a sparsity pattern, by
     its products and, where these would cost more, its factors; then Newton steps while the Hessian is positive definite and
     they pay, from 1,024 unknowns on by products alone (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`);
-    then L-BFGS, then Newton with conjugate gradients in a trust region.
+    then Newton steps in a trust region while each costs little
+    (:class:`~implicitkit.solver.minimise.frugal.FrugalNewtonCG`); then L-BFGS, then Newton with conjugate gradients in a
+    trust region, whatever they cost.
     Least squares: Levenberg-Marquardt first, at every size; by conjugate gradients while these cost less than factors
     (:class:`~implicitkit.solver.least_squares.frugal.FrugalLevenbergMarquardt`), and else whether its Jacobian is sparse,
     dense or never formed is for the method to say.
@@ -164,8 +171,8 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     if kind.minimisation:
         if not kind.of_residuals:
             first = (_SPARSE_MINIMISE,) if size >= SMALLEST else ()
-            newton = ConvexNewton(formed=size <= _DENSE and affordable)
-            return (*first, Stage(newton, max_steps=50, scale=None), *_MINIMISE)
+            newton = Stage(ConvexNewton(formed=size <= _DENSE and affordable), max_steps=50, scale=None)
+            return (*first, newton, *_MINIMISE)
         return _FIT_FEW if size < SMALLEST else _FIT
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:

@@ -179,11 +179,28 @@ MUTANTS = [
         ("relative = 10 * memory * torch.finfo(dtype).eps if ridge is None else ridge", "relative = 1e-2"),
     ),
     *mutants(
-        "implicitkit/solver/minimise/convex_newton.py",
+        "implicitkit/solver/steps/spectral_trust_region.py",
+        "tests/solver/test_region.py -k spectral",
+        ("torch.where(still, least, values), torch.where(still, 0, c)", "values, c"),
+        ("if bool(hard.any()):", "if False:"),
+        ("sound = torch.isfinite(p).all(1) & torch.isfinite(by_model)", "sound = promised == promised"),
+        ("cut = torch.where(length > radius, radius / length, 1)", "cut = torch.ones_like(radius)"),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/frugal.py",
+        "tests/solver/test_few_unknowns.py -k 'wells or newtons'",
+        ("_CHEAP = 25.0", "_CHEAP = 0.0"),
+        (
+            "            return super()._begun(f, H, g, radius, target, done, inner_steps, made, path)\n",
+            "            pass\n",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/evaluating/differentiated.py",
         "tests/solver/test_few_unknowns.py -k attention",
         ("with unfused() if f.linearises", "with contextlib.nullcontext() if f.linearises"),
         (
-            "f.linearises = self.formed and may_keep_graphs(z0)",
+            "f.linearises = wanted and may_keep_graphs(z)",
             "f.linearises = False",
             "tests/solver/test_hessian_factors.py",
         ),
@@ -578,7 +595,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/minimise/newton_cg.py",
         "tests/linear/test_frugal.py -k 'minimum or trust_region or late'",
-        ("if price is not None and (factors := max(1.0, made) * price.factors)", "if (factors := 0.0)"),
+        ("price = None if known is None else max(1.0, made) * known.factors", "price = None"),
         ("(_AGAIN if made else WORTH)", "WORTH", AGAIN),
         ("None if 0 < made <= 1 else H.price()", "H.price()", AGAIN),
         ("WORTH = 7.0", "WORTH = 20.0"),

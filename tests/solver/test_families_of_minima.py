@@ -213,12 +213,12 @@ def test_what_runs_away_does_so_in_any_unit(name: str, unit: float) -> None:
 
 
 def test_a_minimum_that_began_at_zero_has_the_units_of_its_step_in_every_stage() -> None:
-    """What begins with L-BFGS asks as little as what comes to it after Newton's method (wells, chain, 10 x 64, of the regret
+    """What begins with newton_cg asks as little as what comes to it after full steps (wells, chain, 10 x 64, of the regret
     table): each sample was asked whether it had run away."""
     x = torch.linspace(0.5, 1.5, 10, dtype=F64) * torch.linspace(1, 2.5, 64, dtype=F64).unsqueeze(1)
     wells = lambda z: ((z * z - 1) ** 2 - 0.5 * z * (z.roll(1, -1) + z.roll(-1, -1)) - 0.1 * x * z).sum(-1)  # noqa: E731
-    found, alone = (ik.argmin(wells, 0 * x, batch_dims=1, solver=s) for s in ("auto", "lbfgs"))
-    assert found.solver == "auto (lbfgs)" and found.evaluations <= alone.evaluations + 10
+    found, alone = (ik.argmin(wells, 0 * x, batch_dims=1, solver=s) for s in ("auto", "newton_cg"))
+    assert found.solver == "auto (newton_cg)" and found.evaluations <= alone.evaluations + 10
 
 
 def test_a_zero_behind_a_minimum_is_looked_for_no_longer_than_until_it_is_found() -> None:

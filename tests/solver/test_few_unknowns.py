@@ -41,7 +41,7 @@ def test_samples_that_are_not_convex_go_on_otherwise() -> None:
     """``cos`` is convex at the second start only; both end in minima."""
     start = torch.tensor([[0.5], [2.5]], dtype=F64)
     s = ik.argmin(lambda z: torch.cos(z).sum(-1), start, batch_dims=1)
-    assert s.solver == "auto (newton, lbfgs)"
+    assert s.solver == "auto (newton, newton_cg)"
     torch.testing.assert_close(torch.cos(s.value), -torch.ones(2, 1, dtype=F64))
     torch.testing.assert_close(s.value[1], torch.full((1,), torch.pi, dtype=F64))
 
@@ -52,7 +52,27 @@ def test_a_step_that_overshoots_is_halved() -> None:
     well = lambda z: (1 + z.square()).sqrt().sum()  # noqa: E731
     s, far = (ik.argmin(well, torch.full((1,), start, dtype=F64)) for start in (1.0, 100.0))
     assert float(s.value.abs()) < 1e-12 and int(s.steps) <= 2
-    assert abs(float(far.value)) < 1e-8 and "newton" not in far.solver and int(far.steps) <= 15
+    assert abs(float(far.value)) < 1e-8 and far.solver == "auto (newton_cg)" and int(far.steps) <= 15
+
+
+def _wells(z: Tensor, x: Tensor) -> Tensor:
+    return ((z * z - 1) ** 2 - 0.5 * z * (z.roll(1, -1) + z.roll(-1, -1)) - 0.1 * x * z).sum(-1)
+
+
+def _valley(z: Tensor, x: Tensor) -> Tensor:
+    return (100 * (0.5 * (z.roll(1, -1) + z.roll(-1, -1)) - z * z) ** 2 + (x - z) ** 2).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("objective", "n", "batch", "most"),
+    [(_wells, 10, 64, 25), (_wells, 65, 64, 40), (_valley, 10, 64, 90), (_valley, 30, 1, 45), (_valley, 65, 1, 80)],
+)
+def test_out_of_wells_and_along_valleys_steps_are_newtons(objective: Any, n: int, batch: int, most: int) -> None:
+    """In a trust region, by the eigenvalues of dense Hessians or by a few products; L-BFGS evaluates 50 to 240 times."""
+    x = torch.linspace(0.5, 1.5, n, dtype=F64) * (1 + 1.5 * torch.arange(batch).unsqueeze(1) / batch)
+    s = ik.argmin(objective, torch.zeros(batch, n, dtype=F64), (x,), batch_dims=1)
+    assert s.solver.endswith("newton_cg)") and int(s.evaluations) <= most, s
+    assert (torch.linalg.eigvalsh(torch.func.vmap(torch.func.hessian(objective))(s.value, x)) > 0).all()
 
 
 def test_of_a_line_of_minima_no_far_one_is_taken() -> None:
@@ -202,12 +222,12 @@ def test_dear_hessians_are_not_formed_where_products_do(monkeypatch: pytest.Monk
 
 
 def test_dear_hessians_are_not_formed_where_the_objective_is_not_convex(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first product shows it: L-BFGS goes on, and nobody asks whether the start may be a minimum."""
+    """The first product shows it: others go on by products, and nobody asks whether the start may be a minimum."""
     monkeypatch.setattr(convex_model, "cholesky_batched", refused)
     x, start = torch.linspace(0.5, 1.5, 30, dtype=F64).expand(256, 30), torch.full((256, 30), 0.1, dtype=F64)
     wells = lambda z, x: ((z.square() - x) ** 2).sum(-1)  # noqa: E731
     s, want = (ik.argmin(wells, start, (x,), batch_dims=1, solver=name) for name in ("auto", "lbfgs"))
-    assert s.solver == "auto (lbfgs)" and int(s.evaluations) <= int(want.evaluations) + 5
+    assert s.solver == "auto (newton_cg)" and int(s.evaluations) <= int(want.evaluations) + 5
     torch.testing.assert_close(s.value, x.sqrt(), rtol=0, atol=1e-8)
 
 
@@ -283,7 +303,7 @@ def test_dear_steps_of_a_long_damped_phase_are_left() -> None:
     assert ik.argmin(f, torch.zeros(n, dtype=F64)).solver == "auto (lbfgs)"
 
 
-@pytest.mark.parametrize(("convex", "finisher"), [(1, "auto (lbfgs)"), (2, "auto (newton, lbfgs)")])
+@pytest.mark.parametrize(("convex", "finisher"), [(1, "auto (newton_cg)"), (2, "auto (newton, newton_cg)")])
 def test_a_minority_goes_on_with_the_others(convex: int, finisher: str) -> None:
     """``a z + sinh(z)^2 / 2`` from far out takes Newton's method many steps, each the time of all rows; two samples are not
     convex at their start."""

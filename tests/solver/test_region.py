@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import implicitkit as ik
+from implicitkit.foundation.operators import Operator
 from implicitkit.solver.steps.region import Region
+from implicitkit.solver.steps.spectral_trust_region import SpectralStep
 
 D = torch.float64
 
@@ -99,3 +101,44 @@ def test_samples_whose_steps_are_halved_and_others() -> None:
         alone = ik.argmin(length, z, solver=solver)
         torch.testing.assert_close(together.value[i], alone.value, rtol=0, atol=1e-12)
         assert int(together.steps[i]) == int(alone.steps), i
+
+
+#: Hessian, gradient, radius: inside, at the boundary, indefinite, no slope along its negative eigenvalue, two scales
+MODELS = {
+    "inside": ([[2.0, 0.5], [0.5, 1.0]], [1.0, -1.0], 5.0),
+    "to the boundary": ([[2.0, 0.5], [0.5, 1.0]], [10.0, -7.0], 0.5),
+    "indefinite": ([[2.0, 1.5], [1.5, -1.0]], [1.0, -1.0], 3.0),
+    "hard": ([[-1.0, 0.0], [0.0, 1.0]], [0.0, 1.0], 2.0),
+    "negative": ([[-3.0, 0.0], [0.0, -1e-8]], [1e-6, 1.0], 1.0),
+    "without curvature": ([[0.0, 0.0], [0.0, 1.0]], [1.0, 1.0], 4.0),
+}
+
+
+def _spectral(H: torch.Tensor, g: torch.Tensor) -> SpectralStep:
+    mv = lambda v: (H @ v.unsqueeze(2)).squeeze(2)  # noqa: E731
+    return SpectralStep(Operator(mv, mv, lambda: H, batch=len(H), size=2, like=H, symmetric=True), g)
+
+
+def test_a_spectral_step_minimises_the_model_in_the_ball() -> None:
+    H, g, radius = (torch.tensor(part, dtype=D) for part in zip(*MODELS.values(), strict=True))
+    step = _spectral(H, g)
+    for share in (1.0, 0.25):  # of one point, whatever the radius
+        r = share * radius
+        p, promised, mu = step.within(r, torch.zeros(len(g), dtype=torch.bool))
+        length = torch.linalg.vector_norm(p, dim=1)
+        angle = torch.linspace(0, 2 * math.pi, 2001, dtype=D)
+        ball = torch.stack([angle.cos(), angle.sin()], 1) * torch.linspace(0, 1, 41, dtype=D)[:, None, None]
+        all_of = r[:, None, None] * ball.flatten(0, 1)
+        model = -(all_of @ g.unsqueeze(2)).squeeze(2) - 0.5 * (all_of @ H * all_of).sum(2)
+        assert bool((promised >= model.amax(1) * (1 - 0.03)).all())
+        torch.testing.assert_close(promised, -(g * p).sum(1) - 0.5 * (p.unsqueeze(1) @ H @ p.unsqueeze(2)).flatten())
+        assert bool((length <= r * (1 + 1e-9)).all()) and ((length >= 0.97 * r) | (mu == 0)).all()
+
+
+def test_a_spectral_step_takes_none_of_what_rounding_errors_say() -> None:
+    """Nothing changes along ``(1, 1)`` but by rounding, and of a Hessian that is not finite nothing is known."""
+    H = torch.tensor([[[1.0, -1.0], [-1.0, 1.0 - 1e-16]], [[math.nan, 0.0], [0.0, 1.0]]], dtype=D)
+    g = torch.tensor([[1.0, -1.0 + 1e-16], [1.0, 1.0]], dtype=D)
+    p, promised, _ = _spectral(H, g).within(torch.full((2,), 10.0, dtype=D), torch.zeros(2, dtype=torch.bool))
+    torch.testing.assert_close(p, torch.tensor([[-0.5, 0.5], [0.0, 0.0]], dtype=D))
+    assert float(promised[1]) == 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, graph
+from implicitkit.foundation.faithful import unfused
 from implicitkit.sparsity.patterns import SMALLEST
 
 _MOST = 1 << 16  # numbers of a state whose graphs of two points may be there at once
@@ -37,6 +39,15 @@ def may_keep_graphs(z: Tensor) -> bool:
     """May the graphs of two points ``(batch, n)`` be there at once, so that the one tried last serves the next step: are
     there few unknowns, and no more numbers than calls cost?"""
     return z.shape[1] < SMALLEST and z.numel() <= _MOST
+
+
+@contextlib.contextmanager
+def kept_graphs(f: Any, z: Tensor, wanted: bool = True) -> Iterator[None]:
+    """Inside, ``f`` keeps the graph of its gradient at the points that a method tries, if it :func:`may_keep_graphs`."""
+    f.linearises = wanted and may_keep_graphs(z)
+    with unfused() if f.linearises else contextlib.nullcontext():
+        yield
+    f.linearises = False
 
 
 def slope(point: dict[str, Any], end: Tensor, cotangent: Tensor, kept: bool, twice: bool) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,11 +9,10 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff
-from implicitkit.foundation.faithful import unfused
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, flag
 from implicitkit.solver.base import Options, Outcome
-from implicitkit.solver.evaluating.differentiated import may_keep_graphs
+from implicitkit.solver.evaluating.differentiated import kept_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import WORTH, steihaug
@@ -68,11 +66,8 @@ class ConvexNewton(Method):
         check_options(self, formed=flag())
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
-        f.linearises = self.formed and may_keep_graphs(z0)
-        with unfused() if f.linearises else contextlib.nullcontext():
-            found = super().run(f, z0, options)
-        f.linearises = False
-        return found
+        with kept_graphs(f, z0, self.formed):
+            return super().run(f, z0, options)
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         idle = torch.zeros_like(f.active, dtype=torch.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, overload
 
@@ -15,18 +16,24 @@ from implicitkit.foundation.options import at_least, check_options, optional, po
 from implicitkit.linear.iterative.by_entries import ByEntries
 from implicitkit.linear.iterative.frugal import looks, products_ahead
 from implicitkit.linear.iterative.inner_cg import left_by_minimal_residuals
+from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluating.differentiated import kept_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.forcing import aim_of_model
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.paths import End, Path, way_to_boundary
 from implicitkit.solver.steps.region import POOR, Region
+from implicitkit.solver.steps.spectral_trust_region import SpectralStep, price_of_spectrum
 from implicitkit.sparsity.patterns import SMALLEST
 
 WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
 _AGAIN = 50.0  # ... and those of a step, for them to be tried again after it
 _HALVINGS = 4  # of a step inside the region
+_Factors = Callable[
+    [Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, float]
+]  # a radius, who needs none, the shift
 
 
 @register_solver("newton_cg", solves="minimise")
@@ -47,7 +54,9 @@ class NewtonCG(Method):
     model within the region is the exact one (Moré & Sorensen 1983); where factors cost as much as seven products or more
     (:mod:`implicitkit.linear.price`) only once conjugate gradients have taken as many for a step, or would at the rate of
     their first few; and these are tried again after a step whose factorisations, of which one that ends at the boundary
-    takes several, cost as much as fifty.  Else matrix-free: one Hessian product an inner iteration; memory ``O(batch n)``.
+    takes several, cost as much as fifty.  Of fewer unknowns it is the exact one too, by Cholesky's factors or
+    eigenvalues of dense Hessians (:mod:`~implicitkit.solver.steps.spectral_trust_region`), from the step on whose products
+    would cost more.  Else matrix-free: one Hessian product an inner iteration; memory ``O(batch n)``.
     A sample whose radius has shrunk to rounding is given up.
 
     Args:
@@ -65,6 +74,10 @@ class NewtonCG(Method):
     def __post_init__(self) -> None:
         check_options(self, radius=positive(), inner_steps=optional(at_least(1)))
 
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+        with kept_graphs(f, z0):
+            return super().run(f, z0, options)
+
     def init(self, f: Evaluations, z: Tensor) -> Any:
         n = z.shape[1]
         length = torch.linalg.vector_norm(z, dim=1).clamp_min(n**0.5 if n >= SMALLEST else 1.0)
@@ -78,12 +91,14 @@ class NewtonCG(Method):
         target = aim_of_model(f, g, 0.5, state)
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         inner_steps = self.inner_steps or min(2 * z.shape[1], 500)
-        H = f.linearize(z)
         region, path = Region(radius, z, ~f.active), Path(g)
         try:
-            tried, sparse = _begun(H, g, radius, target, region.found, inner_steps, state["made"], path)
+            H = f.linearize(z)
+            tried, factors = self._begun(f, H, g, radius, target, region.found, inner_steps, state["made"], path)
             made, shift = 0.0, state["shift"]
-            if tried is None and sparse is None:
+            if f.stuck is not None:
+                return z, state
+            if tried is None and factors is None:
                 path = Path(g)
                 tried = steihaug(H, g, radius, target, region.found, inner_steps, path=path)
         except RuntimeError as error:
@@ -93,8 +108,8 @@ class NewtonCG(Method):
             f.remark = "the objective has no second derivative"
             return z, state
         while True:
-            if sparse is not None:
-                p, promised, shift, more = _by_factors(sparse, g, region.radius, region.found, shift)
+            if factors is not None:
+                p, promised, shift, more = factors(region.radius, region.found, shift)
                 made += more
             else:
                 p, promised = (
@@ -104,7 +119,7 @@ class NewtonCG(Method):
                 )
             tried = None
             length = torch.linalg.vector_norm(p, dim=1)
-            if sparse is not None:  # a step that is shifted is one to the boundary, near enough
+            if factors is not None:  # a step that is shifted is one to the boundary, near enough
                 length = torch.where(shift > 0, torch.maximum(length, region.radius), length)
             region.judge(*_on_the_way(f, z, g, value, p, length, promised, region))
             hopeless = region.hopeless(smallest)
@@ -114,6 +129,39 @@ class NewtonCG(Method):
         whole = path.left is not None and sparse is None and torch.equal(region.z, z + p)
         known = {"left": path.left, "norm": norm} if whole else {}
         return region.z, {"radius": region.radius, "first": state["first"], "made": made, "shift": shift, **known}
+
+    def _begun(
+        self,
+        f: Evaluations,
+        H: Operator,
+        g: Tensor,
+        radius: Tensor,
+        target: Tensor,
+        done: Tensor,
+        inner_steps: int,
+        made: float,
+        path: Path,
+    ) -> tuple[tuple[Tensor, Tensor] | None, _Factors | None]:
+        """A step by products while they cost less than factors would, else factors; ``None`` for the other, and for both
+        where there is no pattern.  ``made``: factorisations of all samples that the last step took, if it took any; those of
+        a step that ends at the boundary are several."""
+        few = g.shape[1] < SMALLEST
+        if few:
+            price: float | None = 0.0 if made else price_of_spectrum(H)
+        else:
+            known = None if 0 < made <= 1 else H.price()
+            price = None if known is None else max(1.0, made) * known.factors
+        if price is not None and price >= (_AGAIN if made else WORTH):
+            tried = steihaug(H, g, radius, target, done, inner_steps, price, path=path)
+            if tried is not None:
+                return tried, None
+        if not few:
+            return None, _by_factors(H, g)
+        if price == math.inf:
+            return None, None
+        found = SpectralStep(H, g)
+        f.curved = found.factors
+        return None, lambda radius, done, shift: (*found.within(radius, done), 1.0)
 
 
 def _on_the_way(
@@ -152,28 +200,14 @@ def _on_the_way(
     return trial, length, fallen, promised
 
 
-def _begun(
-    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, inner_steps: int, made: float, path: Path
-) -> tuple[tuple[Tensor, Tensor] | None, Any]:
-    """A step by products while they cost less than factors would, else the sparse matrices; ``None`` for the other, and for
-    both where there is no pattern.  ``made``: factorisations of all samples that the last step took, if it took any; those
-    of a step that ends at the boundary are several."""
-    if g.shape[1] < SMALLEST:
-        return None, None
-    price = None if 0 < made <= 1 else H.price()
-    if price is not None and (factors := max(1.0, made) * price.factors) >= (_AGAIN if made else WORTH):
-        tried = steihaug(H, g, radius, target, done, inner_steps, factors, path=path)
-        if tried is not None:
-            return tried, None
-    return None, H.sparse()
-
-
-def _by_factors(
-    blocks: Any, g: Tensor, radius: Tensor, done: Tensor, shift: Tensor
-) -> tuple[Tensor, Tensor, Tensor, float]:
+def _by_factors(H: Operator, g: Tensor) -> _Factors | None:
+    """Steps by sparse factors; ``None`` where there is no pattern."""
+    sparse = H.sparse()
+    if sparse is None:
+        return None
     from implicitkit.solver.steps.sparse_trust_region import sparse_step
 
-    return sparse_step(blocks, g, radius, done, shift)
+    return lambda radius, done, shift: sparse_step(sparse, g, radius, done, shift)
 
 
 @overload
