@@ -108,6 +108,8 @@ _MINIMISE = (_stage("lbfgs", max_steps=500, scale=None), *_VALLEY)
 #: Where the Hessian is sparse, its products do more than gradients, and so does a factorisation a step where these would be
 #: too many.
 _SPARSE_MINIMISE = _stage("newton_cg", max_steps=300, sparse=True)
+#: Along the valleys of stiff chains and of shells their steps are short, but far longer than those of gradients.
+_SPARSE_VALLEY = _stage("newton_cg", max_steps=2000, scale=None, sparse=True)
 _FIT = (
     Stage(FrugalLevenbergMarquardt(), max_steps=300),
     _stage("newton_cg", max_steps=200, scale=None),
@@ -163,9 +165,10 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     affordable = batch * size * size <= _DENSE_NUMBERS
     if kind.minimisation:
         if not kind.of_residuals:
-            first = (_SPARSE_MINIMISE,) if size >= SMALLEST else ()
-            newton = ConvexNewton(formed=size <= _DENSE and affordable)
-            return (*first, Stage(newton, max_steps=50, scale=None), *_MINIMISE)
+            newton = Stage(ConvexNewton(formed=size <= _DENSE and affordable), max_steps=50, scale=None)
+            if size < SMALLEST:
+                return (newton, *_MINIMISE)
+            return (_SPARSE_MINIMISE, newton, _MINIMISE[0], _SPARSE_VALLEY, *_MINIMISE[1:])
         return _FIT_FEW if size < SMALLEST else _FIT
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:

@@ -25,6 +25,7 @@ from implicitkit.sparsity.patterns import SMALLEST
 
 WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
 _AGAIN = 50.0  # ... and those of a step, for them to be tried again after it
+_SEVERAL = 3.0  # factorisations of a step that ends at the boundary
 _HALVINGS = 4  # of a step inside the region
 
 
@@ -66,7 +67,7 @@ class NewtonCG(Method):
         n = z.shape[1]
         length = torch.linalg.vector_norm(z, dim=1).clamp_min(n**0.5 if n >= SMALLEST else 1.0)
         radius, first = self.radius * length, torch.linalg.vector_norm(f(z), dim=1)
-        return {"radius": radius, "first": first, "made": 0.0, "shift": torch.zeros_like(radius)}
+        return {"radius": radius, "first": first, "made": 0.0, "shift": torch.zeros_like(radius), "rent": 0.0}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
@@ -76,9 +77,9 @@ class NewtonCG(Method):
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         inner_steps = self.inner_steps or min(2 * z.shape[1], 500)
         H = f.linearize(z)
-        region, path = Region(radius, z, ~f.active), Path(g)
+        region, path, rent = Region(radius, z, ~f.active), Path(g), state["rent"]
         try:
-            tried, sparse = _begun(H, g, radius, target, region.found, inner_steps, state["made"], path)
+            tried, sparse = _begun(H, g, radius, target, region.found, inner_steps, state["made"], path, rent)
             made, shift = 0.0, state["shift"]
             if tried is None and sparse is None:
                 path = Path(g)
@@ -89,6 +90,7 @@ class NewtonCG(Method):
             f.stuck = torch.ones_like(f.active)
             f.remark = "the objective has no second derivative"
             return z, state
+        cut = False
         while True:
             if sparse is not None:
                 p, promised, shift, more = _by_factors(sparse, g, region.radius, region.found, shift)
@@ -103,12 +105,14 @@ class NewtonCG(Method):
             length = torch.linalg.vector_norm(p, dim=1)
             if sparse is not None:  # a step that is shifted is one to the boundary, near enough
                 length = torch.where(shift > 0, torch.maximum(length, region.radius), length)
+            cut = cut or sparse is None and bool((region.reaches(length) & ~region.found).any())
             region.judge(*_on_the_way(f, z, g, value, p, length, promised, region))
             hopeless = region.hopeless(smallest)
             if bool((region.found | hopeless).all()):
                 break
         f.stuck = hopeless
-        return region.z, {"radius": region.radius, "first": state["first"], "made": made, "shift": shift}
+        rent = rent + path.walked + 1 if cut else rent if sparse is None else 0.0
+        return region.z, {"radius": region.radius, "first": state["first"], "made": made, "shift": shift, "rent": rent}
 
 
 def _on_the_way(
@@ -148,15 +152,25 @@ def _on_the_way(
 
 
 def _begun(
-    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, inner_steps: int, made: float, path: Path
+    H: Operator,
+    g: Tensor,
+    radius: Tensor,
+    target: Tensor,
+    done: Tensor,
+    inner_steps: int,
+    made: float,
+    path: Path,
+    rent: float = 0.0,
 ) -> tuple[tuple[Tensor, Tensor] | None, Any]:
     """A step by products while they cost less than factors would, else the sparse matrices; ``None`` for the other, and for
     both where there is no pattern.  ``made``: factorisations of all samples that the last step took, if it took any; those
-    of a step that ends at the boundary are several."""
+    of a step that ends at the boundary are several.  ``rent``: products of the steps since then that ended there, where the
+    exact ones fall further."""
     if g.shape[1] < SMALLEST:
         return None, None
     price = None if 0 < made <= 1 else H.price()
-    if price is not None and (factors := max(1.0, made) * price.factors) >= (_AGAIN if made else WORTH):
+    dear = price is not None and (factors := max(1.0, made) * price.factors) >= (_AGAIN if made else WORTH)
+    if dear and rent < _SEVERAL * price.factors:
         tried = steihaug(H, g, radius, target, done, inner_steps, factors, path=path)
         if tried is not None:
             return tried, None

@@ -18,14 +18,19 @@ class Path:
 
     Args:
         g: gradients where it starts, ``(batch, n)``.
+
+    Attributes:
+        walked: points, which is products.
     """
 
     def __init__(self, g: Tensor) -> None:
         self.g = g
+        self.walked = 0
         self._points, self._gradients = list[Tensor](), list[Tensor]()
 
     def add(self, p: Tensor, r: Tensor) -> None:
         """One point more, with the gradient of the model there, ``(batch, n)`` both; too many are not kept."""
+        self.walked += 1
         self._points.append(p)
         self._gradients.append(r)
         if 2 * len(self._points) * p.numel() > _KEPT:

@@ -29,6 +29,9 @@ _DENSE = 512  # unknowns up to which a dense matrix has its factors sooner than 
 _SHORT, _LONG = 2 / 3, 1.1  # lengths, by the radius, that are near enough to it
 _FIRST = 1e-3  # the first shift of a matrix that is not definite, by its largest entry, where nothing bounds it
 _FURTHER = 4.0  # times a shift that is too small, at most
+_SHORT_STEPS = 2  # to the boundary that are too short, before one along that direction is made of them
+_FAILED = 3  # shifts that are too small, before one that is known not to be
+_NEARLY = 0.19  # of a model's decrease that a step to the boundary along its weakest direction may miss: (1 - 0.1)^2 are left
 
 
 class SparseStep(NamedTuple):
@@ -102,7 +105,8 @@ def _one(
     many factorisations that took; ``negative``: eigenvalues of ``H`` below zero that are the border's."""
     n, border = len(g), np.zeros(H.shape[0] - len(g))
     largest = float(np.abs(H.data).max(initial=0.0)) or 1.0
-    p, rhs, made = np.zeros(H.shape[0]), np.r_[-g, border], 0
+    p, rhs, made, failed, short = np.zeros(H.shape[0]), np.r_[-g, border], 0, 0, 0
+    u = np.zeros(0)
     least, most = (0.0, np.inf) if border.size else _bounds(H, g, radius, layout.diagonal)
     begun = shift = min(max(shift, least), max(most, 0.0))
     bare = least == 0  # may it be definite as it is?
@@ -112,9 +116,11 @@ def _one(
         K.data[layout.diagonal[:n]] += shift
         saddle = SparseSaddle(K, n, layout=layout)
         if saddle.negative != negative:
+            failed += 1
             least, most, bare = shift, most if shift < most else np.inf, False
             further = max(_FURTHER * shift, _FIRST * largest) if shift or most == np.inf else np.inf
-            shift = min(further, _between(least, most))
+            sure = failed >= _FAILED and not short and most < np.inf
+            shift = most if sure else min(further, _between(least, most))
             continue
         most = shift
         p = saddle.solve(rhs)[0]
@@ -125,7 +131,39 @@ def _one(
         if not rate > 0:
             break
         following = shift + length**2 / rate * (length - radius) / radius
+        if length < radius and not bare:
+            short += 1
+            u, lowest = _lowest(saddle, n, border, u)
+            rest = p + _to_boundary(p[:n], u[:n], radius) * u
+            tau = float((rest - p)[:n] @ u[:n])
+            if (short > _SHORT_STEPS or made == 1) and tau**2 * lowest <= _NEARLY * (shift * radius**2 - float(g @ p[:n])):
+                p = rest
+                break
+            least = max(least, shift - lowest)
+            part = abs(float(g @ u[:n]))
+            others = max(length**2 - (part / lowest) ** 2, 0.0)
+            pole = shift - lowest + part / np.sqrt(max(radius**2 - others, 0.1 * radius**2))
+            following = following if following > least else pole
         shift = max(following, 0.0) if bare or following > least else _between(least, shift)
     length = float(np.linalg.norm(p[:n]))
     p = p if length <= _LONG * radius or not length > 0 else p * (radius / length)
     return p, 0.0 if bare and begun == 0 else shift, made
+
+
+def _lowest(saddle: SparseSaddle, n: int, border: np.ndarray, near: np.ndarray) -> tuple[np.ndarray, float]:
+    """Near the eigenvector of the least eigenvalue of a definite matrix, of length one, and ``u'Ku``, no less than that: by
+    two inverse iterations, from one that is ``near`` if there is any, else from random numbers."""
+    b = near[:n] if near.size else np.random.default_rng(0).standard_normal(n)
+    for _ in range(2):
+        b /= np.linalg.norm(b)
+        x = saddle.solve(np.r_[b, border])[0]
+        square, curvature = float(x[:n] @ x[:n]), float(x[:n] @ b)
+        b = x[:n]
+    return x / np.sqrt(square), curvature / square
+
+
+def _to_boundary(p: np.ndarray, u: np.ndarray, radius: float) -> float:
+    """The ``tau`` of least size with ``|p + tau u| = radius``, of a ``p`` inside and a ``u`` of length one."""
+    along = float(p @ u)
+    root = np.sqrt(along**2 + radius**2 - float(p @ p))
+    return float(root - along if along > 0 else -root - along)
