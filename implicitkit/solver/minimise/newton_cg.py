@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, overload
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff
+from implicitkit.foundation.faithful import unfused
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, optional, positive
 from implicitkit.linear.iterative.by_entries import ByEntries
 from implicitkit.linear.iterative.frugal import looks, products_ahead
 from implicitkit.linear.iterative.inner_cg import left_by_minimal_residuals
+from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -25,6 +28,7 @@ from implicitkit.sparsity.patterns import SMALLEST
 
 WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
 _AGAIN = 50.0  # ... and those of a step, for them to be tried again after it
+_NUMBERS = 1 << 16  # of a state, up to which the graph of a trial is kept for the Hessian there, beside that of the last
 _SEVERAL = 3.0  # factorisations of a step that ends at the boundary
 _HALVINGS = 4  # of a step inside the region
 
@@ -62,6 +66,13 @@ class NewtonCG(Method):
 
     def __post_init__(self) -> None:
         check_options(self, radius=positive(), inner_steps=optional(at_least(1)))
+
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+        f.linearises = z0.numel() <= _NUMBERS
+        with unfused() if f.linearises else contextlib.nullcontext():
+            found = super().run(f, z0, options)
+        f.linearises = False
+        return found
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         n = z.shape[1]
