@@ -104,7 +104,7 @@ class NewtonCG(Method):
         cut = False
         while True:
             if sparse is not None:
-                p, promised, shift, more = _by_factors(sparse, g, region.radius, region.found, shift)
+                p, promised, shift, more, factors = _by_factors(sparse, g, region.radius, region.found, shift)
                 made += more
             else:
                 p, promised = (
@@ -122,6 +122,8 @@ class NewtonCG(Method):
             if bool((region.found | hopeless).all()):
                 break
         f.stuck = hopeless
+        if sparse is not None and len(z) == f.system.batch:  # for the derivative
+            f.system.factored = factors
         rent = rent + path.walked + 1 if cut else rent if sparse is None else 0.0
         return region.z, {"radius": region.radius, "first": state["first"], "made": made, "shift": shift, "rent": rent}
 
@@ -190,7 +192,7 @@ def _begun(
 
 def _by_factors(
     blocks: Any, g: Tensor, radius: Tensor, done: Tensor, shift: Tensor
-) -> tuple[Tensor, Tensor, Tensor, float]:
+) -> tuple[Tensor, Tensor, Tensor, float, Any]:
     from implicitkit.solver.steps.sparse_trust_region import sparse_step
 
     return sparse_step(blocks, g, radius, done, shift)

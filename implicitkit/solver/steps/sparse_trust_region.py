@@ -36,12 +36,34 @@ _NEARLY = 0.19  # of a model's decrease that a step to the boundary along its we
 
 class SparseStep(NamedTuple):
     """The minimisers ``p`` ``(batch, n)`` of models within their balls, what these ``promised``, ``(batch,)``, and the
-    ``shift`` of each, ``(batch,)``, zero where the matrix is definite itself; ``made``: factorisations of all samples."""
+    ``shift`` of each, ``(batch,)``, zero where the matrix is definite itself; ``made``: factorisations of all samples;
+    ``factors``: the matrices with factors, where every step is a whole one of Newton's."""
 
     p: Tensor
     promised: Tensor
     shift: Tensor
     made: float
+    factors: SparseBlocks | None = None
+
+
+class _OfMinima:
+    """Factors of definite matrices, as :class:`~implicitkit.linear.factors.sparse_factors.SparseFactor` has them.
+
+    Args:
+        saddles: of each sample.
+    """
+
+    reason = ""
+
+    def __init__(self, saddles: list[SparseSaddle]) -> None:
+        self._saddles, self.ok = saddles, torch.ones(len(saddles), dtype=torch.bool)
+
+    def solve(self, b: Tensor, transpose: bool = False) -> Tensor:
+        """``A x = b``, ``(batch, n)`` or ``(batch, n, k)``."""
+        rhs = array(b)
+        columns = rhs.reshape(*rhs.shape[:2], -1)
+        x = np.stack([np.stack([s.once(c) for c in some.T], 1) for s, some in zip(self._saddles, columns, strict=True)])
+        return torch.from_numpy(x.reshape(rhs.shape)).to(b)
 
 
 def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor, shift: Tensor) -> SparseStep:
@@ -56,6 +78,7 @@ def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor, shift: Ten
     whole: SparseBlocks = shifted.extended
     slopes, shifts = array(g), array(shift).copy()
     p, promised, made, n = np.zeros(slopes.shape), np.zeros(len(g)), 0, slopes.shape[1]
+    plain: list[SparseSaddle] = []
     for i, values in enumerate(whole.values):
         if bool(done[i]) or not (np.isfinite(values).all() and np.isfinite(slopes[i]).all()):
             continue
@@ -65,11 +88,15 @@ def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor, shift: Ten
         if layout.band is None and not blocks.border and (n <= _DENSE or layout.ordering.fills(n)):
             layout.band = SymmetricSquare(layout.rows, layout.columns, n)
         negative = int((shifted.signs[i] > 0).sum()) if blocks.border else 0
-        x, shifts[i], factorisations = _one(H, slopes[i], float(radius[i]), layout, negative, float(shifts[i]))
+        x, shifts[i], last, factorisations = _one(H, slopes[i], float(radius[i]), layout, negative, float(shifts[i]))
+        plain += [] if last is None else [last]
         p[i], made = x[:n], made + factorisations
         promised[i] = -slopes[i] @ p[i] - 0.5 * p[i] @ (H @ x)[:n]
     step, decrease, shift = (torch.from_numpy(v).to(g) for v in (p, promised, shifts))
-    return SparseStep(step, decrease, shift, made / len(g))
+    factors = SparseBlocks(*blocks.found) if len(plain) == len(g) and not blocks.border else None
+    if factors is not None:
+        factors._factors.append(_OfMinima(plain))
+    return SparseStep(step, decrease, shift, made / len(g), factors)
 
 
 def _layout(pattern: sp.csr_matrix) -> Layout:
@@ -100,9 +127,9 @@ def _between(least: float, most: float) -> float:
 
 def _one(
     H: sp.csc_matrix, g: np.ndarray, radius: float, layout: Layout, negative: int, shift: float
-) -> tuple[np.ndarray, float, int]:
-    """``p``, and behind it the numbers of a border, the shift, or zero where ``H`` has been seen to be definite, and how
-    many factorisations that took; ``negative``: eigenvalues of ``H`` below zero that are the border's."""
+) -> tuple[np.ndarray, float, SparseSaddle | None, int]:
+    """``p``, and behind it the numbers of a border, the shift, or zero where ``H`` has been seen to be definite, its factors
+    where the step is a whole one of Newton's, and how many factorisations that took; ``negative``: eigenvalues of ``H`` below zero that are the border's."""
     n, border = len(g), np.zeros(H.shape[0] - len(g))
     largest = float(np.abs(H.data).max(initial=0.0)) or 1.0
     p, rhs, made, failed, short = np.zeros(H.shape[0]), np.r_[-g, border], 0, 0, 0
@@ -147,7 +174,8 @@ def _one(
         shift = max(following, 0.0) if bare or following > least else _between(least, shift)
     length = float(np.linalg.norm(p[:n]))
     p = p if length <= _LONG * radius or not length > 0 else p * (radius / length)
-    return p, 0.0 if bare and begun == 0 else shift, made
+    definite = saddle if shift == most == 0 and saddle.regular else None  # not by rounding alone
+    return p, 0.0 if bare and begun == 0 else shift, definite, made
 
 
 def _lowest(saddle: SparseSaddle, n: int, border: np.ndarray, near: np.ndarray) -> tuple[np.ndarray, float]:
