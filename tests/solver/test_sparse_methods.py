@@ -226,28 +226,28 @@ def test_steps_leave_a_slope_that_does_not_see_the_lowest_curvature(several: int
     mu = -curvatures.min() if np.linalg.norm(g / (curvatures - curvatures.min() + 1e-9)) < radius else None
     best = 0.5 * (g @ (g / (curvatures + mu + 1e-9)) + mu * radius**2) if mu else 0.0
     assert float(promised) >= 0.8 * best
-    assert float(promised) == pytest.approx(float(-p @ torch.from_numpy(g) - 0.5 * p.square() @ torch.from_numpy(curvatures)))
+    assert float(promised) == pytest.approx(
+        float(-p @ torch.from_numpy(g) - 0.5 * p.square() @ torch.from_numpy(curvatures))
+    )
     again = sparse_step(blocks, *given, shift)
     assert again.made == 1 and float(again.promised) >= 0.8 * best
 
 
 def test_a_compressed_chain_straightens_out() -> None:
-    """Stiff links, too long for a straight line that no force leaves sideways, and steps by products that end at the boundary
-    of the region: as many as are allowed, without an end (factors: 60 steps)."""
-    n, weight = 100, torch.full((100,), 0.01, dtype=D, requires_grad=True)
+    """Stiff links, too long for the straight line that they begin on: 164 steps, and 276 where those by products that end at
+    the boundary of the region go on for as long as each is cheap."""
+    n = 1000
     x = torch.linspace(0, 1, n + 2, dtype=D)[1:-1]
     ends = torch.tensor([[0.0, 0.0], [1.0, 0.0]], dtype=D)
 
     def energy(p: Tensor, weight: Tensor) -> Tensor:
         q = torch.cat([ends[:1], p, ends[1:]])
-        return 5e4 * (q.diff(dim=0).norm(dim=1) - 1.2 / (n + 1)).square().sum() + 9.81 * (weight * p[:, 1]).sum()
+        return 5e3 * (q.diff(dim=0).norm(dim=1) - 1.2 / (n + 1)).square().sum() + weight * p[:, 1].sum()
 
-    s = ik.argmin(energy, torch.stack([x, -1e-3 * torch.sin(torch.pi * x)], 1), (weight,))
-    assert s.solver == "auto (newton_cg)" and int(s.steps) < 150
-    w = torch.sin(torch.arange(2 * n, dtype=D)).view(n, 2)
-    (g,) = torch.autograd.grad((w * s.value).sum(), weight)
-    H = torch.func.hessian(energy)(s.value.detach(), weight.detach()).reshape(2 * n, 2 * n)
-    torch.testing.assert_close(g, -9.81 * torch.linalg.solve(H, w.flatten())[1::2], rtol=1e-6, atol=0)
+    weight = torch.tensor(9.81 / n, dtype=D)
+    s = ik.argmin(energy, torch.stack([x, 0 * x], 1), (weight,))
+    assert s.solver == "auto (newton_cg)" and int(s.steps) < 220
+    assert float(energy(s.value, weight)) == pytest.approx(-2.5802805912, abs=1e-9)
 
 
 def test_along_a_valley_the_next_shift_is_looked_for_near_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,16 +280,29 @@ def test_products_are_tried_again_after_dear_steps_by_factors(monkeypatch: pytes
     allowed: list[float] = []
     monkeypatch.setattr(newton_cg, "steihaug", lambda *given, path: allowed.append(given[-1]) or "products")
     given = (torch.zeros(1, 200), *(torch.zeros(1) for _ in range(3)), 400)
-    for made, price, by_products in ((0.0, 20.0, True), (1.0, 60.0, False), (2.0, 20.0, False), (3.0, 20.0, True)):
+    for made, price, rent, by_products in (
+        (0.0, 20.0, 0.0, True),
+        (1.0, 60.0, 0.0, False),
+        (2.0, 20.0, 0.0, False),
+        (3.0, 20.0, 0.0, True),
+        (0.0, 20.0, 59.0, True),
+        (0.0, 20.0, 60.0, False),  # of steps that ended at the boundary since
+    ):
         H: Any = SimpleNamespace(price=lambda price=price: Price(1, price), sparse=lambda: "factors")
         wanted = ("products", None) if by_products else (None, "factors")
-        assert newton_cg._begun(H, *given, made, None) == wanted
-    assert allowed == [20.0, 60.0]
+        assert newton_cg._begun(H, *given, made, None, rent) == wanted
+    assert allowed == [20.0, 60.0, 20.0]
 
 
-def test_minima_with_sparse_hessians_take_few_steps() -> None:
-    """A chain of double wells, begun beside the maximum of all: a minimum, and its derivative."""
+def test_minima_with_sparse_hessians_take_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain of double wells, begun beside the maximum of all: a minimum, and its derivative by the factors of the last
+    step."""
     n = 200
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("factors are made again")
+
+    monkeypatch.setattr(sparse_blocks, "factors", refuse)
     x = (0.3 * torch.cos(torch.arange(n, dtype=D))).requires_grad_()
 
     def energy(z: Tensor, x: Tensor) -> Tensor:

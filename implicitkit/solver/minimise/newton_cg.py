@@ -28,7 +28,9 @@ from implicitkit.sparsity.patterns import SMALLEST
 
 WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
 _AGAIN = 50.0  # ... and those of a step, for them to be tried again after it
-_NUMBERS = 1 << 16  # of a state, up to which the graph of a trial is kept for the Hessian there, beside that of the last
+_NUMBERS = (
+    1 << 16
+)  # of a state, up to which the graph of a trial is kept for the Hessian there, beside that of the last
 _SEVERAL = 3.0  # factorisations of a step that ends at the boundary
 _HALVINGS = 4  # of a step inside the region
 
@@ -49,7 +51,8 @@ class NewtonCG(Method):
     model within the region is the exact one (Moré & Sorensen 1983); where factors cost as much as seven products or more
     (:mod:`implicitkit.linear.price`) only once conjugate gradients have taken as many for a step, or would at the rate of
     their first few; and these are tried again after a step whose factorisations, of which one that ends at the boundary
-    takes several, cost as much as fifty.  Else matrix-free: one Hessian product an inner iteration; memory ``O(batch n)``.
+    takes several, cost as much as fifty, until those that end at the boundary have cost as much as three factorisations.
+    Else matrix-free: one Hessian product an inner iteration; memory ``O(batch n)``.
     A sample whose radius has shrunk to rounding is given up.
 
     Args:
@@ -116,7 +119,7 @@ class NewtonCG(Method):
             length = torch.linalg.vector_norm(p, dim=1)
             if sparse is not None:  # a step that is shifted is one to the boundary, near enough
                 length = torch.where(shift > 0, torch.maximum(length, region.radius), length)
-            cut = cut or sparse is None and bool((region.reaches(length) & ~region.found).any())
+            cut = cut or (sparse is None and bool((region.reaches(length) & ~region.found).any()))
             region.judge(*_on_the_way(f, z, g, value, p, length, promised, region))
             hopeless = region.hopeless(smallest)
             if bool((region.found | hopeless).all()):
@@ -182,8 +185,10 @@ def _begun(
     if g.shape[1] < SMALLEST:
         return None, None
     price = None if 0 < made <= 1 else H.price()
-    dear = price is not None and (factors := max(1.0, made) * price.factors) >= (_AGAIN if made else WORTH)
-    if dear and rent < _SEVERAL * price.factors:
+    if price is not None and rent < _SEVERAL * price.factors:
+        factors = max(1.0, made) * price.factors
+        if factors < (_AGAIN if made else WORTH):
+            return None, H.sparse()
         tried = steihaug(H, g, radius, target, done, inner_steps, factors, path=path)
         if tried is not None:
             return tried, None

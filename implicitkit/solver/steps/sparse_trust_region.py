@@ -31,7 +31,9 @@ _FIRST = 1e-3  # the first shift of a matrix that is not definite, by its larges
 _FURTHER = 4.0  # times a shift that is too small, at most
 _SHORT_STEPS = 2  # to the boundary that are too short, before one along that direction is made of them
 _FAILED = 3  # shifts that are too small, before one that is known not to be
-_NEARLY = 0.19  # of a model's decrease that a step to the boundary along its weakest direction may miss: (1 - 0.1)^2 are left
+_NEARLY = (
+    0.19  # of a model's decrease that a step to the boundary along its weakest direction may miss: (1 - 0.1)^2 are left
+)
 
 
 class SparseStep(NamedTuple):
@@ -93,9 +95,8 @@ def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor, shift: Ten
         p[i], made = x[:n], made + factorisations
         promised[i] = -slopes[i] @ p[i] - 0.5 * p[i] @ (H @ x)[:n]
     step, decrease, shift = (torch.from_numpy(v).to(g) for v in (p, promised, shifts))
-    factors = SparseBlocks(*blocks.found) if len(plain) == len(g) and not blocks.border else None
-    if factors is not None:
-        factors._factors.append(_OfMinima(plain))
+    whole_steps = len(plain) == len(g) and not blocks.border
+    factors = SparseBlocks(*blocks.found).solved_by(_OfMinima(plain)) if whole_steps else None
     return SparseStep(step, decrease, shift, made / len(g), factors)
 
 
@@ -129,7 +130,13 @@ def _one(
     H: sp.csc_matrix, g: np.ndarray, radius: float, layout: Layout, negative: int, shift: float
 ) -> tuple[np.ndarray, float, SparseSaddle | None, int]:
     """``p``, and behind it the numbers of a border, the shift, or zero where ``H`` has been seen to be definite, its factors
-    where the step is a whole one of Newton's, and how many factorisations that took; ``negative``: eigenvalues of ``H`` below zero that are the border's."""
+    where the step is a whole one of Newton's, and how many factorisations that took; ``negative``: those of its eigenvalues
+    below zero that are the border's.
+
+    In the hard case, where ``g`` does not see the lowest eigenvalue, no shift makes the step long enough: along its
+    eigenvector ``u`` it then goes to the boundary, where that misses little of the decrease, ``tau^2 u'Ku <= 0.19 (p'Kp +
+    shift r^2)`` (Moré & Sorensen 1983, lemma 3.4).  Else ``u`` says where the pole of ``|p|`` is, and what is near it.
+    """
     n, border = len(g), np.zeros(H.shape[0] - len(g))
     largest = float(np.abs(H.data).max(initial=0.0)) or 1.0
     p, rhs, made, failed, short = np.zeros(H.shape[0]), np.r_[-g, border], 0, 0, 0
@@ -163,7 +170,9 @@ def _one(
             u, lowest = _lowest(saddle, n, border, u)
             rest = p + _to_boundary(p[:n], u[:n], radius) * u
             tau = float((rest - p)[:n] @ u[:n])
-            if (short > _SHORT_STEPS or made == 1) and tau**2 * lowest <= _NEARLY * (shift * radius**2 - float(g @ p[:n])):
+            if (short > _SHORT_STEPS or made == 1) and tau**2 * lowest <= _NEARLY * (
+                shift * radius**2 - float(g @ p[:n])
+            ):
                 p = rest
                 break
             least = max(least, shift - lowest)
