@@ -58,7 +58,7 @@ class _OfMinima:
     reason = ""
 
     def __init__(self, saddles: list[SparseSaddle]) -> None:
-        self._saddles, self.ok = saddles, torch.ones(len(saddles), dtype=torch.bool)
+        self._saddles, self.ok = saddles, torch.ones(len(saddles), dtype=torch.bool, device="cpu")
 
     def solve(self, b: Tensor, transpose: bool = False) -> Tensor:
         """``A x = b``, ``(batch, n)`` or ``(batch, n, k)``."""
