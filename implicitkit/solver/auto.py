@@ -105,14 +105,13 @@ _VALLEY = (
     _stage("newton_cg", max_steps=500),
 )
 #: From where full Newton steps no longer pay those in a trust region, while each costs little; from there on L-BFGS.
-_MINIMISE = (
-    Stage(FrugalNewtonCG(), max_steps=100, scale=None),
-    _stage("lbfgs", max_steps=500, scale=None),
-    *_VALLEY,
-)
+_LOWER = (Stage(FrugalNewtonCG(), max_steps=100, scale=None), _stage("lbfgs", max_steps=500, scale=None))
+_MINIMISE = (*_LOWER, *_VALLEY)
 #: Where the Hessian is sparse, its products do more than gradients, and so does a factorisation a step where these would be
 #: too many.
 _SPARSE_MINIMISE = _stage("newton_cg", max_steps=300, sparse=True)
+#: Along the valleys of stiff chains and of shells their steps are short, but far longer than those of gradients.
+_SPARSE_VALLEY = _stage("newton_cg", max_steps=2000, scale=None, sparse=True)
 _FIT = (
     Stage(FrugalLevenbergMarquardt(), max_steps=300),
     _stage("newton_cg", max_steps=200, scale=None),
@@ -170,9 +169,10 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     affordable = batch * size * size <= _DENSE_NUMBERS
     if kind.minimisation:
         if not kind.of_residuals:
-            first = (_SPARSE_MINIMISE,) if size >= SMALLEST else ()
             newton = Stage(ConvexNewton(formed=size <= _DENSE and affordable), max_steps=50, scale=None)
-            return (*first, newton, *_MINIMISE)
+            if size < SMALLEST:
+                return (newton, *_MINIMISE)
+            return (_SPARSE_MINIMISE, newton, *_LOWER, _SPARSE_VALLEY, *_VALLEY)
         return _FIT_FEW if size < SMALLEST else _FIT
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:

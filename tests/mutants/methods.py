@@ -595,7 +595,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/minimise/newton_cg.py",
         "tests/linear/test_frugal.py -k 'minimum or trust_region or late'",
-        ("price = None if known is None else max(1.0, made) * known.factors", "price = None"),
+        ("paid = known is None or rent >=", "paid = known is None or 0 * rent <"),
         ("(_AGAIN if made else WORTH)", "WORTH", AGAIN),
         ("None if 0 < made <= 1 else H.price()", "H.price()", AGAIN),
         ("WORTH = 7.0", "WORTH = 20.0"),
@@ -1066,8 +1066,8 @@ MUTANTS = [
             "tests/linear/test_frugal.py -k above_1024",
         ),
         (
-            "(_SPARSE_MINIMISE,) if size >= SMALLEST else",
-            "(_SPARSE_MINIMISE,) if batch == 1 else",
+            "            if size < SMALLEST:\n                return (newton, *_MINIMISE)",
+            "            if batch > 1:\n                return (newton, *_MINIMISE)",
             "tests/linear/test_frugal.py -k many_minima",
         ),
         (
@@ -1219,12 +1219,25 @@ MUTANTS = [
         ),
         ("min(max(shift, least), max(most, 0.0))", "0.0"),
         ("(n <= _DENSE or ", "(False or "),
-        ("return p, 0.0 if bare and begun == 0 else shift, made", "return p, 0.0, made"),
+        ("return p, 0.0 if bare and begun == 0 else shift, definite", "return p, 0.0, definite"),
+        ("definite = saddle if shift == most == 0 and", "definite = saddle if"),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/sparse_trust_region.py",
+        "tests/solver/test_sparse_methods.py -k lowest_curvature",
+        ("tau**2 * lowest <= _NEARLY", "tau**2 * lowest <= -1"),
+        ("made == 1) and", "made == 0) and"),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/newton_cg.py",
+        "tests/solver/test_sparse_methods.py -k 'straightens or few_steps'",
+        ("rent + path.walked + 1 if cut else", "rent if cut else"),
+        ("f.system.factored = factors", "pass"),
     ),
     *mutants(
         "implicitkit/solver/minimise/newton_cg.py",
         "tests/solver/test_sparse_methods.py -k valley_the_next",
-        ('"made": made, "shift": shift, **', '"made": made, "shift": state["shift"], **'),
+        ('"made": made, "shift": shift, "rent"', '"made": made, "shift": state["shift"], "rent"'),
         ("length = torch.where(shift > 0, torch.maximum(length, region.radius), length)", "pass"),
     ),
     *mutants(

@@ -31,7 +31,7 @@ class SparseBlocks:
 
     def __init__(self, ready: Coloured, values: np.ndarray) -> None:
         self.ready, self.values, self.transposed = ready, values, False
-        self._factors: list[SparseFactor | SharedFactor] = []  # shared with the transposed
+        self._factors: list[Any] = []  # as solved_by() takes them; shared with the transposed
 
     @property
     def T(self) -> SparseBlocks:
@@ -55,7 +55,16 @@ class SparseBlocks:
         """LU factors of every matrix."""
         if not self._factors:
             self._factors.append(factors(self.ready.analysed(analyse), self.values))
-        return self._factors[0]
+        found: SparseFactor | SharedFactor = self._factors[0]
+        return found
+
+    def solved_by(self, factor: Any) -> SparseBlocks:
+        """These matrices with factors that have been made elsewhere: ``solve(b, transpose)``, ``ok`` and ``reason`` as
+        :class:`~implicitkit.linear.factors.sparse_factors.SparseFactor` has them."""
+        other = SparseBlocks(self.ready, self.values)
+        other.transposed = self.transposed
+        other._factors.append(factor)
+        return other
 
     def factored(self, factorise: Callable[[sp.csc_matrix], Any]) -> SparseBlocks:
         """These matrices, factored by ``factorise``, which returns an object with ``solve(b, trans)`` or ``None``."""

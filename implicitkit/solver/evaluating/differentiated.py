@@ -13,7 +13,7 @@ from implicitkit.foundation import autodiff, compat, graph
 from implicitkit.foundation.faithful import unfused
 from implicitkit.sparsity.patterns import SMALLEST
 
-_MOST = 1 << 16  # numbers of a state whose graphs of two points may be there at once
+MOST = 1 << 16  # numbers of a state whose graphs of two points may be there at once
 
 
 def with_graph(f: Any, kernel: Callable[[Tensor], Tensor], z: Tensor, name: str) -> dict[str, Tensor]:
@@ -38,13 +38,13 @@ def with_graph(f: Any, kernel: Callable[[Tensor], Tensor], z: Tensor, name: str)
 def may_keep_graphs(z: Tensor) -> bool:
     """May the graphs of two points ``(batch, n)`` be there at once, so that the one tried last serves the next step: are
     there few unknowns, and no more numbers than calls cost?"""
-    return z.shape[1] < SMALLEST and z.numel() <= _MOST
+    return z.shape[1] < SMALLEST and z.numel() <= MOST
 
 
 @contextlib.contextmanager
-def kept_graphs(f: Any, z: Tensor, wanted: bool = True) -> Iterator[None]:
-    """Inside, ``f`` keeps the graph of its gradient at the points that a method tries, if it :func:`may_keep_graphs`."""
-    f.linearises = wanted and may_keep_graphs(z)
+def kept_graphs(f: Any, wanted: bool) -> Iterator[None]:
+    """Inside, ``f`` keeps the graph of its gradient at the points that a method tries."""
+    f.linearises = wanted
     with unfused() if f.linearises else contextlib.nullcontext():
         yield
     f.linearises = False

@@ -12,7 +12,7 @@ from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, flag
 from implicitkit.solver.base import Options, Outcome
-from implicitkit.solver.evaluating.differentiated import kept_graphs
+from implicitkit.solver.evaluating.differentiated import kept_graphs, may_keep_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import WORTH, steihaug
@@ -66,7 +66,7 @@ class ConvexNewton(Method):
         check_options(self, formed=flag())
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
-        with kept_graphs(f, z0, self.formed):
+        with kept_graphs(f, self.formed and may_keep_graphs(z0)):
             return super().run(f, z0, options)
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:

@@ -41,9 +41,10 @@ class FrugalNewtonCG(NewtonCG):
         inner_steps: int,
         made: float,
         path: Path,
+        rent: float = 0.0,
     ) -> Any:
         if g.shape[1] < SMALLEST and (made or price_of_spectrum(H) <= _CHEAP):
-            return super()._begun(f, H, g, radius, target, done, inner_steps, made, path)
+            return super()._begun(f, H, g, radius, target, done, inner_steps, made, path, rent)
         tried = steihaug(H, g, radius, target, done, inner_steps, _CHEAP, path=path)
         if tried is None:
             f.stuck = f.active

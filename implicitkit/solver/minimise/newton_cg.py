@@ -18,7 +18,7 @@ from implicitkit.linear.iterative.frugal import looks, products_ahead
 from implicitkit.linear.iterative.inner_cg import left_by_minimal_residuals
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.catalogue import register_solver
-from implicitkit.solver.evaluating.differentiated import kept_graphs
+from implicitkit.solver.evaluating.differentiated import MOST, kept_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.forcing import aim_of_model
@@ -30,10 +30,10 @@ from implicitkit.sparsity.patterns import SMALLEST
 
 WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
 _AGAIN = 50.0  # ... and those of a step, for them to be tried again after it
+_SEVERAL = 3.0  # factorisations of a step that ends at the boundary
 _HALVINGS = 4  # of a step inside the region
-_Factors = Callable[
-    [Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, float]
-]  # a radius, who needs none, the shift
+# of a radius, who needs none, and the shift: p, what is promised, the shift, factorisations, and factors if p is Newton's
+_Factors = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, float, Any]]
 
 
 @register_solver("newton_cg", solves="minimise")
@@ -54,9 +54,10 @@ class NewtonCG(Method):
     model within the region is the exact one (Moré & Sorensen 1983); where factors cost as much as seven products or more
     (:mod:`implicitkit.linear.price`) only once conjugate gradients have taken as many for a step, or would at the rate of
     their first few; and these are tried again after a step whose factorisations, of which one that ends at the boundary
-    takes several, cost as much as fifty.  Of fewer unknowns it is the exact one too, by Cholesky's factors or
-    eigenvalues of dense Hessians (:mod:`~implicitkit.solver.steps.spectral_trust_region`), from the step on whose products
-    would cost more.  Else matrix-free: one Hessian product an inner iteration; memory ``O(batch n)``.
+    takes several, cost as much as fifty, until those that end at the boundary have cost as much as three factorisations.  Of
+    fewer unknowns it is the exact one too, by Cholesky's factors or eigenvalues of dense Hessians
+    (:mod:`~implicitkit.solver.steps.spectral_trust_region`), from the step on whose products would cost more.  Else
+    matrix-free: one Hessian product an inner iteration; memory ``O(batch n)``.
     A sample whose radius has shrunk to rounding is given up.
 
     Args:
@@ -75,14 +76,14 @@ class NewtonCG(Method):
         check_options(self, radius=positive(), inner_steps=optional(at_least(1)))
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
-        with kept_graphs(f, z0):
+        with kept_graphs(f, z0.numel() <= MOST):
             return super().run(f, z0, options)
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         n = z.shape[1]
         length = torch.linalg.vector_norm(z, dim=1).clamp_min(n**0.5 if n >= SMALLEST else 1.0)
         radius, first = self.radius * length, torch.linalg.vector_norm(f(z), dim=1)
-        return {"radius": radius, "first": first, "made": 0.0, "shift": torch.zeros_like(radius)}
+        return {"radius": radius, "first": first, "made": 0.0, "shift": torch.zeros_like(radius), "rent": 0.0}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
@@ -91,10 +92,10 @@ class NewtonCG(Method):
         target = aim_of_model(f, g, 0.5, state)
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         inner_steps = self.inner_steps or min(2 * z.shape[1], 500)
-        region, path = Region(radius, z, ~f.active), Path(g)
+        region, path, rent = Region(radius, z, ~f.active), Path(g), state["rent"]
         try:
             H = f.linearize(z)
-            tried, factors = self._begun(f, H, g, radius, target, region.found, inner_steps, state["made"], path)
+            tried, factors = self._begun(f, H, g, radius, target, region.found, inner_steps, state["made"], path, rent)
             made, shift = 0.0, state["shift"]
             if f.stuck is not None:
                 return z, state
@@ -107,9 +108,10 @@ class NewtonCG(Method):
             f.stuck = torch.ones_like(f.active)
             f.remark = "the objective has no second derivative"
             return z, state
+        cut, whole = False, None
         while True:
             if factors is not None:
-                p, promised, shift, more = factors(region.radius, region.found, shift)
+                p, promised, shift, more, whole = factors(region.radius, region.found, shift)
                 made += more
             else:
                 p, promised = (
@@ -121,14 +123,19 @@ class NewtonCG(Method):
             length = torch.linalg.vector_norm(p, dim=1)
             if factors is not None:  # a step that is shifted is one to the boundary, near enough
                 length = torch.where(shift > 0, torch.maximum(length, region.radius), length)
+            cut = cut or (factors is None and bool((region.reaches(length) & ~region.found).any()))
             region.judge(*_on_the_way(f, z, g, value, p, length, promised, region))
             hopeless = region.hopeless(smallest)
             if bool((region.found | hopeless).all()):
                 break
         f.stuck = hopeless
-        whole = path.left is not None and sparse is None and torch.equal(region.z, z + p)
-        known = {"left": path.left, "norm": norm} if whole else {}
-        return region.z, {"radius": region.radius, "first": state["first"], "made": made, "shift": shift, **known}
+        if factors is not None and g.shape[1] >= SMALLEST and len(z) == f.system.batch:  # for the derivative
+            f.system.factored = whole
+        rent = rent + path.walked + 1 if cut else rent if factors is None else 0.0
+        after = {"radius": region.radius, "first": state["first"], "made": made, "shift": shift, "rent": rent}
+        if path.left is not None and factors is None and torch.equal(region.z, z + p):
+            after |= {"left": path.left, "norm": norm}
+        return region.z, after
 
     def _begun(
         self,
@@ -141,16 +148,19 @@ class NewtonCG(Method):
         inner_steps: int,
         made: float,
         path: Path,
+        rent: float = 0.0,
     ) -> tuple[tuple[Tensor, Tensor] | None, _Factors | None]:
         """A step by products while they cost less than factors would, else factors; ``None`` for the other, and for both
         where there is no pattern.  ``made``: factorisations of all samples that the last step took, if it took any; those of
-        a step that ends at the boundary are several."""
+        a step that ends at the boundary are several.  ``rent``: products of the steps since then that ended there, where the
+        exact ones fall further."""
         few = g.shape[1] < SMALLEST
         if few:
             price: float | None = 0.0 if made else price_of_spectrum(H)
         else:
             known = None if 0 < made <= 1 else H.price()
-            price = None if known is None else max(1.0, made) * known.factors
+            paid = known is None or rent >= _SEVERAL * known.factors
+            price = None if known is None or paid else max(1.0, made) * known.factors
         if price is not None and price >= (_AGAIN if made else WORTH):
             tried = steihaug(H, g, radius, target, done, inner_steps, price, path=path)
             if tried is not None:
@@ -161,7 +171,7 @@ class NewtonCG(Method):
             return None, None
         found = SpectralStep(H, g)
         f.curved = found.factors
-        return None, lambda radius, done, shift: (*found.within(radius, done), 1.0)
+        return None, lambda radius, done, shift: (*found.within(radius, done), 1.0, None)
 
 
 def _on_the_way(

@@ -33,16 +33,21 @@ class Path(End):
 
     Args:
         g: gradients where it starts, ``(batch, n)``.
+
+    Attributes:
+        walked: points, which is products.
     """
 
     def __init__(self, g: Tensor) -> None:
         super().__init__()
         self.g = g
+        self.walked = 0
         self._points, self._gradients = list[Tensor](), list[Tensor]()
 
     def add(self, p: Tensor, r: Tensor) -> None:
         """One point more; too many are not kept."""
         super().add(p, r)
+        self.walked += 1
         self._points.append(p)
         self._gradients.append(r)
         if 2 * len(self._points) * p.numel() > _KEPT:
