@@ -43,6 +43,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+# without what torch's own caller does besides: it looks for a logger's level, and hands a context to threads of devices
+_run: Any = torch.autograd.Variable._execution_engine.run_backward
+_AS_GRAD = {"allow_unreachable": True, "accumulate_grad": False}
 _functorch: Any = torch._C._functorch
 _MAPPED_WRONGLY = ("Cdist", "AsStridedScatter")  # of torch 2.13, of all that its table of operations samples
 Edge: TypeAlias = tuple[Any, int]
@@ -170,6 +173,9 @@ def pulled(
     and cotangents are plain tensors of the same shapes nothing is left to check of the arguments, which takes torch a
     quarter of a small product, and of the first in a process the 0.4 s that importing SymPy takes.
     """
+    if isinstance(out, Tensor) and isinstance(cotangent, Tensor) and out.is_cpu and not create_graph:
+        if _is_plain(out, cotangent) and not torch.overrides.has_torch_function((out, *points, cotangent)):
+            return _run((out,), (cotangent,), retain_graph, False, tuple(points), **_AS_GRAD)
     outs, ws = ((out,), (cotangent,)) if isinstance(out, Tensor) else (tuple(out), tuple(cotangent))
     points = tuple(points)
     if any(map(compat.is_wrapped, ws)):
@@ -188,6 +194,12 @@ def pulled(
         )
     names = _once_differentiable(outs, points) if create_graph else []
     return _refusing(found, names, (*points, *ws)) if names else found
+
+
+def _is_plain(out: Tensor, w: Tensor) -> bool:
+    """Is ``w`` a cotangent of ``out`` that no transform is about, of the same shape and precision?"""
+    same = out.shape == w.shape and out.dtype == w.dtype
+    return same and not (compat.is_wrapped(w) or compat.is_legacy_batched(w))
 
 
 def pulled_at_a_level(
