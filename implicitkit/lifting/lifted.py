@@ -148,7 +148,7 @@ class Lifted:
 
     def on_the_spot(self, z: Any, theta: Sequence[Tensor]) -> Any:
         """The value of :meth:`__call__` during the call that lifted, where the modules still hold their tensors."""
-        if not self.live or (self.recomputed is not False and self._recomputes()):
+        if not self.live or self._recomputes():
             return self(z, theta)
         args = self.rebuild(theta[: self.from_args])
         if not self.guarded:

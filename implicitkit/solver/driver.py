@@ -74,8 +74,7 @@ class _Loop:
         self.steep = torch.zeros_like(self.active) if doubted is None else doubted.clone()
         self.cleared = torch.zeros_like(self.active)
         self.last: Point | None = None  # a step ago
-        self.halted = f.weighs = False
-        self.claimed = 0
+        self.halted, f.weighs, self.claimed = False, False, 0
         self.state = method.init(f, z0)
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None
@@ -211,12 +210,11 @@ class _Loop:
             sizes = None if last.size is None else (self.judge.size_of(self.z), last.size)
             said = by_the_last_step(relative, self.z, F, last.z, last.F, claims, sizes)
             self.steep = torch.where(claims, said, self.steep)
+        self.claimed += claimed
         if claimed == self.alive:  # every one, here and now
             self.steps.fill_(self.step)
             self.status.zero_()  # CONVERGED
-            self.claimed += claimed
             return running, left, better
-        self.claimed += claimed
         ended = claims if sound else self.active.logical_xor(running)
         self.steps.masked_fill_(ended, self.step)
         self.status.masked_fill_(ended, int(Status.CONVERGED))
