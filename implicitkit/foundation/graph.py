@@ -43,6 +43,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+# without what torch's own caller does besides: it looks for a logger's level, and hands a context to threads of devices
+_run: Any = torch.autograd.Variable._execution_engine.run_backward
+_AS_GRAD = {"allow_unreachable": True, "accumulate_grad": False}
 _functorch: Any = torch._C._functorch
 _MAPPED_WRONGLY = ("Cdist", "AsStridedScatter")  # of torch 2.13, of all that its table of operations samples
 Edge: TypeAlias = tuple[Any, int]
@@ -170,14 +173,22 @@ def pulled(
     and cotangents are plain tensors of the same shapes nothing is left to check of the arguments, which takes torch a
     quarter of a small product, and of the first in a process the 0.4 s that importing SymPy takes.
     """
-    outs, ws = ((out,), (cotangent,)) if isinstance(out, Tensor) else (tuple(out), tuple(cotangent))
     points = tuple(points)
+    found: Sequence[Tensor | None]
+    if (
+        isinstance(out, Tensor)
+        and isinstance(cotangent, Tensor)
+        and not create_graph
+        and _plain(out, points, cotangent)
+    ):
+        found = _run((out,), (cotangent,), retain_graph, False, points, **_AS_GRAD)
+        return found
+    outs, ws = ((out,), (cotangent,)) if isinstance(out, Tensor) else (tuple(out), tuple(cotangent))
     if any(map(compat.is_wrapped, ws)):
         refuse_wrong_rules(o.grad_fn for o in outs if o.grad_fn is not None)
     whole = True
     for o, w in zip(outs, ws, strict=True):
         whole = whole and o.shape == w.shape and o.dtype == w.dtype and not compat.is_legacy_batched(w)
-    found: Sequence[Tensor | None]
     if not whole or torch.overrides.has_torch_function((*outs, *points, *ws)):
         found = torch.autograd.grad(
             outs, points, ws, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
@@ -188,6 +199,14 @@ def pulled(
         )
     names = _once_differentiable(outs, points) if create_graph else []
     return _refusing(found, names, (*points, *ws)) if names else found
+
+
+def _plain(out: Tensor, points: tuple[Tensor, ...], w: Tensor) -> bool:
+    """Is ``w`` a cotangent of ``out``, on the CPU, of the same shape and precision, and is no transform, subclass or mode
+    about?"""
+    if not out.is_cpu or out.shape != w.shape or out.dtype != w.dtype or compat.is_wrapped(w):
+        return False
+    return not (compat.is_legacy_batched(w) or torch.overrides.has_torch_function((out, *points, w)))
 
 
 def pulled_at_a_level(

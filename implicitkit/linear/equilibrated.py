@@ -91,8 +91,11 @@ def _spans(t: Tensor) -> bool:
     """Has a sample entries that are too small beside its largest, and too many, to be so by chance?"""
     parts = rows(t.unsqueeze(0))
     ends = [part.abs().aminmax() for part in parts]
-    least, most = ends[0] if len(ends) == 1 else (torch.stack(end) for end in zip(*ends, strict=True))
-    if bool(least.amin() >= _APART * most.amax()):  # of the whole batch, which takes two passes in place of five
+    least, most = ends[0]
+    if len(ends) > 1:
+        lows, highs = zip(*ends, strict=True)
+        least, most = torch.stack(lows).amin(), torch.stack(highs).amax()
+    if bool(least >= _APART * most):  # of the whole batch, which takes two passes in place of five
         return False
     size, before, found = largest(t, keepdim=True).unsqueeze(0), 0, 0
     if int(t.count_nonzero()) - int(size.count_nonzero()) <= _CHANCE * t.numel():  # one of each sample is its largest

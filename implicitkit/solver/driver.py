@@ -24,7 +24,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.protocol import Steps
 from implicitkit.solver.return_checks import kept, stepped
 from implicitkit.solver.starts_without_slope import has_a_value
-from implicitkit.solver.steps.region import taken_where
+from implicitkit.solver.steps.region import some_taken
 from implicitkit.solver.subset import WholeBatch
 from implicitkit.solver.verdict.judge import Judge
 from implicitkit.solver.verdict.last_step import by_the_last_step
@@ -53,7 +53,7 @@ class _Loop:
         last: the point before. steep: what the last step says of samples (:func:`by_the_last_step`). cleared: samples that
             were asked where they converged whether they run away.
         everything: results in full length, once rows have been dropped. whole: the judge of all samples.
-        all_converged: every sample has, at the present points (which saves counting).
+        claimed: how many samples have ended by a claim that holds: if these are all, nobody need count any more.
         own: a method of this library. foreign: one of somebody else, of which no step has been looked at.
     """
 
@@ -74,7 +74,7 @@ class _Loop:
         self.steep = torch.zeros_like(self.active) if doubted is None else doubted.clone()
         self.cleared = torch.zeros_like(self.active)
         self.last: Point | None = None  # a step ago
-        self.all_converged = self.halted = f.weighs = False
+        self.halted, f.weighs, self.claimed = False, False, 0
         self.state = method.init(f, z0)
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None
@@ -210,10 +210,10 @@ class _Loop:
             sizes = None if last.size is None else (self.judge.size_of(self.z), last.size)
             said = by_the_last_step(relative, self.z, F, last.z, last.F, claims, sizes)
             self.steep = torch.where(claims, said, self.steep)
+        self.claimed += claimed
         if claimed == self.alive:  # every one, here and now
             self.steps.fill_(self.step)
             self.status.zero_()  # CONVERGED
-            self.all_converged = self.everything is None
             return running, left, better
         ended = claims if sound else self.active.logical_xor(running)
         self.steps.masked_fill_(ended, self.step)
@@ -282,7 +282,7 @@ class _Loop:
             look = self.progress
             spent = look.spent(f, self.z) if f.falling is None else look.fallen(f, z, f.falling)
             self.stuck = spent if self.stuck is None else self.stuck | spent
-        self.z = z if self.at_work == self.alive else taken_where(self.active, z, self.best)
+        self.z = z if self.at_work == self.alive else some_taken(self.active, z, self.best)
         self.step += f.taken
         self.norm = self.judge.norm(f.residual(self.z))
 
@@ -347,12 +347,13 @@ class _Loop:
             keep = {name[5:]: value for name, value in values.items() if name.startswith("kept ")}
             best, norm, steps, status, steep = (values[k] for k in ("z", "norm", "steps", "status", "steep"))
             tolerance, self.cleared = values["tolerance"], values["cleared"]
-        if not self.all_converged and int(torch.count_nonzero(status)):
+        if self.claimed < self.batch and int(torch.count_nonzero(status)):
             norm = torch.where(torch.isinf(norm), torch.nan, norm)
         status, tolerance = self._last_word(best, norm, status, steep, tolerance)
         if self.f.kind.returns_program and self.f.solves == "root":
             best = put_inside(self.whole.f, best, status == int(Status.CONVERGED), self.f)
-        remark = self.remark or (self.f.inner if int(torch.count_nonzero(status)) else "")
+        inner = self.f.inner
+        remark = self.remark or (inner if inner and int(torch.count_nonzero(status)) else "")
         figures = self.f.evaluations, self.f.sample_evaluations, self.traces, remark
         if self.halted:  # a sample that its method gave up in that step is not for others to go on with
             status = torch.where(status != int(Status.CONVERGED), int(Status.STOPPED), status)
@@ -382,7 +383,7 @@ class _Loop:
         before = f.evaluations, f.sample_evaluations
         judge.asked.note(z, self.cleared, torch.zeros_like(self.cleared))
         asked = status if handed is None else status.masked_fill(handed, int(Status.STOPPED))
-        found = judge.review(z, norm, asked, steep, self.all_converged)
+        found = judge.review(z, norm, asked, steep, self.claimed == self.batch)
         if judge.relative_to_state and found is not asked:
             tolerance = judge.tolerance(z, norm)
         status = found if handed is None else found.masked_fill(handed, int(Status.STALLED))

@@ -327,13 +327,16 @@ class Evaluations(Counted):
             point["made"] = autodiff.recorded(self._equations(self.kernel), z)
             point["f"] = point["residual"] = point["made"][0].detach()
             return
-        if "out" not in point:
-            out = self.kernel(z)
-            point["out"] = out.detach() if compat.tracked(out) else out  # a function may switch gradients on for itself
+        out = point.get("out")
+        if out is None:
+            self.count(self.system.batch)
+            out = self._outside.evaluate(self.system.live, z, self.theta)
+            out = out.detach() if compat.tracked(out) else out  # a function may switch gradients on for itself
+            point["out"] = out
         if self.of_map:
-            point["f"] = point["out"]
+            point["f"] = out
         if name == "residual" or not self.of_map:
-            point["residual"] = self.problem.flat_residual(lambda _: point["out"], z)
+            point["residual"] = self.problem.flat_residual(lambda _: out, z)
             if not self.of_map:
                 point["f"] = point["residual"]
 

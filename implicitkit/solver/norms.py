@@ -72,8 +72,11 @@ def _check_sign(norms: Tensor) -> None:
 def warn_of_seminorm(f: Evaluations, z0: Tensor, outcome: Outcome, options: Options) -> None:
     """Warn where a function of the user's has taken points whose residual it does not see: its largest entry alone, or the
     whole, is zero to it beside random numbers, and the 2-norm would have refused them."""
-    norm, claims = options.norm, outcome.status == int(Status.CONVERGED)
-    if not isinstance(norm, _Trees) or not bool(claims.any()):
+    norm = options.norm
+    if not isinstance(norm, _Trees):
+        return
+    claims = outcome.status == int(Status.CONVERGED)
+    if not bool(claims.any()):
         return
     F = f.beside("root").residual(outcome.z).detach().to(outcome.residual_norm)
     size, eps = F.abs(), torch.finfo(F.dtype).eps

@@ -254,7 +254,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/equilibrated.py",
         "tests/derivatives/test_units_of_rows.py",
-        ("if bool(least.amin() >= _APART * most.amax()):", "if True:"),
+        ("if bool(least >= _APART * most):", "if True:"),
         ("near = A.known if A.known is None or not transposed else A.known.T", "near = A.known"),
         ("knows = sizes is not None and bool(sizes.any())", "knows = False"),
         ("_or_one(near.T.size(1 / S))", "_or_one(near.size(1 / S))"),

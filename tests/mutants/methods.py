@@ -950,7 +950,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/driver.py",
         "tests/solver/test_samples_at_rest.py",
-        ("taken_where(self.active, z, self.best)", "torch.where(self.active.unsqueeze(1), z, self.best)"),
+        ("some_taken(self.active, z, self.best)", "torch.where(self.active.unsqueeze(1), z, self.best)"),
         ("status.masked_fill(handed, int(Status.STOPPED))", "status"),
     ),
     *mutants(

@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import implicitkit as ik
+from implicitkit.solver import driver
+from implicitkit.solver.fixed_point.impatient import Impatient
+from implicitkit.solver.fixed_point.picard import Picard
 
 D = torch.float64
 LIBRARY = str(Path(ik.__file__).parent)
@@ -80,6 +83,37 @@ def _entered(call: Callable[[], Any]) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+class _Counted(TorchDispatchMode):
+    """The status numbers whose entries are counted."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.count_nonzero.default and args[0].dtype == torch.int64
+        return func(*args, **(kwargs or {}))
+
+
+def _two_ends(solver: Any) -> ik.Solution:
+    """A solve whose samples end after 8 and 30 steps, or so."""
+    rate = torch.tensor([[0.1], [0.5]], dtype=D)
+    return ik.fixed_point(lambda z, q: q * z + 1, torch.zeros(2, 1, dtype=D), (rate,), batch_dims=1, solver=solver)
+
+
+def test_nobody_counts_samples_that_have_ended_by_their_claims() -> None:
+    with _Counted() as seen:
+        found = _two_ends("picard")
+    assert found.converged.all() and len(set(found.steps.tolist())) == 2
+    assert seen.count == 0
+
+
+def test_whom_nobody_gives_up_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that gives up asks every other step; the driver hears of it only where there is a sample to give up."""
+    said, look = [], driver._Loop.look
+    monkeypatch.setattr(driver._Loop, "look", lambda loop: said.append(loop.stuck is None) or look(loop))
+    assert _two_ends(Impatient(Picard(), window=2)).converged.all()
+    assert len(said) > 8 and all(said)
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -26,7 +26,15 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
-from implicitkit.linear.iterative.cycles import Correction, Task, column, in_working_precision, norms, restarted
+from implicitkit.linear.iterative.cycles import (
+    Correction,
+    Task,
+    column,
+    default_steps,
+    in_working_precision,
+    norms,
+    restarted,
+)
 from implicitkit.linear.iterative.dropping import Fewer, narrowed
 from implicitkit.linear.iterative.gmres import PATIENCE, STALLED, arnoldi, vectors
 from implicitkit.linear.price import CALL, cost_of_product
@@ -87,7 +95,7 @@ class Contraction(LinearSolver):
 
         def cycle(task: Task) -> Correction:
             nonlocal begun, asked, plain
-            most = int(task.budget.max())
+            most = int(task.budget.max()) if begun else default_steps(A.size) if max_steps is None else max_steps
             columns = min(restart, A.size, most)
             known: tuple[Tensor, ...] = ()
             if not begun:

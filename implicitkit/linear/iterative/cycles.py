@@ -42,7 +42,11 @@ def column(mask: Tensor) -> Tensor:
 
 def tolerance(b: Tensor, rtol: float | Tensor, atol: float) -> Tensor:
     """``atol + rtol |b|`` per sample, shape ``(batch,)``; NaN, which nothing meets, where ``b`` is not finite."""
-    scale = norms(b)
+    return _asked(norms(b), rtol, atol)
+
+
+def _asked(scale: Tensor, rtol: float | Tensor, atol: float) -> Tensor:
+    """:func:`tolerance` where ``|b|`` is known."""
     return torch.where(scale < torch.inf, atol + rtol * scale, torch.nan)
 
 
@@ -150,23 +154,23 @@ def restarted(
     The products that form the true residuals are not counted.
     """
     limit = default_steps(A.size) if max_steps is None else max_steps
-    target = tolerance(b, rtol, atol)
-    x, residual, norm = torch.zeros_like(b), b, norms(b)
+    norm = norms(b)
+    target, residual = _asked(norm, rtol, atol), b
+    x: Tensor | None = None  # zero
     steps = torch.zeros(b.shape[0], dtype=torch.int64, device=b.device)
-    has_stalled = has_failed = torch.zeros_like(steps, dtype=torch.bool)
-    live = norm > target
-    live &= norm < torch.inf
+    live = norm > target  # false where b is not finite
+    has_stalled = has_failed = torch.zeros_like(live)
     past, left = [(norm, steps)], int(torch.count_nonzero(live))
     while limit > 0 and left:
         safe = residual if left == len(live) else residual.where(column(live), residual.new_zeros(()))
         correction = cycle(Task(safe, norm, target, live, limit - steps))
-        trial = x + correction.dx
+        trial = correction.dx if x is None else x + correction.dx
         trial_residual = b - A.mv(trial)
         trial_norm = norms(trial_residual)
-        better = live & (trial_norm < norm)
+        better = trial_norm < norm if left == len(live) else live & (trial_norm < norm)
         if bool((better & (trial_norm <= target)).all()):  # the everyday case: nothing is left to choose
             return LinearSolution(trial, trial_norm, steps + correction.steps, better, "")
-        x, before = torch.where(column(better), trial, x), norm
+        x, before = torch.where(column(better), trial, 0 if x is None else x), norm
         norm = torch.where(better, trial_norm, norm)
         steps = torch.where(live, steps + correction.steps, steps)
         open_ = live & (norm > target)
@@ -194,4 +198,4 @@ def restarted(
             reason = stalled
         else:
             reason = f"not converged after {limit} products with the matrix"
-    return LinearSolution(x, norm, steps, converged, reason)
+    return LinearSolution(torch.zeros_like(b) if x is None else x, norm, steps, converged, reason)

@@ -12,6 +12,7 @@ from torch import Tensor
 from implicitkit.foundation.options import adopts, at_least, check_options, flag, positive
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
+from implicitkit.solver.steps.restarts import maybe_any
 
 _RISES = 1.1  # times the residual of the last look
 
@@ -83,7 +84,8 @@ class Impatient(Method):
                 if self.follow:
                     slow.logical_and_(best <= _RISES * before)
                     slow, missed = slow & missed, slow
-                f.stuck = slow if f.stuck is None else f.stuck | slow
+                if maybe_any(slow):
+                    f.stuck = slow if f.stuck is None else f.stuck | slow
             before, since = best, 0
         since += f.taken + f.dear
         return z_next, {"inner": inner, "since": since, "before": before, "radius": radius, "missed": missed}

@@ -62,8 +62,11 @@ def taken_where(accept: Tensor, trial: Tensor, z: Tensor) -> Tensor:
     """``trial`` of the samples that ``accept`` it, ``(batch,)`` bool, and ``z`` of the others, ``(batch, n)``; where all do,
     or the trial left the others where they are, the same tensor, of which
     :class:`~implicitkit.solver.evaluations.Evaluations` remembers what is known."""
-    if bool(accept.all()):
-        return trial
+    return trial if bool(accept.all()) else some_taken(accept, trial, z)
+
+
+def some_taken(accept: Tensor, trial: Tensor, z: Tensor) -> Tensor:
+    """:func:`taken_where` of fewer than all samples."""
     taken = torch.where(accept.unsqueeze(1), trial, z)
     return trial if torch.equal(taken, trial) else taken
 

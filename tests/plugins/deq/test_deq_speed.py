@@ -18,7 +18,7 @@ import implicitkit as ik
 from implicitkit import system
 from implicitkit.foundation import graph, graph_size, tracers, trees
 from implicitkit.lifting import refill
-from implicitkit.linear import independence
+from implicitkit.linear import equilibrated, independence
 from implicitkit.linear.iterative import cycles
 from implicitkit.solver import costs, polyalgorithm
 from implicitkit.solver.verdict import judge
@@ -186,8 +186,8 @@ def _system(state: Tensor, asked: int) -> Callable[[], Any]:
 WHOLE: dict[str, tuple[Callable[[Tensor], Callable[[], Any]], int]] = {
     "a finite start": (lambda z: lambda: usable(z, z), 0),
     "what changes lead to": (_trend, 15),
-    "a system": (lambda z: _system(z, len(z)), 5),
-    "a system, of fewer samples": (lambda z: _system(z, len(z) - 1), 7),
+    "a system": (lambda z: _system(z, len(z)), 3),
+    "a system, of fewer samples": (lambda z: _system(z, len(z) - 1), 5),
 }
 
 
@@ -249,10 +249,12 @@ def _gmres(steps: int) -> tuple[Callable[[], Any], Callable[[], float]]:
     return lambda: ik.linear.GMRES().solve(A, b, **limits), lambda: steps
 
 
+UNITS = torch.arange(1.0, 81).repeat(16, 1)
 SMALL: dict[str, tuple[Callable[[], tuple[Callable[[], Any], Callable[[], float]]], float]] = {
     "eigenvalues apart": (lambda: _a_call([0.97, 0.96, 0.95]), 39.0),
     "eigenvalues beyond one": (lambda: _a_call([-1.5, -1.4]), 40.0),
     "gmres": (lambda: _gmres(20), 33.0),
+    "like units": (lambda: (lambda: equilibrated._spans(UNITS), lambda: 1), 6.0),
 }
 
 
@@ -276,9 +278,14 @@ def test_small_operations_are_few(what: str) -> None:
         (tracers, "_graphs_kept", 2),  # what the compiler is told, once in the call and once in its backward
         (proxy_tensor, "get_proxy_mode", 0),  # nothing is recorded where no mode is at work
         (judge, "falls_on", 0),  # of claims that are small beside the state, not by ``atol`` alone
+        (
+            graph,
+            "_engine_run_backward",
+            1,
+        ),  # torch's caller of its engine, which asks a logger: for a second derivative
         (graph, "nodes_behind", 2),  # at the lifting, and of products side by side; the rest is seen in the walk above
     ],
-    ids=["nodes_behind", "identity_of", "patch", "graphs_kept", "proxy_mode", "falls_on", "leaves"],
+    ids=["nodes_behind", "identity_of", "patch", "graphs_kept", "proxy_mode", "falls_on", "logger", "leaves"],
 )
 def test_a_derivative_asks_once(where: Any, name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also once the compiler is loaded, as an optimiser loads it."""
