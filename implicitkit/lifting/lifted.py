@@ -70,6 +70,7 @@ class Lifted:
         random: it draws random numbers. within: it gives what it captures to transforms that it begins.
         failed: why matrices of samples have no factors. cut: an evaluation since its reset
             gave nothing tracked. rest: what else modules hold. bindings: what variables were. call, work: of it.
+        kinked: it has operations with kinks.
     """
 
     function: Callable[..., Any]
@@ -96,6 +97,7 @@ class Lifted:
     cut: bool = False
     bindings: Bindings | None = None
     work: Work = field(default_factory=Work)
+    kinked: bool = False
     call: FirstCalls = field(default_factory=functools.partial(FirstCalls, Ordinary))
 
     def found(self) -> None:
@@ -226,6 +228,7 @@ def _lift(
     if looks is not None:
         lifted.branches = branch and looks.seen and (levels or lifted.inside or not lifted.captured)
         lifted.work, lifted.as_torch = looks.tally.work(), not (looks.seen or looks.rewritten)
+        lifted.kinked = looks.tally.kinked
         lifted.recomputed = looks.recomputed if needed or levels else None  # without gradients there are no checkpoints
         lifted.numbers = [i for i, t in enumerate(lifted.theta) if differentiated(t)] if looks.numbers else []
     if not levels and not lifted.frozen:

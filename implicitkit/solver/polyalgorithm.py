@@ -29,7 +29,7 @@ from implicitkit.solver.verdict.no_solution import DRIFTS, drifts, refuse_noise
 
 _ENOUGH = 2  # stages that find that an objective falls forever, or that say a sample has run away
 _SURE = 3  # ... of a program, whose multipliers may run away beside a solution
-_FEW = 25  # steps of the second method, before the epigraphs of kinks
+_SOON, _FEW = 12, 25  # steps of the first and of the second method, before the epigraphs of kinks
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,9 @@ class Polyalgorithm(Solver):
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         stages = _serving(self.stages, f, z0)
         start = f.residual(z0) if len(stages) > 1 else z0  # remembered by f: the first stage begins there
-        stages, total = _begin(stages, f, z0, options)
+        soon = options.lifts and not f.kind.returns_program and f.system.lifted.kinked
+        stages, total = _begin(stages, f, z0, _limited(options, _SOON) if soon else options)
+        cut = soon and int(total.steps.max()) >= _SOON
         first = total.solver or stages[0].make().name
         total.solver = _title(self.name, [first])
         if total.all_converged or len(stages) == 1:
@@ -160,24 +162,25 @@ class Polyalgorithm(Solver):
             falls, none = settled_without_others(f, z0, total, failed)
             waiting = waiting | none
             failed = failed & ~falls
-        kinked = options.lifts and left and bool((failed & ~waiting).any()) and meets_kinks(f, total.z)
+        open_ = options.lifts and left and bool((failed & ~waiting).any())
+        kinked = open_ and (soon or f.kind.returns_program) and meets_kinks(f, total.z)
         if f.kind.returns_program and left and not kinked:
             waiting = waiting | in_a_kink(f, total, failed & ~waiting)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         rows, start_norm = start.abs(), options.size(start)
         options = replace(options, start_size=start_size(z0) if f.kind.minimisation else None, start_rows=rows)
+        known = f, z0, options, total, start_norm, waiting, finishers
         if kinked:
+            ends = [total.z]
             if not f.kind.returns_program:  # a kink that lies off the minimum rarely stops the next method
-                few = replace(stages[1], max_steps=_FEW)
-                total = self._go_on((few,), f, z0, options, total, start_norm, waiting, finishers)
-                f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
-                total.solver = _title(self.name, finishers)
-            total.lifts = not total.all_converged
-            return total
-        total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
-        f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
-        total.solver = _title(self.name, finishers)
-        return total
+                self._go_on((replace(stages[1], max_steps=_FEW),), *known, ends)
+            total.lifts = not total.all_converged and (
+                f.kind.returns_program or any(meets_kinks(f, z, near=True) for z in ends)
+            )
+            total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
+            if total.lifts or total.all_converged:
+                return total
+        return self._go_on(stages if cut else stages[1:], *known)
 
     def _go_on(
         self,
@@ -189,8 +192,10 @@ class Polyalgorithm(Solver):
         start_norm: Tensor,
         waiting: Tensor,
         finishers: list[str],
+        ends: list[Tensor] | None = None,
     ) -> Outcome:
-        """Some stages for the samples that are open and not ``waiting``; adds to ``finishers``."""
+        """Some stages for the samples that are open and not ``waiting``; adds to ``finishers``, and to ``ends`` where the
+        last of them has come to."""
         falls = (total.status == int(Status.UNBOUNDED)).long()  # how many stages have said so ...
         gone = (total.status == int(Status.DIVERGED)).long()  # ... and so
         onward, latest, kinks = total.z if total.onward is None else total.onward, None, Kinks(waiting)
@@ -235,10 +240,14 @@ class Polyalgorithm(Solver):
                 total.blind = blind if total.blind is None else total.blind | blind
             total.shown = shown + found.shown
             latest = onward.index_copy(0, samples, found.z if found.onward is None else found.onward)
+        if ends is not None and latest is not None:
+            ends.append(latest)
         kinks.close(total)
         if f.kind.minimisation:
             forever = (falls >= _ENOUGH) & (total.status != int(Status.CONVERGED))
             total.status = torch.where(forever, int(Status.UNBOUNDED), total.status)
+        f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
+        total.solver = _title(self.name, finishers)
         return total
 
     def _granted(self, stage: Stage, f: Evaluations, z: Tensor) -> Stage | None:
@@ -246,14 +255,16 @@ class Polyalgorithm(Solver):
         return stage
 
 
-def meets_kinks(f: Evaluations, z: Tensor) -> bool:
-    """Does the function, or a constraint, meet operations with a kink, and where there are no constraints is ``z`` near one?
-    One evaluation; none of compiled functions, whose operations nobody sees."""
+def meets_kinks(f: Evaluations, z: Tensor, near: bool = False) -> bool:
+    """Does the function, or a constraint, meet operations with a kink, and is ``z`` ``near`` one?  One evaluation; none of
+    compiled functions, whose operations nobody sees."""
     if f.system.lifted.compiled:
         return False
     with Seen(z, (), f.system.layout.batch_dims) as seen:
         f.kernel(z)
-    return bool(seen.sites) and (f.kind.returns_program or seen.near)
+    f.evaluations += 1
+    f.sample_evaluations += len(z)
+    return any(site.counts for site in seen.sites) and (not near or seen.near)
 
 
 def _part(f: Evaluations, open_: Tensor, options: Options, stage: Stage, total: Outcome) -> tuple[Tensor, Evaluations]:

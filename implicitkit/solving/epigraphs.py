@@ -20,9 +20,9 @@ from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.base import Problem
-from implicitkit.problem.epigraph import Relaxation, functions_of, sites_of
+from implicitkit.problem.epigraph import Relaxation, functions_of, sites_of, size_of
 from implicitkit.problem.kinked_conditions import conditions, is_smooth
-from implicitkit.problem.root import Root
+from implicitkit.problem.kinked_minimum import KinkedMinimum, follows
 from implicitkit.rule.implicit import Implicit
 from implicitkit.solution import Solution, Status
 from implicitkit.solver.base import account, counting_on
@@ -34,7 +34,7 @@ from implicitkit.solver.root.newton import Newton
 _MOST = 4096  # unknowns of sites of a sample
 _STEPS = 20  # Newton's, from the minimum of the relaxation on
 _SAME = 1e-3  # of |z|: by so much two solutions of a sample may differ
-_NEAR = 0.05  # of |z|: how far from there they may end
+_NEAR, _BESIDE = 0.05, 1e-2  # of |z|, and of its unit: how far from there they may end
 _RELAXED = Polyalgorithm(
     (
         Stage(Impatient(SQP(), window=8, horizon=20), max_steps=60),
@@ -70,12 +70,12 @@ def by_epigraphs(
     layout, outcome = found._layout, found._record.outcome
     solve = functools.partial(solve_once, on_failure="ignore")
     with compat.underived():
-        relaxation = _relaxation(problem, z0, args, layout)
+        relaxation, rises = _relaxation(problem, z0, args, layout)
         if relaxation is None:
             return None
         left = _left(solve_once, outcome.taken, outcome.shown)
         try:
-            minimum = solve(relaxation.problem, relaxation.start, args, solver=_RELAXED, **left)
+            minimum = solve(relaxation.problem, relaxation.start, relaxation.args, solver=_RELAXED, **left)
         except CapabilityError:  # it is too large for dense matrices
             return None
         after = minimum._record.outcome
@@ -84,18 +84,19 @@ def by_epigraphs(
         account(outcome, after)
         steps, shown = outcome.steps + after.steps, outcome.shown + after.shown
         z, forces = trees.tree_map(Tensor.detach, (minimum.value.z, minimum.multipliers))
-        equations, begin, unit = conditions(problem, relaxation, z, forces, args, layout.batch_dims)
+        equations, begin, given = conditions(problem, relaxation, z, forces, args, layout.batch_dims)
+        minimises = KinkedMinimum(equations, degenerate=problem.degenerate)
         at = functools.partial(
             solve,
-            Root(equations),
-            args=(unit, *args),
+            minimises,
+            args=(given, *args),
             solver=Newton(line_search=False),
             atol=torch.finfo(layout.dtype).eps ** 0.75,  # in the units of the equations
         )
         kept = at(begin, **_left(solve_once, int(steps.max()), shown, _STEPS))
         account(outcome, kept._record.outcome)
         way = _way(trees.tree_map(Tensor.detach, kept.value.z), z0, layout)
-        smooth = is_smooth(equations, trees.tree_map(Tensor.detach, kept.value), unit, args, way, layout.batch_dims)
+        smooth = is_smooth(equations, trees.tree_map(Tensor.detach, kept.value), given, args, way, layout.batch_dims)
     # once more from there, where it is at rest: this one is derived, and its derivative obeys what the user said
     moved = at(
         kept.value,
@@ -103,29 +104,35 @@ def by_epigraphs(
         callback=None,
         on_failure=on_failure if kept._record.outcome.all_converged else "ignore",
     )
+    record = moved._record
+    minimises.follows.append(lambda: follows(record.system.residual, record.outcome.z, record.theta))
     moved.multipliers, moved.value = moved.value.multipliers or None, moved.value.z
     after = moved._record.outcome
     account(after, outcome)
     after.steps, after.solver, moved.solver = kept._record.outcome.steps + steps, minimum.solver, minimum.solver
     size = _distance(z, None, layout)
-    near = _distance(moved.value, z, layout) <= _NEAR * size + relaxation.tip
-    moved = _marked(~(minimum.converged & near & smooth), moved, Status.STALLED)
+    near = _distance(moved.value, z, layout) <= _NEAR * size + _BESIDE * relaxation.unit
+    moved = _marked(~(minimum.converged & near & smooth & rises), moved, Status.STALLED)
     same = _distance(moved.value, found.value, layout) <= _SAME * size
     known = found.converged & ~(moved.converged & same)
     return chosen(known, found, moved) if bool(_rows(known).any()) else moved
 
 
-def _relaxation(problem: Argmin, z0: Any, args: tuple[Any, ...], layout: Layout) -> Relaxation | None:
-    """The relaxation, where there is one: the function meets kinks, in the same way at every point, and rises with them."""
+def _relaxation(
+    problem: Argmin, z0: Any, args: tuple[Any, ...], layout: Layout
+) -> tuple[Relaxation | None, Tensor | None]:
+    """The relaxation, where there is one: the function meets kinks, in the same way at every point, and rises with them in
+    these samples."""
     if any(layout.complex):
-        return None
+        return None, None
     with contextlib.suppress(RuntimeError):
         sites = sites_of(functions_of(problem), z0, args, tuple(layout.batch_shape))
-        count = sum(math.prod(s.shape) for own in sites for s in own if s.kind is not None)
+        count = sum(math.prod(s.shape) for own in sites for s in own if s.counts)
         if 0 < count <= _MOST * layout.batch:
-            relaxation = Relaxation(problem, sites, z0, args)
-            return relaxation if relaxation.rises(args) else None
-    return None
+            relaxation = Relaxation(problem, sites, z0, args, layout.batch_dims)
+            rises = relaxation.rises()
+            return (relaxation, rises) if bool(compat.physical(rises).any()) else (None, None)
+    return None, None
 
 
 def _left(solve_once: functools.partial[Solution], taken: int, shown: int, most: int | None = None) -> dict[str, Any]:
@@ -139,8 +146,7 @@ def _left(solve_once: functools.partial[Solution], taken: int, shown: int, most:
 def _distance(a: Any, b: Any, layout: Layout) -> Tensor:
     """``|a - b|`` of each sample, the largest number, of the batch's shape; ``b`` is zero if it is ``None``."""
     differ = trees.tree_map(Tensor.detach, a) if b is None else trees.tree_map(lambda s, t: (s - t).detach(), a, b)
-    sizes = [t.abs().reshape((*t.shape[: layout.batch_dims], -1)).amax(-1) for t in trees.tree_flatten(differ)[0]]
-    return torch.stack(sizes).amax(0)
+    return size_of(trees.tree_flatten(differ)[0], layout.batch_dims)
 
 
 def _way(z: Any, z0: Any, layout: Layout) -> Any:
