@@ -4,17 +4,15 @@ Where a value ``k(u(z))`` with a kink (:mod:`implicitkit.problem.kinked_operatio
 ``k(u) <= t``, the program is smooth: ``u <= t`` of the largest of several numbers, ``u <= t, 0 <= t`` of a relu.  It is a
 relaxation: every point of the original program with ``t = k(u)`` is one of it, with the same objective.  So a minimum of
 it at which nothing is gained by ``t > k(u)`` is one of the original program; where all is convex, and rises with each
-``t``, every minimum is.  A length is smoothed, ``sqrt(|u|^2 + eps^2) <= t``: the epigraph itself has no multipliers at its
-tip.
+``t``, every minimum is.  A length is smoothed, ``sqrt(|u|^2 + eps^2)``: its epigraph has no multipliers at its tip.
 
 Sources: Boyd & Vandenberghe (2004), *Convex Optimization*, sections 3.2.3 and 4.1.3; Grant, Boyd & Ye (2006), "Disciplined
-convex programming", whose rules of signs :meth:`Relaxation.rises` asks of numbers.
+convex programming", whose rules of signs :func:`rises` asks of numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -29,7 +27,7 @@ from implicitkit.problem.constraints import Equality, Inequality
 from implicitkit.problem.kinked_operations import Kind, Kinked, Side, is_near, value
 
 _SIDES = ("greater", "lesser", "neither")
-_ROUNDED = 1e-2  # of the largest length: how far tips are rounded off
+_ROUNDED = 3e-2  # of the largest length: how far tips are rounded off
 Function = Callable[..., Any]
 
 
@@ -138,12 +136,19 @@ class _Raised(Replacing):
             self.gaps += [v - s - p, -p]
             t = kind * s.squeeze(-1) + p.sum(-1)
         elif kind == "length":
-            self.gaps.append((v.square().sum(-1) + per_sample(tip / unit, t) ** 2).sqrt() - t)
+            t = (v.square().sum(-1, keepdim=True) + per_sample(tip / unit, v) ** 2).sqrt().squeeze(-1)
         elif kind == "relu":
             self.gaps += [v - t, -t]
         else:
             self.gaps.append(v - t.unsqueeze(-1))
         return per_sample(unit, t) * t
+
+
+class _Pushed(Replacing):
+    """Values that are moved by something of their own."""
+
+    def of(self, kind: Kind, u: Tensor, known: Any) -> Tensor:
+        return value(kind, u) + known
 
 
 class Reading(Replacing):
@@ -223,13 +228,14 @@ class Relaxation:
 
     Attributes:
         problem: over :class:`Above`, of ``(Above, *args)``. args: its arguments, :class:`Scales` and the user's. start: the
-            point of it that belongs to ``z0``. unit: of ``z``, of the batch's shape.
+            point of it that belongs to ``z0``. unit, reach: of ``z``, and how far from a minimum
+            of it one of ``problem`` may be, of the batch's shape.
     """
 
     def __init__(self, problem: Argmin, sites: Sites, z0: Any, args: Any, batch_dims: int) -> None:
         functions, self.sites = functions_of(problem), sites
         us = read(functions, sites, z0, args)
-        self.unit, self.scales = _scales(functions, sites, us, z0, args, batch_dims)
+        self.unit, self.reach, self.scales = _scales(functions, sites, us, z0, args, batch_dims)
         self.args = (self.scales, *args)
         self.start = Above(
             z0,
@@ -239,11 +245,10 @@ class Relaxation:
             ),
         )
         made = [Raised(f, s, i) for i, (f, s) in enumerate(zip(functions, sites, strict=True))]
-        self._falling = [made[0], *(m for m, c in zip(made[1:], problem.constraints, strict=True) if c.one_sided)]
         kept = [
             (Inequality if c.one_sided else Equality)(m) for c, m in zip(problem.constraints, made[1:], strict=True)
         ]
-        above = [Inequality(replace(m, gaps=True)) for m in made if any(site.counts for site in m.sites)]
+        above = [Inequality(replace(m, gaps=True)) for m in made if any(map(_has_gap, m.sites))]
         bounds = None
         if problem.bounds is not None:
             free = trees.tree_map(lambda t: None, self.start.raised)
@@ -251,25 +256,59 @@ class Relaxation:
             bounds = tuple(Above(trees.tree_unflatten(list(end), spec), free) for end in (found.lower, found.upper))
         self.problem = Argmin(made[0], (*kept, *above), bounds)
 
-    def rises(self) -> Tensor:
-        """Of which samples does neither objective nor an inequality fall with a value that it has from a site, at the start?
-        Of the batch's shape."""
-        leaves, spec = trees.tree_flatten(self.start.raised)
-        found = torch.ones_like(self.unit, dtype=torch.bool)
 
-        def total(function: Raised, *raised: Tensor) -> Tensor:
-            out = function(Above(self.start.z, trees.tree_unflatten(list(raised), spec)), *self.args)
-            return torch.stack([t.sum() for t in trees.tree_flatten(out)[0]]).sum()
+def rises(problem: Argmin, sites: Sites, z0: Any, args: Any, batch_dims: int) -> Tensor:
+    """Of which samples does neither objective nor an inequality fall with a value that it has from a site, at ``z0``?  Of
+    the batch's shape."""
+    found = torch.ones_like(size_of(trees.tree_flatten(z0)[0], batch_dims), dtype=torch.bool)
+    sided = (True, *(c.one_sided for c in problem.constraints))
+    for function, own, values, falls in zip(*_values(problem, sites, z0, args), sided, strict=True):
+        for g in _pull(function, own, z0, args, [torch.zeros_like(v) for v in values]) if falls else ():
+            found = found & ~(g < 0).reshape((*found.shape, -1)).any(-1)
+    return found
 
-        for function in self._falling:
-            out, pullback = autodiff.vjp(functools.partial(total, function), *leaves)
-            for g in pullback(torch.ones_like(out)):
-                found = found & ~(g < 0).reshape((*found.shape, -1)).any(-1)
-        return found
+
+def pruned(problem: Argmin, sites: Sites, z0: Any, args: Any) -> Sites:
+    """The sites without those sums of the largest that nothing depends on, where values are and beside that: of all numbers
+    in order few may be used.  What is left out keeps its value, kink and all."""
+    found = []
+    for function, own, values in zip(*_values(problem, sites, z0, args), strict=True):
+        pulls = [_pull(function, own, z0, args, [share * v for v in values]) for share in (0.0, 0.25)]
+        used = iter([any(bool(compat.physical(g != 0).any()) for g in both) for both in zip(*pulls, strict=True)])
+        idle = [site.counts and not next(used) and isinstance(site.kind, int) for site in own]
+        found.append(tuple(Site(None, s.shape) if out else s for s, out in zip(own, idle, strict=True)))
+    return tuple(found)
+
+
+def _values(problem: Argmin, sites: Sites, z0: Any, args: Any) -> tuple[Any, Sites, list[list[Tensor]]]:
+    """The functions, their sites, and what these give at ``z0``."""
+    functions = functions_of(problem)
+    us = read(functions, sites, z0, args)
+    return functions, sites, [[value(kind, u) for kind, u in own] for own in us]
+
+
+def _pull(function: Function, sites: Sequence[Site], z0: Any, args: Any, moved: list[Tensor]) -> tuple[Tensor, ...]:
+    """The derivative of all that a function gives by the values of its sites, where these are ``moved``."""
+    if not moved:
+        return ()
+
+    def total(*pushes: Tensor) -> Tensor:
+        with _Pushed(sites, pushes):
+            out = function(z0, *args)
+        return torch.stack([t.sum() for t in trees.tree_flatten(out)[0]]).sum()
+
+    out, pullback = autodiff.vjp(total, *moved)
+    return pullback(torch.ones_like(out))
+
+
+def _has_gap(site: Site) -> bool:
+    return site.counts and site.kind != "length"
 
 
 def _raised(kind: Kind, u: Tensor) -> Tensor:
     """The unknowns in the place of a value, where they belong to it."""
+    if kind == "length":
+        return u[..., :0]
     if not isinstance(kind, int):
         return value(kind, u)
     least = u.topk(kind, dim=-1).values[..., -1:]
@@ -283,8 +322,9 @@ def per_sample(size: Tensor, like: Tensor) -> Tensor:
 
 def _scales(
     functions: Sequence[Function], sites: Sites, us: Any, z0: Any, args: Any, batch_dims: int
-) -> tuple[Tensor, Scales]:
-    """The unit of ``z``, and those of all sites, so that unknowns in their place have that of ``z``.
+) -> tuple[Tensor, Tensor, Scales]:
+    """The unit of ``z``, how far a minimum may be from that of what is rounded off, and the units of all sites, so that
+    unknowns in their place have that of ``z``.
 
     It is ``|z0|``; where that is zero ``|u| / |u' d|``, how far it is to where what a site is of is zero, along some ``d``,
     of the nearest; where all are zero, ``|df| / |d^2f d|``, how far it is to where the objective is flat.  Of what a site is
@@ -325,17 +365,20 @@ def _scales(
     unit = torch.where(_counts(unit), unit, 1)
     reach = [torch.where(_counts(r), r, 1) * unit for r in rates]
     sizes = [torch.where(_counts(u), u, other) for u, other in zip(here, reach, strict=True)]
-    rounded = [
-        size for size, (kind, _) in zip(sizes, (one for own in us for one in own), strict=True) if kind == "length"
-    ]
+    kinds = [kind for own in us for kind, _ in own]
+    rounded = [size for size, kind in zip(sizes, kinds, strict=True) if kind == "length"]
     tip = _ROUNDED * torch.stack(rounded or [torch.ones_like(unit)]).amax(0)
+    moved = [tip / r for r, kind in zip(rates, kinds, strict=True) if kind == "length"]
+    reach = torch.stack([_ROUNDED * unit, *(torch.where(_counts(m), m, 0) for m in moved)]).amax(0)
 
     def by_function(made: list[Tensor]) -> tuple[tuple[Tensor, ...], ...]:
         rest = iter(made)
         return tuple(tuple(next(rest) for _ in range(count)) for count in counts)
 
-    return unit, Scales(
-        by_function([size / unit for size in sizes]), by_function(sizes), by_function([tip] * len(sizes))
+    return (
+        unit,
+        reach,
+        Scales(by_function([size / unit for size in sizes]), by_function(sizes), by_function([tip] * len(sizes))),
     )
 
 

@@ -116,7 +116,7 @@ def conditions(
     pressing, rounded = iter(multipliers[count:]), any(site.kind == "length" for own in sites for site in own)
     scales = relaxation.scales
     for own, sizes, tips in zip(read(functions, sites, z, args), scales.sizes, scales.tips, strict=True):
-        forces = iter(next(pressing) if own else ())
+        forces = iter(next(pressing) if any(kind != "length" for kind, _ in own) else ())
         each = zip(own, sizes, tips, strict=True)
         weights.append(tuple(_weights(kind, u, size, forces, tip, rounded) for (kind, u), size, tip in each))
     gradients = [tree_gradient(lambda t: functions[0](t, *args).sum(), at) for at in (relaxation.start.z, z)]
@@ -150,7 +150,6 @@ def _weights(kind: Kind, u: Tensor, size: Tensor, forces: Any, tip: Tensor, roun
     """The weights that the multipliers of the relaxation are in proportion to; of a value without a force and, where
     nothing is rounded off, of one that is off its kink, those on the side where it is."""
     if kind == "length":
-        next(forces)
         return u / (u.square().sum(-1, keepdim=True) + per_sample(tip, u) ** 2).sqrt()
     force = next(forces)
     other = next(forces) if kind == "relu" or isinstance(kind, int) else None

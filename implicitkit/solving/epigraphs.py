@@ -20,7 +20,7 @@ from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.base import Problem
-from implicitkit.problem.epigraph import Relaxation, functions_of, sites_of, size_of
+from implicitkit.problem.epigraph import Relaxation, Sites, functions_of, pruned, rises, sites_of, size_of
 from implicitkit.problem.kinked_conditions import conditions, is_smooth
 from implicitkit.problem.kinked_minimum import KinkedMinimum, follows
 from implicitkit.rule.implicit import Implicit
@@ -31,10 +31,10 @@ from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 from implicitkit.solver.root.newton import Newton
 
-_MOST = 4096  # unknowns of sites of a sample
+_MOST, _MANY = 4096, 1 << 20  # unknowns of sites of a sample, and before it is known which of them count
 _STEPS = 20  # Newton's, from the minimum of the relaxation on
 _SAME = 1e-3  # of |z|: by so much two solutions of a sample may differ
-_NEAR, _BESIDE = 0.05, 1e-2  # of |z|, and of its unit: how far from there they may end
+_NEAR = 0.05  # of |z|: how far from there they may end
 _RELAXED = Polyalgorithm(
     (
         Stage(Impatient(SQP(), window=8, horizon=20), max_steps=60),
@@ -70,12 +70,13 @@ def by_epigraphs(
     layout, outcome = found._layout, found._record.outcome
     solve = functools.partial(solve_once, on_failure="ignore")
     with compat.underived():
-        relaxation, rises = _relaxation(problem, z0, args, layout)
+        relaxation, rising = _relaxation(problem, z0, args, layout)
         if relaxation is None:
             return None
         left = _left(solve_once, outcome.taken, outcome.shown)
+        solver = _RELAXED if relaxation.problem.constraints else "auto"
         try:
-            minimum = solve(relaxation.problem, relaxation.start, relaxation.args, solver=_RELAXED, **left)
+            minimum = solve(relaxation.problem, relaxation.start, relaxation.args, solver=solver, **left)
         except CapabilityError:  # it is too large for dense matrices
             return None
         after = minimum._record.outcome
@@ -83,7 +84,7 @@ def by_epigraphs(
             return _marked(~found.converged, found, Status.STOPPED)
         account(outcome, after)
         steps, shown = outcome.steps + after.steps, outcome.shown + after.shown
-        z, forces = trees.tree_map(Tensor.detach, (minimum.value.z, minimum.multipliers))
+        z, forces = trees.tree_map(Tensor.detach, (minimum.value.z, minimum.multipliers or ()))
         equations, begin, given = conditions(problem, relaxation, z, forces, args, layout.batch_dims)
         minimises = KinkedMinimum(equations, degenerate=problem.degenerate)
         at = functools.partial(
@@ -111,8 +112,8 @@ def by_epigraphs(
     account(after, outcome)
     after.steps, after.solver, moved.solver = kept._record.outcome.steps + steps, minimum.solver, minimum.solver
     size = _distance(z, None, layout)
-    near = _distance(moved.value, z, layout) <= _NEAR * size + _BESIDE * relaxation.unit
-    moved = _marked(~(minimum.converged & near & smooth & rises), moved, Status.STALLED)
+    near = _distance(moved.value, z, layout) <= _NEAR * size + relaxation.reach
+    moved = _marked(~(minimum.converged & near & smooth & rising), moved, Status.STALLED)
     same = _distance(moved.value, found.value, layout) <= _SAME * size
     known = found.converged & ~(moved.converged & same)
     return chosen(known, found, moved) if bool(_rows(known).any()) else moved
@@ -127,12 +128,18 @@ def _relaxation(
         return None, None
     with contextlib.suppress(RuntimeError):
         sites = sites_of(functions_of(problem), z0, args, tuple(layout.batch_shape))
-        count = sum(math.prod(s.shape) for own in sites for s in own if s.counts)
-        if 0 < count <= _MOST * layout.batch:
-            relaxation = Relaxation(problem, sites, z0, args, layout.batch_dims)
-            rises = relaxation.rises()
-            return (relaxation, rises) if bool(compat.physical(rises).any()) else (None, None)
+        if any(isinstance(site.kind, int) for own in sites for site in own) and _count(sites) <= _MANY * layout.batch:
+            sites = pruned(problem, sites, z0, args)
+        if 0 < _count(sites) <= _MOST * layout.batch:
+            rising = rises(problem, sites, z0, args, layout.batch_dims)
+            if bool(compat.physical(rising).any()):
+                return Relaxation(problem, sites, z0, args, layout.batch_dims), rising
     return None, None
+
+
+def _count(sites: Sites) -> int:
+    """How many numbers they are of, of all samples."""
+    return sum(math.prod(site.shape) for own in sites for site in own if site.counts)
 
 
 def _left(solve_once: functools.partial[Solution], taken: int, shown: int, most: int | None = None) -> dict[str, Any]:
