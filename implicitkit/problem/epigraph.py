@@ -59,18 +59,20 @@ class Seen(Kinked):
     def __init__(self, z: Any, batch: tuple[int, ...], batch_dims: int | None = None) -> None:
         super().__init__(anywhere=batch_dims is not None)
         self.sites: list[Site] = []
+        self._inside = batch_dims is not None
         self.near, self.batch_dims = False, batch_dims or len(batch)
         self._depends = False  # does the operation that is looked at?
         self.batch, self._made = batch, {id(t): t for t in tensors_in(z)}  # kept alive, so that ids stay their own
 
     def take(self, kind: Kind, u: Tensor) -> Tensor:
-        depends = self._depends and tuple(u.shape[: len(self.batch)]) == self.batch
+        depends = (self._depends or self._inside) and tuple(u.shape[: len(self.batch)]) == self.batch
         self.sites.append(Site(kind if depends else None, tuple(u.shape)))
         self.near = self.near or compat.is_wrapped(u) or is_near(kind, u, self.batch_dims)
         return value(kind, u)
 
     def side(self, condition: Tensor, a: Tensor, b: Tensor) -> Side:
-        known = id(condition) in self._made and tuple(condition.shape[: len(self.batch)]) == self.batch
+        known = self._inside or id(condition) in self._made  # inside transforms it goes by another name
+        known = known and tuple(condition.shape[: len(self.batch)]) == self.batch
         found = taken(condition, a, b) if known else "neither"
         self.sites.append(Site(found, tuple(condition.shape)))
         return found
