@@ -11,21 +11,24 @@ Source: Lewis (2002), "Active sets, nonsmoothness, and sensitivity", SIAM J. Opt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat, seeded
+from implicitkit.foundation import autodiff, compat, seeded, trees
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.conditions.kkt import KKT
 from implicitkit.linear.factors.dense import lstsq_batched
+from implicitkit.problem.epigraph import Function, Replacing, Site, Sites, size_of
+from implicitkit.problem.kinked_operations import Kind, Side, value
 from implicitkit.problem.root import Root
 
 _LEFT = 1e-3  # of a right-hand side that the least-squares solution leaves: more is no rounding
+_ROUNDING = 1e3  # units of it, by which two are equal
 _DENSE = 1024  # unknowns of which matrices are formed
 PART = (
     "more kinks meet at this minimum than its unknowns can follow (as where all residuals of an exact fit are zero): as "
@@ -73,6 +76,43 @@ class _OfKinks(KKT):
 
 
 _ASK = "least norm"
+
+
+class _Sides(Replacing):
+    """``holds``: of which samples ``torch.where`` takes what it took where the relaxation began, of the batch's shape."""
+
+    def __init__(self, sites: Sequence[Site], like: Tensor) -> None:
+        super().__init__(sites, (None,) * len(sites))
+        self.holds = torch.ones_like(like, dtype=torch.bool)
+
+    def of(self, kind: Kind, u: Tensor, known: Any) -> Tensor:
+        return value(kind, u)
+
+    def side(self, condition: Tensor, a: Tensor, b: Tensor) -> Side:
+        side = super().side(condition, a, b)
+        if side != "neither":
+            best = torch.maximum(a, b) if side == "greater" else torch.minimum(a, b)
+            off = (torch.where(condition, a, b) - best).abs()
+            known = off <= _ROUNDING * torch.finfo(a.dtype).eps * torch.maximum(a.abs(), b.abs())
+            self.holds = self.holds & known.reshape((*self.holds.shape, -1)).all(-1)
+        return side
+
+
+def takes_the_same(
+    functions: Sequence[Function], sites: Sites, z: Any, step: Any, args: Any, batch_dims: int
+) -> Tensor:
+    """Of which samples is what ``torch.where`` takes, here and a ``step`` to both sides, the greater or the lesser of two as
+    it was where the relaxation began?  Elsewhere this is one of another function.  Of the batch's shape."""
+    found = torch.ones_like(size_of(trees.tree_flatten(z)[0], batch_dims), dtype=torch.bool)
+    if not any(site.kind in ("greater", "lesser") for own in sites for site in own):
+        return found
+    for side in (-1.0, 0.0, 1.0):
+        there = trees.tree_map(lambda t, s, side=side: t + side * s, z, step)
+        for function, own in zip(functions, sites, strict=True):
+            with torch.no_grad(), _Sides(own, found) as sides:
+                function(there, *args)
+            found = found & sides.holds
+    return found
 
 
 def follows(residual: Callable[..., Tensor], z: Tensor, theta: tuple[Tensor, ...]) -> bool:

@@ -170,16 +170,14 @@ class Polyalgorithm(Solver):
         rows, start_norm = start.abs(), options.size(start)
         options = replace(options, start_size=start_size(z0) if f.kind.minimisation else None, start_rows=rows)
         known = f, z0, options, total, start_norm, waiting, finishers
-        if kinked:
-            ends = [total.z]
-            if not f.kind.returns_program:  # a kink that lies off the minimum rarely stops the next method
-                self._go_on((replace(stages[1], max_steps=_FEW),), *known, ends)
-            total.lifts = not total.all_converged and (
-                f.kind.returns_program or any(meets_kinks(f, z, near=True) for z in ends)
-            )
+        ends = [total.z]
+        if kinked and not f.kind.returns_program:  # a kink that lies off the minimum rarely stops the next method
+            self._go_on((replace(stages[1], max_steps=_FEW),), *known, ends)
+            kinked = total.all_converged or any(meets_kinks(f, z, near=True) for z in ends)
             total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
-            if total.lifts or total.all_converged:
-                return total
+        if kinked:
+            total.lifts = not total.all_converged
+            return total
         return self._go_on(stages if cut else stages[1:], *known)
 
     def _go_on(

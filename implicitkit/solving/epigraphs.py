@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.base import Problem
 from implicitkit.problem.epigraph import Relaxation, Sites, functions_of, pruned, rises, sites_of, size_of
 from implicitkit.problem.kinked_conditions import conditions, is_smooth
-from implicitkit.problem.kinked_minimum import KinkedMinimum, follows
+from implicitkit.problem.kinked_minimum import KinkedMinimum, follows, takes_the_same
 from implicitkit.rule.implicit import Implicit
 from implicitkit.solution import Solution, Status
-from implicitkit.solver.base import account, counting_on
+from implicitkit.solver.base import Outcome, account, counting_on
 from implicitkit.solver.constrained.sqp import SQP
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
@@ -73,38 +74,27 @@ def by_epigraphs(
         relaxation, rising = _relaxation(problem, z0, args, layout)
         if relaxation is None:
             return None
-        left = _left(solve_once, outcome.taken, outcome.shown)
-        solver = _RELAXED if relaxation.problem.constraints else "auto"
-        try:
-            minimum = solve(relaxation.problem, relaxation.start, relaxation.args, solver=solver, **left)
-        except CapabilityError:  # it is too large for dense matrices
+        minimum = _minimum(solve, relaxation, outcome, _left(solve_once, outcome.taken, outcome.shown))
+        if minimum is None:
             return None
         after = minimum._record.outcome
         if bool((after.status == int(Status.STOPPED)).any()):
             return _marked(~found.converged, found, Status.STOPPED)
-        account(outcome, after)
         steps, shown = outcome.steps + after.steps, outcome.shown + after.shown
         z, forces = trees.tree_map(Tensor.detach, (minimum.value.z, minimum.multipliers or ()))
         equations, begin, given = conditions(problem, relaxation, z, forces, args, layout.batch_dims)
         minimises = KinkedMinimum(equations, degenerate=problem.degenerate)
-        at = functools.partial(
-            solve,
-            minimises,
-            args=(given, *args),
-            solver=Newton(line_search=False),
-            atol=torch.finfo(layout.dtype).eps ** 0.75,  # in the units of the equations
-        )
+        atol = torch.finfo(layout.dtype).eps ** 0.75  # in the units of the equations
+        at = functools.partial(solve, minimises, args=(given, *args), solver=Newton(line_search=False), atol=atol)
         kept = at(begin, **_left(solve_once, int(steps.max()), shown, _STEPS))
         account(outcome, kept._record.outcome)
-        way = _way(trees.tree_map(Tensor.detach, kept.value.z), z0, layout)
-        smooth = is_smooth(equations, trees.tree_map(Tensor.detach, kept.value), given, args, way, layout.batch_dims)
+        there = trees.tree_map(Tensor.detach, kept.value)
+        way = _way(there.z, z0, layout)
+        plain = takes_the_same(functions_of(problem), relaxation.sites, there.z, way, args, layout.batch_dims)
+        plain = plain & is_smooth(equations, there, given, args, way, layout.batch_dims)
     # once more from there, where it is at rest: this one is derived, and its derivative obeys what the user said
-    moved = at(
-        kept.value,
-        max_steps=_STEPS,
-        callback=None,
-        on_failure=on_failure if kept._record.outcome.all_converged else "ignore",
-    )
+    policy = on_failure if kept._record.outcome.all_converged else "ignore"
+    moved = at(kept.value, max_steps=_STEPS, callback=None, on_failure=policy)
     record = moved._record
     minimises.follows.append(lambda: follows(record.system.residual, record.outcome.z, record.theta))
     moved.multipliers, moved.value = moved.value.multipliers or None, moved.value.z
@@ -113,10 +103,25 @@ def by_epigraphs(
     after.steps, after.solver, moved.solver = kept._record.outcome.steps + steps, minimum.solver, minimum.solver
     size = _distance(z, None, layout)
     near = _distance(moved.value, z, layout) <= _NEAR * size + relaxation.reach
-    moved = _marked(~(minimum.converged & near & smooth & rising), moved, Status.STALLED)
+    moved = _marked(~(minimum.converged & near & plain & rising), moved, Status.STALLED)
     same = _distance(moved.value, found.value, layout) <= _SAME * size
     known = found.converged & ~(moved.converged & same)
     return chosen(known, found, moved) if bool(_rows(known).any()) else moved
+
+
+def _minimum(
+    solve: Callable[..., Solution], relaxation: Relaxation, outcome: Outcome, left: dict[str, Any]
+) -> Solution | None:
+    """The minimum of the relaxation, its figures added to those of ``outcome``; ``None`` where it is too large for dense
+    matrices."""
+    solver = _RELAXED if relaxation.problem.constraints else "auto"
+    try:
+        minimum = solve(relaxation.problem, relaxation.start, relaxation.args, solver=solver, **left)
+    except CapabilityError:
+        return None
+    if not bool((minimum._record.outcome.status == int(Status.STOPPED)).any()):
+        account(outcome, minimum._record.outcome)
+    return minimum
 
 
 def _relaxation(
