@@ -169,16 +169,19 @@ class Polyalgorithm(Solver):
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         rows, start_norm = start.abs(), options.size(start)
         options = replace(options, start_size=start_size(z0) if f.kind.minimisation else None, start_rows=rows)
-        known = f, z0, options, total, start_norm, waiting, finishers
         ends = [total.z]
+        known = f, z0, options, total, start_norm, waiting, finishers
         if kinked and not f.kind.returns_program:  # a kink that lies off the minimum rarely stops the next method
-            self._go_on((replace(stages[1], max_steps=_FEW),), *known, ends)
+            total = self._go_on((replace(stages[1], max_steps=_FEW),), *known, ends)
             kinked = total.all_converged or any(meets_kinks(f, z, near=True) for z in ends)
             total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
+        total.solver = _title(self.name, finishers)
         if kinked:
             total.lifts = not total.all_converged
             return total
-        return self._go_on(stages if cut else stages[1:], *known)
+        total = self._go_on(stages if cut else stages[1:], *known)
+        total.solver = _title(self.name, finishers)
+        return total
 
     def _go_on(
         self,
@@ -241,12 +244,7 @@ class Polyalgorithm(Solver):
         if ends is not None and latest is not None:
             ends.append(latest)
         kinks.close(total)
-        if f.kind.minimisation:
-            forever = (falls >= _ENOUGH) & (total.status != int(Status.CONVERGED))
-            total.status = torch.where(forever, int(Status.UNBOUNDED), total.status)
-        f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
-        total.solver = _title(self.name, finishers)
-        return total
+        return _closed(f, total, falls)
 
     def _granted(self, stage: Stage, f: Evaluations, z: Tensor) -> Stage | None:
         """A stage as it may run from ``z`` on; ``None``: it is left out."""
@@ -263,6 +261,15 @@ def meets_kinks(f: Evaluations, z: Tensor, near: bool = False) -> bool:
     f.evaluations += 1
     f.sample_evaluations += len(z)
     return any(site.counts for site in seen.sites) and (not near or seen.near)
+
+
+def _closed(f: Evaluations, total: Outcome, falls: Tensor) -> Outcome:
+    """The total of all stages, of which so many have said that a sample ``falls`` forever."""
+    if f.kind.minimisation:
+        forever = (falls >= _ENOUGH) & (total.status != int(Status.CONVERGED))
+        total.status = torch.where(forever, int(Status.UNBOUNDED), total.status)
+    f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
+    return total
 
 
 def _part(f: Evaluations, open_: Tensor, options: Options, stage: Stage, total: Outcome) -> tuple[Tensor, Evaluations]:
