@@ -169,8 +169,7 @@ class Polyalgorithm(Solver):
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         rows, start_norm = start.abs(), options.size(start)
         options = replace(options, start_size=start_size(z0) if f.kind.minimisation else None, start_rows=rows)
-        ends = [total.z]
-        known = f, z0, options, total, start_norm, waiting, finishers
+        ends, known = [total.z], (f, z0, options, total, start_norm, waiting, finishers)
         if kinked and not f.kind.returns_program:  # a kink that lies off the minimum rarely stops the next method
             total = self._go_on((replace(stages[1], max_steps=_FEW),), *known, ends)
             kinked = total.all_converged or any(meets_kinks(f, z, near=True) for z in ends)
@@ -178,9 +177,9 @@ class Polyalgorithm(Solver):
         total.solver = _title(self.name, finishers)
         if kinked:
             total.lifts = not total.all_converged
-            return total
-        total = self._go_on(stages if cut else stages[1:], *known)
-        total.solver = _title(self.name, finishers)
+        else:
+            total = self._go_on(stages if cut else stages[1:], *known)
+            total.solver = _title(self.name, finishers)
         return total
 
     def _go_on(
@@ -221,8 +220,7 @@ class Polyalgorithm(Solver):
             began.update({id(stage): begin} if stage.scale is None else {})
             samples, part = _part(f, open_, options, stage, total)
             begin = torch.where(open_.unsqueeze(1), begin, total.z).index_select(0, samples)
-            granted = self._granted(stage, part, begin)
-            if granted is None:
+            if (granted := self._granted(stage, part, begin)) is None:
                 continue
             solver, norms = granted.make(), start_norm.index_select(0, samples)
             found = _run(solver, part, begin, _of_samples(_limited(later, granted.max_steps), samples, norms))
