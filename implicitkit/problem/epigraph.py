@@ -355,9 +355,9 @@ def _scales(
         out = trees.tree_flatten(tree_gradient(lambda t: functions[0](t, *args).sum(), z))[0]
         return torch.cat([g.flatten(batch_dims) for g in out], -1)
 
-    rates = along(of_sites)
+    changes = along(of_sites)
     lengths = [u.flatten(batch_dims).shape[-1] for own in us for _, u in own]
-    rates = [r.abs().amax(-1) for r in rates.expand((*unit.shape, sum(lengths))).split(lengths, -1)]
+    rates = [r.abs().amax(-1) for r in changes.expand((*unit.shape, sum(lengths))).split(lengths, -1)]
     far = [torch.where(_counts(u) & _counts(r), u / r, torch.inf) for u, r in zip(here, rates, strict=True)]
     nearest = torch.stack(far).amin(0)
     unit = torch.where(_counts(unit), unit, nearest)
@@ -365,8 +365,8 @@ def _scales(
         flat = slope(z0).detach().abs().amax(-1) / along(slope).abs().amax(-1)
         unit = torch.where(_counts(unit), unit, flat)
     unit = torch.where(_counts(unit), unit, 1)
-    reach = [torch.where(_counts(r), r, 1) * unit for r in rates]
-    sizes = [torch.where(_counts(u), u, other) for u, other in zip(here, reach, strict=True)]
+    beside = [torch.where(_counts(r), r, 1) * unit for r in rates]
+    sizes = [torch.where(_counts(u), u, other) for u, other in zip(here, beside, strict=True)]
     kinds = [kind for own in us for kind, _ in own]
     rounded = [size for size, kind in zip(sizes, kinds, strict=True) if kind == "length"]
     tip = _ROUNDED * torch.stack(rounded or [torch.ones_like(unit)]).amax(0)

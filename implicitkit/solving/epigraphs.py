@@ -71,9 +71,10 @@ def by_epigraphs(
     layout, outcome = found._layout, found._record.outcome
     solve = functools.partial(solve_once, on_failure="ignore")
     with compat.underived():
-        relaxation, rising = _relaxation(problem, z0, args, layout)
-        if relaxation is None:
+        lifted = _relaxation(problem, z0, args, layout)
+        if lifted is None:
             return None
+        relaxation, rising = lifted
         minimum = _minimum(solve, relaxation, outcome, _left(solve_once, outcome.taken, outcome.shown))
         if minimum is None:
             return None
@@ -124,13 +125,11 @@ def _minimum(
     return minimum
 
 
-def _relaxation(
-    problem: Argmin, z0: Any, args: tuple[Any, ...], layout: Layout
-) -> tuple[Relaxation | None, Tensor | None]:
+def _relaxation(problem: Argmin, z0: Any, args: tuple[Any, ...], layout: Layout) -> tuple[Relaxation, Tensor] | None:
     """The relaxation, where there is one: the function meets kinks, in the same way at every point, and rises with them in
     these samples."""
     if any(layout.complex):
-        return None, None
+        return None
     with contextlib.suppress(RuntimeError):
         sites = sites_of(functions_of(problem), z0, args, tuple(layout.batch_shape))
         if any(isinstance(site.kind, int) for own in sites for site in own) and _count(sites) <= _MANY * layout.batch:
@@ -139,7 +138,7 @@ def _relaxation(
             rising = rises(problem, sites, z0, args, layout.batch_dims)
             if bool(compat.physical(rising).any()):
                 return Relaxation(problem, sites, z0, args, layout.batch_dims), rising
-    return None, None
+    return None
 
 
 def _count(sites: Sites) -> int:
