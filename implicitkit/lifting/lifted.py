@@ -69,8 +69,8 @@ class Lifted:
         probe: the output of the first evaluation at ``z0`` and ``args``, if pure and made on plain tensors; else ``None``.
         random: it draws random numbers. within: it gives what it captures to transforms that it begins.
         failed: why matrices of samples have no factors. cut: an evaluation since its reset
-            gave nothing tracked. sparse: it meets torch's sparse matrices. rest: what else modules hold.
-            bindings: what variables were. call, work: of it.
+            gave nothing tracked. sparse, kinked: it meets torch's sparse matrices, operations with kinks. rest: what else
+            modules hold. bindings: what variables were. call, work: of it.
     """
 
     function: Callable[..., Any]
@@ -96,6 +96,7 @@ class Lifted:
     within: bool = False
     cut: bool = False
     sparse: bool = False
+    kinked: bool = False
     bindings: Bindings | None = None
     work: Work = field(default_factory=Work)
     call: FirstCalls = field(default_factory=functools.partial(FirstCalls, Ordinary))
@@ -228,7 +229,7 @@ def _lift(
     if looks is not None:
         lifted.branches = branch and looks.seen and (levels or lifted.inside or not lifted.captured)
         lifted.work, lifted.as_torch = looks.tally.work(), not (looks.seen or looks.rewritten)
-        lifted.sparse = looks.tally.sparse
+        lifted.sparse, lifted.kinked = looks.tally.sparse, looks.tally.kinked
         lifted.recomputed = looks.recomputed if needed or levels else None  # without gradients there are no checkpoints
         lifted.numbers = [i for i, t in enumerate(lifted.theta) if differentiated(t)] if looks.numbers else []
     if not levels and not lifted.frozen:

@@ -32,8 +32,17 @@ _LONG = frozenset([
     "lstm", "lu_solve", "matrix_exp", "matrix_power", "orgqr", "ormqr", "pinverse", "qr", "rnn_relu", "rnn_tanh",
     "scaled_dot_product_attention", "slogdet", "svd", "tensordot", "triangular_solve",
 ])
-# fmt: on
 _LEAVES = frozenset(["numpy", "__array__", "tolist", "item", "__float__", "__complex__", "__dlpack__"])
+
+
+#: Names of operations whose values have kinks.
+KINKED = frozenset([
+    "__abs__", "abs", "absolute", "amax", "amin", "clamp", "clamp_max", "clamp_min", "clip", "dist", "fmax", "fmin",
+    "hinge_embedding_loss", "l1_loss", "leaky_relu", "linalg_matrix_norm", "linalg_norm", "linalg_vector_norm",
+    "margin_ranking_loss", "max", "maximum", "min", "minimum", "multi_margin_loss", "norm", "prelu", "relu", "softshrink",
+    "sort", "topk", "vector_norm", "where",
+])
+# fmt: on
 
 
 class Work(NamedTuple):
@@ -54,12 +63,12 @@ class Tally:
     factors matrices, operations and what they return do not tell how long it takes: it stays unknown.
 
     Attributes:
-        sparse: an operation has met one of torch's sparse matrices.
+        sparse, kinked: an operation has met one of torch's sparse matrices, or was of a kind that has kinks.
     """
 
     def __init__(self) -> None:
         self.operations = self.numbers = self.products = 0
-        self.known, self.sparse = True, False
+        self.known, self.sparse, self.kinked = True, False, False
 
     def add(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         """Count one operation."""
@@ -68,6 +77,7 @@ class Tally:
         made = sum(t.numel() for t in tensors_in(out))
         self.operations += 1
         self.numbers += made
+        self.kinked = self.kinked or name in KINKED
         if name in _PRODUCTS:
             self.products += made * _inner(args[_PRODUCTS[name] :])
         elif name in _FILTERS:

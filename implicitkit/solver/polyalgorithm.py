@@ -29,7 +29,7 @@ from implicitkit.solver.verdict.no_solution import DRIFTS, drifts, refuse_noise
 
 _ENOUGH = 2  # stages that find that an objective falls forever, or that say a sample has run away
 _SURE = 3  # ... of a program, whose multipliers may run away beside a solution
-_FEW = 25  # steps of the second method, before the epigraphs of kinks
+_SOON, _FEW = 12, 25  # steps of the first and of the second method, before the epigraphs of kinks
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,9 @@ class Polyalgorithm(Solver):
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         stages = _serving(self.stages, f, z0)
         start = f.residual(z0) if len(stages) > 1 else z0  # remembered by f: the first stage begins there
-        stages, total = _begin(stages, f, z0, options)
+        soon = options.lifts and not f.kind.returns_program and f.system.lifted.kinked
+        stages, total = _begin(stages, f, z0, _limited(options, _SOON) if soon else options)
+        cut = soon and int(total.steps.max()) >= _SOON
         first = total.solver or stages[0].make().name
         total.solver = _title(self.name, [first])
         if total.all_converged or len(stages) == 1:
@@ -160,23 +162,24 @@ class Polyalgorithm(Solver):
             falls, none = settled_without_others(f, z0, total, failed)
             waiting = waiting | none
             failed = failed & ~falls
-        kinked = options.lifts and left and bool((failed & ~waiting).any()) and meets_kinks(f, total.z)
+        open_ = options.lifts and left and bool((failed & ~waiting).any())
+        kinked = open_ and (soon or f.kind.returns_program) and meets_kinks(f, total.z)
         if f.kind.returns_program and left and not kinked:
             waiting = waiting | in_a_kink(f, total, failed & ~waiting)
         total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         rows, start_norm = start.abs(), options.size(start)
         options = replace(options, start_size=start_size(z0) if f.kind.minimisation else None, start_rows=rows)
-        if kinked:
-            if not f.kind.returns_program:  # a kink that lies off the minimum rarely stops the next method
-                few = replace(stages[1], max_steps=_FEW)
-                total = self._go_on((few,), f, z0, options, total, start_norm, waiting, finishers)
-                f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
-                total.solver = _title(self.name, finishers)
-            total.lifts = not total.all_converged
-            return total
-        total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
-        f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
+        ends, known = [total.z], (f, z0, options, total, start_norm, waiting, finishers)
+        if kinked and not f.kind.returns_program:  # a kink that lies off the minimum rarely stops the next method
+            total = self._go_on((replace(stages[1], max_steps=_FEW),), *known, ends)
+            kinked = total.all_converged or any(meets_kinks(f, z, near=True) for z in ends)
+            total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
         total.solver = _title(self.name, finishers)
+        if kinked:
+            total.lifts = not total.all_converged
+        else:
+            total = self._go_on(stages if cut else stages[1:], *known)
+            total.solver = _title(self.name, finishers)
         return total
 
     def _go_on(
@@ -189,8 +192,10 @@ class Polyalgorithm(Solver):
         start_norm: Tensor,
         waiting: Tensor,
         finishers: list[str],
+        ends: list[Tensor] | None = None,
     ) -> Outcome:
-        """Some stages for the samples that are open and not ``waiting``; adds to ``finishers``."""
+        """Some stages for the samples that are open and not ``waiting``; adds to ``finishers``, and to ``ends`` where the
+        last of them has come to."""
         falls = (total.status == int(Status.UNBOUNDED)).long()  # how many stages have said so ...
         gone = (total.status == int(Status.DIVERGED)).long()  # ... and so
         onward, latest, kinks = total.z if total.onward is None else total.onward, None, Kinks(waiting)
@@ -215,8 +220,7 @@ class Polyalgorithm(Solver):
             began.update({id(stage): begin} if stage.scale is None else {})
             samples, part = _part(f, open_, options, stage, total)
             begin = torch.where(open_.unsqueeze(1), begin, total.z).index_select(0, samples)
-            granted = self._granted(stage, part, begin)
-            if granted is None:
+            if (granted := self._granted(stage, part, begin)) is None:
                 continue
             solver, norms = granted.make(), start_norm.index_select(0, samples)
             found = _run(solver, part, begin, _of_samples(_limited(later, granted.max_steps), samples, norms))
@@ -235,25 +239,35 @@ class Polyalgorithm(Solver):
                 total.blind = blind if total.blind is None else total.blind | blind
             total.shown = shown + found.shown
             latest = onward.index_copy(0, samples, found.z if found.onward is None else found.onward)
+        if ends is not None and latest is not None:
+            ends.append(latest)
         kinks.close(total)
-        if f.kind.minimisation:
-            forever = (falls >= _ENOUGH) & (total.status != int(Status.CONVERGED))
-            total.status = torch.where(forever, int(Status.UNBOUNDED), total.status)
-        return total
+        return _closed(f, total, falls)
 
     def _granted(self, stage: Stage, f: Evaluations, z: Tensor) -> Stage | None:
         """A stage as it may run from ``z`` on; ``None``: it is left out."""
         return stage
 
 
-def meets_kinks(f: Evaluations, z: Tensor) -> bool:
-    """Does the function, or a constraint, meet operations with a kink, and where there are no constraints is ``z`` near one?
-    One evaluation; none of compiled functions, whose operations nobody sees."""
+def meets_kinks(f: Evaluations, z: Tensor, near: bool = False) -> bool:
+    """Does the function, or a constraint, meet operations with a kink, and is ``z`` ``near`` one?  One evaluation; none of
+    compiled functions, whose operations nobody sees."""
     if f.system.lifted.compiled:
         return False
     with Seen(z, (), f.system.layout.batch_dims) as seen:
         f.kernel(z)
-    return bool(seen.sites) and (f.kind.returns_program or seen.near)
+    f.evaluations += 1
+    f.sample_evaluations += len(z)
+    return any(site.counts for site in seen.sites) and (not near or seen.near)
+
+
+def _closed(f: Evaluations, total: Outcome, falls: Tensor) -> Outcome:
+    """The total of all stages, of which so many have said that a sample ``falls`` forever."""
+    if f.kind.minimisation:
+        forever = (falls >= _ENOUGH) & (total.status != int(Status.CONVERGED))
+        total.status = torch.where(forever, int(Status.UNBOUNDED), total.status)
+    f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
+    return total
 
 
 def _part(f: Evaluations, open_: Tensor, options: Options, stage: Stage, total: Outcome) -> tuple[Tensor, Evaluations]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,18 +21,18 @@ from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.base import Problem
-from implicitkit.problem.epigraph import Relaxation, functions_of, sites_of
+from implicitkit.problem.epigraph import Relaxation, Sites, functions_of, pruned, rises, sites_of, size_of
 from implicitkit.problem.kinked_conditions import conditions, is_smooth
-from implicitkit.problem.root import Root
+from implicitkit.problem.kinked_minimum import KinkedMinimum, follows, takes_the_same
 from implicitkit.rule.implicit import Implicit
 from implicitkit.solution import Solution, Status
-from implicitkit.solver.base import account, counting_on
+from implicitkit.solver.base import Outcome, account, counting_on
 from implicitkit.solver.constrained.sqp import SQP
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 from implicitkit.solver.root.newton import Newton
 
-_MOST = 4096  # unknowns of sites of a sample
+_MOST, _MANY = 4096, 1 << 20  # unknowns of sites of a sample, and before it is known which of them count
 _STEPS = 20  # Newton's, from the minimum of the relaxation on
 _SAME = 1e-3  # of |z|: by so much two solutions of a sample may differ
 _NEAR = 0.05  # of |z|: how far from there they may end
@@ -70,62 +71,79 @@ def by_epigraphs(
     layout, outcome = found._layout, found._record.outcome
     solve = functools.partial(solve_once, on_failure="ignore")
     with compat.underived():
-        relaxation = _relaxation(problem, z0, args, layout)
-        if relaxation is None:
+        lifted = _relaxation(problem, z0, args, layout)
+        if lifted is None:
             return None
-        left = _left(solve_once, outcome.taken, outcome.shown)
-        try:
-            minimum = solve(relaxation.problem, relaxation.start, args, solver=_RELAXED, **left)
-        except CapabilityError:  # it is too large for dense matrices
+        relaxation, rising = lifted
+        minimum = _minimum(solve, relaxation, outcome, _left(solve_once, outcome.taken, outcome.shown))
+        if minimum is None:
             return None
         after = minimum._record.outcome
         if bool((after.status == int(Status.STOPPED)).any()):
             return _marked(~found.converged, found, Status.STOPPED)
-        account(outcome, after)
         steps, shown = outcome.steps + after.steps, outcome.shown + after.shown
-        z, forces = trees.tree_map(Tensor.detach, (minimum.value.z, minimum.multipliers))
-        equations, begin, unit = conditions(problem, relaxation, z, forces, args, layout.batch_dims)
-        at = functools.partial(
-            solve,
-            Root(equations),
-            args=(unit, *args),
-            solver=Newton(line_search=False),
-            atol=torch.finfo(layout.dtype).eps ** 0.75,  # in the units of the equations
-        )
+        z, forces = trees.tree_map(Tensor.detach, (minimum.value.z, minimum.multipliers or ()))
+        equations, begin, given = conditions(problem, relaxation, z, forces, args, layout.batch_dims)
+        minimises = KinkedMinimum(equations, degenerate=problem.degenerate)
+        atol = torch.finfo(layout.dtype).eps ** 0.75  # in the units of the equations
+        at = functools.partial(solve, minimises, args=(given, *args), solver=Newton(line_search=False), atol=atol)
         kept = at(begin, **_left(solve_once, int(steps.max()), shown, _STEPS))
         account(outcome, kept._record.outcome)
-        way = _way(trees.tree_map(Tensor.detach, kept.value.z), z0, layout)
-        smooth = is_smooth(equations, trees.tree_map(Tensor.detach, kept.value), unit, args, way, layout.batch_dims)
+        there = trees.tree_map(Tensor.detach, kept.value)
+        way = _way(there.z, z0, layout)
+        plain = takes_the_same(functions_of(problem), relaxation.sites, there.z, way, args, layout.batch_dims)
+        plain = plain & is_smooth(equations, there, given, args, way, layout.batch_dims)
     # once more from there, where it is at rest: this one is derived, and its derivative obeys what the user said
-    moved = at(
-        kept.value,
-        max_steps=_STEPS,
-        callback=None,
-        on_failure=on_failure if kept._record.outcome.all_converged else "ignore",
-    )
+    policy = on_failure if kept._record.outcome.all_converged else "ignore"
+    moved = at(kept.value, max_steps=_STEPS, callback=None, on_failure=policy)
+    record = moved._record
+    minimises.follows.append(lambda: follows(record.system.residual, record.outcome.z, record.theta))
     moved.multipliers, moved.value = moved.value.multipliers or None, moved.value.z
     after = moved._record.outcome
     account(after, outcome)
     after.steps, after.solver, moved.solver = kept._record.outcome.steps + steps, minimum.solver, minimum.solver
     size = _distance(z, None, layout)
-    near = _distance(moved.value, z, layout) <= _NEAR * size + relaxation.tip
-    moved = _marked(~(minimum.converged & near & smooth), moved, Status.STALLED)
+    near = _distance(moved.value, z, layout) <= _NEAR * size + relaxation.reach
+    moved = _marked(~(minimum.converged & near & plain & rising), moved, Status.STALLED)
     same = _distance(moved.value, found.value, layout) <= _SAME * size
     known = found.converged & ~(moved.converged & same)
     return chosen(known, found, moved) if bool(_rows(known).any()) else moved
 
 
-def _relaxation(problem: Argmin, z0: Any, args: tuple[Any, ...], layout: Layout) -> Relaxation | None:
-    """The relaxation, where there is one: the function meets kinks, in the same way at every point, and rises with them."""
+def _minimum(
+    solve: Callable[..., Solution], relaxation: Relaxation, outcome: Outcome, left: dict[str, Any]
+) -> Solution | None:
+    """The minimum of the relaxation, its figures added to those of ``outcome``; ``None`` where it is too large for dense
+    matrices."""
+    solver = _RELAXED if relaxation.problem.constraints else "auto"
+    try:
+        minimum = solve(relaxation.problem, relaxation.start, relaxation.args, solver=solver, **left)
+    except CapabilityError:
+        return None
+    if not bool((minimum._record.outcome.status == int(Status.STOPPED)).any()):
+        account(outcome, minimum._record.outcome)
+    return minimum
+
+
+def _relaxation(problem: Argmin, z0: Any, args: tuple[Any, ...], layout: Layout) -> tuple[Relaxation, Tensor] | None:
+    """The relaxation, where there is one: the function meets kinks, in the same way at every point, and rises with them in
+    these samples."""
     if any(layout.complex):
         return None
     with contextlib.suppress(RuntimeError):
         sites = sites_of(functions_of(problem), z0, args, tuple(layout.batch_shape))
-        count = sum(math.prod(s.shape) for own in sites for s in own if s.kind is not None)
-        if 0 < count <= _MOST * layout.batch:
-            relaxation = Relaxation(problem, sites, z0, args)
-            return relaxation if relaxation.rises(args) else None
+        if any(isinstance(site.kind, int) for own in sites for site in own) and _count(sites) <= _MANY * layout.batch:
+            sites = pruned(problem, sites, z0, args)
+        if 0 < _count(sites) <= _MOST * layout.batch:
+            rising = rises(problem, sites, z0, args, layout.batch_dims)
+            if bool(compat.physical(rising).any()):
+                return Relaxation(problem, sites, z0, args, layout.batch_dims), rising
     return None
+
+
+def _count(sites: Sites) -> int:
+    """How many numbers they are of, of all samples."""
+    return sum(math.prod(site.shape) for own in sites for site in own if site.counts)
 
 
 def _left(solve_once: functools.partial[Solution], taken: int, shown: int, most: int | None = None) -> dict[str, Any]:
@@ -139,8 +157,7 @@ def _left(solve_once: functools.partial[Solution], taken: int, shown: int, most:
 def _distance(a: Any, b: Any, layout: Layout) -> Tensor:
     """``|a - b|`` of each sample, the largest number, of the batch's shape; ``b`` is zero if it is ``None``."""
     differ = trees.tree_map(Tensor.detach, a) if b is None else trees.tree_map(lambda s, t: (s - t).detach(), a, b)
-    sizes = [t.abs().reshape((*t.shape[: layout.batch_dims], -1)).amax(-1) for t in trees.tree_flatten(differ)[0]]
-    return torch.stack(sizes).amax(0)
+    return size_of(trees.tree_flatten(differ)[0], layout.batch_dims)
 
 
 def _way(z: Any, z0: Any, layout: Layout) -> Any:

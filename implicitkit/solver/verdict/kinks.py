@@ -19,7 +19,8 @@ from implicitkit.solver.evaluations import Evaluations
 
 KINK = (
     "The objective stops falling in a kink (of |z|, relu, a maximum): gradients all around that point have a mean of zero, "
-    "and none vanishes. State the term as prox= (ik.prox.l1 for a |z|) or by constraints=, or smooth it"
+    "and none vanishes. State the term as prox= (ik.prox.l1 for a |z|, ik.prox.nuclear for a sum of singular values) or by "
+    "constraints=, a program with eigenvalues as an implicitkit_cvxpy.ConvexLayer, or smooth it"
 )
 _FEW = 32  # unknowns, at most
 _PAIRS = 24  # of opposite directions, at most; else two more than twice as many as unknowns
