@@ -57,8 +57,8 @@ def rest_of_flow(f: Evaluations, z0: Tensor, which: Tensor, accuracy: float, mos
     ``(batch,)``; those in which something grows that is not seen yet do not count.
 
     Args:
-        which: samples that are followed, ``(batch,)``; the others stay. accuracy: of a step, of each number, which is as good
-            as zero at 1e-12 of the largest ``|z|`` so far.
+        which: samples that are followed, ``(batch,)``; the others stay. accuracy: of a step, of each number, which is as
+            good as zero at 1e-12 of the largest ``|z|`` so far.
     """
     z, going, spent = z0.clone(), which, 0
     known: dict[str, Tensor] = {}
