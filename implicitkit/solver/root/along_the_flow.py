@@ -130,7 +130,7 @@ class _March:
         return {
             "h": first, "peaks": torch.linalg.vector_norm(z, dim=1), "bound": torch.full_like(first, torch.inf),
             "growth": torch.zeros_like(first), "steps": torch.zeros_like(first), "rests": torch.zeros_like(first),
-            "matrix": torch.full((*z.shape, z.shape[1]), torch.nan).to(z),
+            "matrix": z.new_full((*z.shape, z.shape[1]), torch.nan),
         }  # fmt: skip
 
     def _watched(self, known: dict[str, Tensor], J: Tensor, size: Tensor) -> dict[str, Tensor]:
