@@ -24,6 +24,7 @@ from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_oth
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import warn_of_seminorm
 from implicitkit.solver.polyalgorithm import Polyalgorithm
+from implicitkit.solver.root.along_the_flow import rest_of_flow
 from implicitkit.solver.starts_without_slope import beside, is_lowest
 from implicitkit.solver.subset import subset
 from implicitkit.solver.verdict.curvature import downhill
@@ -37,8 +38,8 @@ from implicitkit.solver.verdict.unbounded import falls_forever
 
 _SPECTRUM = 256  # unknowns up to which it is asked whether a flow leaves the state found
 _FAR = 1e6  # times the start, or 1
-_CLOSELY = 100  # steps in which a flow is followed that has left a state
-_FEW = 8  # samples, at most, that are followed one after another
+_CLOSELY, _EXACTLY = 55, 1000  # steps in which a flow is followed that has left a state, or drifts into a family
+_ENDING = 30  # steps from where it was followed to
 _ASIDE = 0.1  # of the way that a solve has come, to other states of a family
 _ESCAPES = 3  # from stationary points that are no minima
 _NO_SLOPE = (
@@ -70,7 +71,7 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
         f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
         neutral, left, J = _look_along_the_flow(f, outcome)
         if isinstance(solver, Polyalgorithm) and bool(left.any()):
-            _follow_closely(f, z0, options, outcome, left)
+            neutral, J = _follow_closely(f, z0, options, outcome, left) or (neutral, J)
         if isinstance(solver, Polyalgorithm) and bool(neutral.any()):
             _follow_exactly(f, z0, options, outcome, neutral, J)
         outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
@@ -308,28 +309,27 @@ def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tens
     return which & ~leaves & (values.abs().amin(1) <= margin), leaves, J
 
 
-def _follow_closely(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, left: Tensor) -> None:
-    """States that the flow leaves, and to which long steps damped what grows: where the flow itself comes to rest, by
-    shorter steps; as they are where these do not come to rest (it circles), or where the flow begins.
+def _follow_closely(
+    f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, left: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """States that the flow leaves, and to which long steps damped what grows: where the flow itself comes to rest; as they
+    are where it does not (it circles), or where the flow begins.
 
-    All samples at once by pseudo-transient continuation, whose errors are a hundredth.  Where that ends in a state that the
-    flow leaves, too, something grows from so little that only an integrator sees it, which follows one sample after
-    another: no more than a few are left to it.
+    Every sample is followed from the start by steps of its own (:mod:`~implicitkit.solver.root.along_the_flow`), and solved
+    from where that ends.  Which states now belong to a family, and ``s dF/dz``; ``None``: there was nothing to do.
     """
     left = left & (outcome.z != z0).any(1)
-    for solver in (get_solver("pseudo_transient", accuracy=1e-2), get_solver("integrate", accuracy=1e-3)):
-        moves = options.after(outcome.taken, outcome.shown)
-        if not bool(left.any()) or (moves.max_steps is not None and moves.max_steps < 1):
-            return
-        most = _CLOSELY if moves.max_steps is None else min(_CLOSELY, moves.max_steps)
-        said = outcome.message
-        found = _at_rest(solver, f, z0, replace(options, start_norm=None, max_steps=most), outcome, left)
-        outcome.message = ""
-        again = _look_along_the_flow(f, outcome)[1]
-        outcome.message = outcome.message or ("" if bool(found[left].all()) else said)
-        left = found & again
-        if int(left.sum()) > _FEW:
-            return
+    moves = options.after(outcome.taken, outcome.shown)
+    if not bool(left.any()) or (moves.max_steps is not None and moves.max_steps < 1):
+        return None
+    most = _CLOSELY if moves.max_steps is None else min(_CLOSELY, moves.max_steps)
+    there, said = rest_of_flow(f, z0, left, 3e-3, most)[0], outcome.message
+    later = replace(options, start_norm=None, max_steps=min(most, _ENDING))
+    found = _at_rest(get_solver("pseudo_transient"), f, there, later, outcome, left)
+    outcome.message = ""
+    neutral, _, J = _look_along_the_flow(f, outcome)
+    outcome.message = outcome.message or ("" if bool(found[left].all()) else said)
+    return neutral, J
 
 
 def _at_rest(solver: Solver, f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, which: Tensor) -> Tensor:
@@ -366,7 +366,8 @@ def _follow_exactly(f: Evaluations, z0: Tensor, options: Options, outcome: Outco
         adrift = adrift & ~_is_alone(probe, outcome.z, outcome.z - z0, (U, S, Vh), eps**0.5 * least)
     if not bool(adrift.any()):
         return
-    found = _at_rest(get_solver("integrate"), f, z0, replace(options, start_norm=None), outcome, adrift)
+    there, rests = rest_of_flow(f, z0, adrift, 1e-6, _EXACTLY)
+    found = _at_rest(get_solver("pseudo_transient"), f, there, replace(options, start_norm=None), outcome, rests)
     if bool((adrift & ~found).any()):
         outcome.message = (
             "A state of a family at rest: which of them the flow comes to is a matter of the path, which was followed by "

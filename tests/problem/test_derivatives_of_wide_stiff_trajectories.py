@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.problem.trajectory import integrators, steps_along_variations, steps_as_matrices
+from implicitkit.problem.trajectory import given_steps, integrators, steps_along_variations, steps_as_matrices
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -163,6 +163,27 @@ def test_given_steps_that_do_not_follow_derivatives_are_told(name: str) -> None:
     wrong = off(slope[:2], torch.linalg.matrix_exp(END * A)[:2, :2].sum(0).numpy())
     assert (wrong < 1e-2) == right
     assert [("those of the given steps" in str(one.message)) for one in said] == [True] * (not right)
+
+
+def test_given_steps_are_followed_now_and_then_and_told_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were at each solve, four times as long as that; the same function of another matrix is another."""
+    counted, along = [0], given_steps.along
+
+    def counting(*args: Any) -> Any:
+        counted[0] += 1
+        return along(*args)
+
+    monkeypatch.setattr(given_steps, "along", counting)
+    given_steps._known.clear()
+    y0 = torch.ones(2, **DOUBLE, requires_grad=True)
+    for matrix, told in ((np.diag([-400.0, -399.0]), False), (springs(1), True)):
+        A = torch.tensor(matrix, **DOUBLE)
+        for solves in range(8):
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                ik.solve(ik.InitialValue(lambda t, y, A: A @ y, (0.0, END), steps=10), y0, (A * (1 + 1e-9 * solves),))
+            assert [("those of the given steps" in str(one.message)) for one in said] == [True] * told
+    assert 2 <= counted[0] <= 8
 
 
 def test_where_the_others_are_lost_without_it_a_sample_that_ends_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

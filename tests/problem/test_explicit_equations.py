@@ -424,6 +424,20 @@ def test_derivatives_in_what_the_trajectory_does_not_see(name: str, how: str) ->
     assert float((found - wanted).norm() / wanted.norm()) < 5e-4
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_second_derivatives_in_a_square_that_nothing_sees(captured: bool) -> None:
+    """``y' = -0.2 y + p^2 sin(40 t)^2`` at ``p = 0``, whose first derivative is zero: the second was off by a fifth."""
+    p, y0 = torch.zeros((), **DOUBLE, requires_grad=True), torch.zeros(1, **DOUBLE)
+    rhs = lambda t, y, q: -0.2 * y + q**2 * torch.sin(40 * t) ** 2  # noqa: E731
+    problem = ik.InitialValue((lambda t, y: rhs(t, y, p)) if captured else rhs, (0.0, 5.0))
+    end = ik.solve(problem, y0, () if captured else (p,)).value[-1, 0]
+    (slope,) = torch.autograd.grad(end, p, create_graph=True)
+    (bend,) = torch.autograd.grad(slope, p)
+    fine = (torch.arange(20_000, **DOUBLE) + 0.5) * 5 / 20_000
+    wanted = 2 * (torch.exp(-0.2 * (5 - fine)) * torch.sin(40 * fine) ** 2).mean() * 5
+    assert float(slope.detach()) == 0 and float(bend) == pytest.approx(float(wanted), rel=1e-3)
+
+
 @pytest.mark.parametrize("given", [{}, {"stages": 2}])
 def test_implicit_steps_follow_what_the_trajectory_does_not_see(given: dict[str, Any]) -> None:
     """Those of a stiff equation, and of collocation."""

@@ -168,6 +168,48 @@ def test_what_grows_from_little_is_followed(rhs: Any, z0: tuple[float, ...], res
     assert torch.allclose(solution.value, _vector(*rest), rtol=1e-7) and not solution.message
 
 
+_TURNED = torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=F64)
+_INVADED = {  # a flow of (..., n), its start and where it rests, as functions of what there is at first and of a rate
+    "epidemic": (
+        lambda z, b: torch.stack([0.1 * (1 - z[..., 0]) - b * z.prod(-1), b * z.prod(-1) - z[..., 1]], -1),
+        lambda few, b: torch.stack([0.1 + 0 * b, few + 0 * b], -1),
+        lambda few, b: torch.stack([1 / b, 0.1 * (1 - 1 / b)], -1),
+    ),
+    "invasion, of two that are one turned": (
+        lambda z, b: (lambda r, i: torch.stack([5 * r * (1 - r - 0.5 * i), i * (b - 0.8 * r - i)], -1) @ _TURNED)(
+            *(z @ _TURNED.mT).unbind(-1)
+        ),
+        lambda few, b: torch.stack([0.1 + 0 * b, few + 0 * b], -1) @ _TURNED,
+        lambda few, b: torch.stack([(1 - 0.5 * b) / 0.6, (b - 0.8) / 0.6], -1) @ _TURNED,
+    ),
+    "epidemic without births": (
+        lambda z, b: torch.stack([-b * z.prod(-1), b * z.prod(-1) - z[..., 1]], -1),
+        lambda few, b: torch.stack([1 - few + 0 * b, few + 0 * b], -1),
+        lambda few, b: torch.stack([_left(few, b), 0 * b], -1),
+    ),
+}
+
+
+def _left(few: float, b: Tensor) -> Tensor:
+    """Who is never infected: ``s = s_0 exp(-b (1 - s))`` (Kermack & McKendrick 1927)."""
+    left = torch.full_like(b, 0.01)
+    for _ in range(500):
+        left = (1 - few) * torch.exp(-b * (1 - left))
+    return left
+
+
+@pytest.mark.parametrize("few", [1e-6, 1e-12])
+@pytest.mark.parametrize("name", _INVADED)
+def test_what_grows_from_next_to_nothing_is_followed_in_batches_of_any_size(name: str, few: float) -> None:
+    """Long steps damp it, and by a tolerance of an integrator it was not seen: batches of more than eight ended in the state
+    that it leaves, and smaller ones from 1e-9 on."""
+    rhs, start, rest = _INVADED[name]
+    for batch in (1, 9):
+        b = torch.linspace(1.5, 1.7, batch, dtype=F64)
+        solution = ik.steady_state(rhs, start(few, b), (b,), batch_dims=1, in_dims=(0,))
+        assert torch.allclose(solution.value, rest(few, b), rtol=1e-6, atol=1e-7) and not solution.message
+
+
 def test_samples_beside_those_that_are_followed_stay_as_they_are() -> None:
     z0 = torch.tensor([[0.999, 1e-3], [1.0, 0.0], [0.3, 0.1]], dtype=F64)
     solution = ik.steady_state(lambda z: _epidemic(z.T).T, z0, batch_dims=1)

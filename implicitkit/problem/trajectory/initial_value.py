@@ -193,7 +193,7 @@ class InitialValue(Problem):
                 if self._given and jacobian is not None and len(y0) and not said:
                     points = points.reshape(len(y0), *points.shape[-3:]).movedim(0, 2)
                     f = functools.partial(self._slopes, layout, slope)
-                    doubt_given(f, begun.mesh, points, *now, self._accurate(t), jacobian)
+                    doubt_given(self.rhs, args, f, begun.mesh, points, *now, self._accurate(t), jacobian)
             if self.event is not None:
                 Y, end = state
                 found = {"time": end, "state": layout.unpack(Y[..., -1, -1, :].reshape(-1, layout.size))}

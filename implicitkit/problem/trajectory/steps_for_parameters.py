@@ -7,7 +7,9 @@ Along a direction ``v`` in ``\theta``, the arguments and what ``f`` captures, th
 
 What ``\theta`` forces the state by at an amplitude of zero (``p sin(20 t)`` at ``p = 0``, a control that begins at zero, a
 last layer of zeros) is in ``g`` and not in the trajectory, and no step knows of it.  Each is asked whether its quadrature
-integrates ``g`` for one random ``v``, and where it does not it is halved until it does.
+integrates ``g`` for one random ``v``, and where it does not it is halved until it does.  Squares (``p^2 sin(20 t)^2`` at
+``p = 0``) are not in ``g`` either, and second derivatives are made of them: beside it ``v' (d^2f/d\theta^2) v`` is asked
+for in the same way, along what is zero in ``\theta``.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ Forcing = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def forcing_of(rhs: Callable[..., Any], layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> Forcing | None:
-    """``g`` at times ``(P,)`` and states ``(P, batch, n)``, by central differences, and ``|f|`` there.  ``None``
-    where nothing of ``\\theta`` is differentiated, or is seen to be, and for numbers of half precision.
+    """``g`` at times ``(P,)`` and states ``(P, batch, n)``, by central differences, and ``|f|`` there; where something in
+    ``\\theta`` is zero, beside it the second derivative along that, ``(P, batch, 2 n)``.  ``None`` where nothing of
+    ``\\theta`` is differentiated, or is seen to be, and for numbers of half precision.
 
     Args:
         rhs: the user's function. t: the times. y0: packed, ``(batch, n)``. args: of ``rhs``, after ``t`` and ``y``.
@@ -58,16 +61,27 @@ def forcing_of(rhs: Callable[..., Any], layout: Layout, t: Tensor, y0: Tensor, a
     if not moving or least in HALF or any(torch.finfo(d).eps > torch.finfo(layout.dtype).eps for d in moving):
         return None  # differences would be rounded
 
-    def moved(t: Tensor, y: Any, by: Tensor) -> Any:
-        return lifted(y, (t, *(x if v is None else (x + by * v).to(x.dtype) for x, v in zip(theta, ways, strict=True))))
+    at_zero = [None if v is None else torch.where(x == 0, v, 0) for x, v in zip(theta, ways, strict=True)]
+    twice = any(v is not None and bool(compat.batches_in_front(v != 0)[0].any()) for v in at_zero)
 
-    slope, size = slope_of(moved, layout), torch.finfo(layout.dtype).eps ** (1 / 3)
+    def moved(t: Tensor, y: Any, by: Tensor, beside: Tensor) -> Any:
+        each = zip(theta, ways, at_zero, strict=True)
+        return lifted(
+            y, (t, *(x if v is None or w is None else (x + by * v + beside * w).to(x.dtype) for x, v, w in each))
+        )
+
+    slope, eps = slope_of(moved, layout), torch.finfo(layout.dtype).eps
+    once, even = eps ** (1 / 3), eps ** (1 / 6)  # what they are rounded by is ``eps^{2/3}`` of both
 
     def forcing(t: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        by = t.new_tensor([size, -size]).repeat_interleave(len(t))
-        one = lambda t, y, by: slope(t, y, by, rows=len(y) if layout.batch_dims else None)  # noqa: E731
-        more, less = torch.func.vmap(one)(t.repeat(2), y.repeat(2, 1, 1), by).chunk(2)
-        return (more - less) / (2 * size), more.abs()
+        sides = t.new_tensor([[once, 0], [-once, 0], [0, even], [0, -even], [0, 0]][: 5 if twice else 2])
+        by, beside = sides.repeat_interleave(len(t), 0).unbind(1)
+        one = lambda t, y, *by: slope(t, y, *by, rows=len(y) if layout.batch_dims else None)  # noqa: E731
+        values = torch.func.vmap(one)(t.repeat(len(sides)), y.repeat(len(sides), 1, 1), by, beside).chunk(len(sides))
+        g, size = (values[0] - values[1]) / (2 * once), values[0].abs()
+        if not twice:
+            return g, size
+        return torch.cat((g, (values[2] + values[3] - 2 * values[4]) / even**2), -1), size.repeat(1, 1, 2)
 
     return forcing
 
