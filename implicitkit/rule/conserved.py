@@ -36,7 +36,6 @@ from torch import Tensor
 
 from implicitkit.foundation import graph, seeded
 from implicitkit.foundation.errors import DegenerateWarning, warn
-from implicitkit.foundation.linear_map import Map
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
@@ -53,15 +52,25 @@ _SAID = (
 )
 
 
-def sums(J: Operator, residual: Map, z: Tensor, start: Tensor | None, tolerance: float) -> Tensor | None:
+def hold(record: Record, J: Operator, tolerance: float, quietly: bool) -> None:
+    """Sums that the solve of ``record`` has kept become known of it (:func:`sums`); not ``quietly``: parameters that break
+    them are said."""
+    record.held = sums(J, record, record.outcome.z, record.start, tolerance)
+    if record.held is None:
+        record.start = None  # nobody asks again
+    elif not quietly:
+        warn_if_broken(record, record.held, record.theta)
+
+
+def sums(J: Operator, record: Record, z: Tensor, start: Tensor, tolerance: float) -> Tensor | None:
     """``s C^T C`` of every sample, ``(samples, n, n)``, zero where nothing is conserved; ``None`` where nothing is.
 
     Args:
-        J: ``dF/dz``, whose first blocks are those of the samples. residual: ``F``. z: the solution, ``(samples, n)``.
+        J: ``dF/dz``, whose first blocks are those of the samples. record: of the solve. z: the solution, ``(samples, n)``.
         start: where the solve began. tolerance: of ``|z|``, by which the solver may have changed a sum.
     """
     samples, n = z.shape
-    if start is None or start.shape != z.shape or n > LARGEST or J.batch * n * n > _NUMBERS:
+    if start.shape != z.shape or n > LARGEST or J.batch * n * n > _NUMBERS:
         return None
     matrix, eps = J.dense()[:samples].detach(), torch.finfo(z.dtype).eps
     finite = torch.isfinite(matrix).flatten(1).all(1)
@@ -76,7 +85,8 @@ def sums(J: Operator, residual: Map, z: Tensor, start: Tensor | None, tolerance:
     with torch.no_grad():
         for k in range(_POINTS if bool(kept.any()) else 0):
             own, mean = (seeded.uniform(n, seed=0x51 + 2 * k + i).to(z) for i in (0, 1))
-            F = residual(z + _AWAY * ((2 * own - 1) * z + mean * size))
+            there = z + _AWAY * ((2 * own - 1) * z + mean * size)
+            F = record.system.residual(there, *record.theta)
             kept = kept & _nothing_of(C, F, torch.linalg.vector_norm(F, dim=1), eps**0.5)
     return (values[:, :1, None] * C) @ C.mT * kept[:, None, None] if bool(kept.any()) else None
 

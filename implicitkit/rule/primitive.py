@@ -128,12 +128,8 @@ class _Root(compat.Function):
         elif g is not None and usable is not None:
             z, theta = usable
             _refuse_batched_tangents(g, z, *theta)
-            if (
-                torch.is_grad_enabled()
-                or compat.transforms_active()
-                or compat.has_forward_level()
-                or compat.is_legacy_batched(g)
-            ):
+            levels = compat.transforms_active() or compat.has_forward_level() or compat.is_legacy_batched(g)
+            if levels or torch.is_grad_enabled():
                 u = _solved(request, True, z, g, theta)
                 found: Sequence[Tensor | None] = _pull_theta(request, z, theta, needed, -u) if needed else ()
             else:

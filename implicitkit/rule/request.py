@@ -26,7 +26,7 @@ from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.iterative.preconditioners import preconditioner
 from implicitkit.reporting import failed_samples, linear_failure
 from implicitkit.rule.changed_function import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
-from implicitkit.rule.conserved import LARGEST, at_constant_sums, is_suspect, sums, warn_if_broken
+from implicitkit.rule.conserved import LARGEST, at_constant_sums, hold, is_suspect
 from implicitkit.rule.determinacy import warn_if_singular
 from implicitkit.rule.gauge import without_gauge
 from implicitkit.rule.hidden_dependence import warn_if_hidden
@@ -154,12 +154,8 @@ class Request:
         return solved_inside(lambda: self._find(z0, theta), lambda z: [self.system.residual(z, *theta)])
 
     def _find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        with (
-            compat.untracked(),
-            full_precision(z0.device.type),
-            compat.own_graphs(),
-            as_they_lie(self.system.lifted.sparse),
-        ):
+        own, sparse = compat.own_graphs(), as_they_lie(self.system.lifted.sparse)
+        with compat.untracked(), full_precision(z0.device.type), own, sparse:
             f = Evaluations(self.system, theta, self.solver.solves)
             if self.first is not None:
                 f.prime(z0, self.first)
@@ -304,13 +300,9 @@ class Request:
 
     def _held(self, J: Operator) -> Tensor | None:
         """Sums that a flow conserves, asked for once."""
-        if (record := self.record).held is None and record.start is not None and isinstance(self.linear_solver, Auto):
-            residual = lambda z: record.system.residual(z, *record.theta)  # noqa: E731
-            record.held = sums(J, residual, record.outcome.z, record.start, self.options.rtol)
-            if record.held is not None and self.on_failure != "ignore":
-                warn_if_broken(record, record.held, record.theta)
-            record.start = None if record.held is None else record.start  # nobody asks again
-        return record.held
+        if self.held is None and self.record.start is not None and isinstance(self.linear_solver, Auto):
+            hold(self.record, J, self.options.rtol, quietly=self.on_failure == "ignore")
+        return self.held
 
     @property
     def follows(self) -> bool:
