@@ -260,8 +260,8 @@ class Relaxation:
 
 
 def rises(problem: Argmin, sites: Sites, z0: Any, args: Any, batch_dims: int) -> Tensor:
-    """Of which samples does neither objective nor an inequality fall with a value that it has from a site, at ``z0``?  Of
-    the batch's shape."""
+    """Where neither objective nor an inequality falls with a value that it has from a site, at ``z0``, of the batch's
+    shape."""
     found = torch.ones_like(size_of(trees.tree_flatten(z0)[0], batch_dims), dtype=torch.bool)
     sided = (True, *(c.one_sided for c in problem.constraints))
     for function, own, values, falls in zip(*_values(problem, sites, z0, args), sided, strict=True):

@@ -243,6 +243,6 @@ def _depend(record: Record, held: Held, theta: Sequence[Tensor]) -> tuple[bool, 
 
 
 def _size(z: Tensor, start: Tensor) -> Tensor:
-    """Of the mean unknown, ``(samples, 1)``."""
+    """The size of the mean unknown, ``(samples, 1)``."""
     size = torch.maximum(z.abs().mean(1, keepdim=True), start.abs().mean(1, keepdim=True))
     return torch.where(size > torch.finfo(z.dtype).eps ** 0.5, size, 1)  # at zero itself everything is conserved
