@@ -260,8 +260,8 @@ class Relaxation:
 
 
 def rises(problem: Argmin, sites: Sites, z0: Any, args: Any, batch_dims: int) -> Tensor:
-    """Which samples have neither an objective nor an inequality that falls with a value from a site, at ``z0``?  The answer
-    has the batch's shape."""
+    """Where neither objective nor an inequality falls with a value that it has from a site, at ``z0``, of the batch's
+    shape."""
     found = torch.ones_like(size_of(trees.tree_flatten(z0)[0], batch_dims), dtype=torch.bool)
     sided = (True, *(c.one_sided for c in problem.constraints))
     for function, own, values, falls in zip(*_values(problem, sites, z0, args), sided, strict=True):

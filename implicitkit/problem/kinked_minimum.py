@@ -101,8 +101,8 @@ class _Sides(Replacing):
 def takes_the_same(
     functions: Sequence[Function], sites: Sites, z: Any, step: Any, args: Any, batch_dims: int
 ) -> Tensor:
-    """Which samples have ``torch.where`` take, here and a ``step`` to both sides, the greater or the lesser of two as it did
-    where the relaxation began?  Elsewhere this is one of another function.  The answer has the batch's shape."""
+    """Where is what ``torch.where`` takes, here and a ``step`` to both sides, the greater or the lesser of two as it was
+    where the relaxation began?  Elsewhere this is one of another function.  ``(*batch)``."""
     found = torch.ones_like(size_of(trees.tree_flatten(z)[0], batch_dims), dtype=torch.bool)
     if not any(site.kind in ("greater", "lesser") for own in sites for site in own):
         return found

@@ -14,22 +14,36 @@ d\theta`` remains.  The matrix is regular where no other state beside ``z`` has 
 having nothing in common but zero; ``(J + s C^T C)^{-1}`` is then the group inverse of ``J`` on what ``F_\theta`` spans.
 Since ``C`` is constant the rules for derivatives of every order stay what they are, with this matrix in the place of ``J``.
 
+Volumes, stoichiometric numbers and the chances of a chain to end here or there make ``C`` depend on ``\theta``.  Then ``C(z
+- z_0) = 0`` gives ``C dz = C dz_0 - dC (z - z_0)``.  With ``J w = z - z_0``, which has a solution, and from ``C J = 0``, so
+that ``dC J = -C J_\theta d\theta`` (``C F_z = 0`` for every ``z``),
+
+    (J + s C^T C) dz = -F_\theta d\theta + s C^T C (dz_0 + (J_\theta d\theta) w)
+
+Of second order this is not so, and these are refused.
+
 ``C`` spans the left null space of ``J``, of samples of which it is seen that
 
 - ``C F = 0`` at points elsewhere, ``z`` changed by up to a third of each unknown and of the mean one, or of the start's;
 - the solver has kept ``C z``, as steps along ``F`` and combinations of them do: of an equation ``F = 0`` that is no flow, or
   of a solver that goes other ways, the start means nothing.
 
+Rates may be 1e6 beside 1e-7, and what is slow is not conserved: with diagonal ``L`` and ``R`` that make rows and columns of
+``L J R`` of one size, rows ``U`` span its left null space, ``C = U L``.  In the place of ``s C^T C`` stands
+
+    B = L^{-1} U^T Q R^{-1},    Q the orthonormal rows nearest to U L R.
+
 A change of ``\theta`` that breaks a sum (one entry of a stochastic matrix) leaves no state at rest, and what comes out along
 it means nothing: that is said where there is such a parameter.
 
 Source: Meyer (1975), SIAM Review 17(3), 443-464, for the group inverse of a Markov chain; Reder (1988), J. theor. Biol.
-135(2), 175-201, for metabolic networks.
+135(2), 175-201, for metabolic networks; Ruiz (2001), RAL-TR-2001-034, for rows and columns of one size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,6 +58,8 @@ from implicitkit.solution import Record
 LARGEST = 512  # unknowns of which singular values are taken
 _NUMBERS = 1 << 24  # in all matrices, at most
 _POINTS = 3  # at which F is to keep the sums
+_PASSES = 4  # for rows and columns of one size
+_ROUNDED, _NEARLY = 20.0, 10.0  # units of rounding; times what F leaves at rest, beside what it is elsewhere
 _AWAY = 0.3  # of each unknown, and of the mean one: how far away they are, at most
 _SAID = (
     "sums that the flow conserves are not conserved where a parameter changes by itself: the derivative holds for changes "
@@ -52,48 +68,107 @@ _SAID = (
 )
 
 
+@dataclass(frozen=True)
+class Held:
+    """``B`` of every sample, in the place of ``s C^T C``, zero where nothing is conserved.
+
+    Attributes:
+        B: ``(samples, n, n)``. L, R: diagonals, ``(samples, n)``. U: the null space, in columns, the others zero.
+        way: ``w``, ``J w = z - z_0``, ``(samples, n)``, where the sums depend on ``theta``.
+    """
+
+    B: Tensor
+    L: Tensor
+    R: Tensor
+    U: Tensor
+    way: Tensor | None = None
+
+
 def hold(record: Record, J: Operator, tolerance: float, quietly: bool) -> None:
     """Sums that the solve of ``record`` has kept become known of it (:func:`sums`); not ``quietly``: parameters that break
     them are said."""
-    record.held = sums(J, record, record.outcome.z, record.start, tolerance)
-    if record.held is None:
+    z, start = record.outcome.z, record.start
+    held = sums(J, record, z, start, tolerance)
+    if held is not None:
+        moves, broken = _depend(record, held, record.theta)
+        if moves:
+            matrix = J.dense()[: len(z)].detach().to(held.B) + held.B
+            way, _ = _solved(matrix, held.L, held.R, (z - start).to(held.B).unsqueeze(2))
+            held = Held(held.B, held.L, held.R, held.U, way.squeeze(2).nan_to_num(0, 0, 0))
+        if broken and not quietly:
+            warn(_SAID, DegenerateWarning)
+    record.held = held
+    if held is None:
         record.start = None  # nobody asks again
-    elif not quietly:
-        warn_if_broken(record, record.held, record.theta)
 
 
-def sums(J: Operator, record: Record, z: Tensor, start: Tensor, tolerance: float) -> Tensor | None:
-    """``s C^T C`` of every sample, ``(samples, n, n)``, zero where nothing is conserved; ``None`` where nothing is.
+def sums(J: Operator, record: Record, z: Tensor, start: Tensor, tolerance: float) -> Held | None:
+    """What every sample keeps; ``None`` where nothing is conserved.
 
     Args:
         J: ``dF/dz``, whose first blocks are those of the samples. record: of the solve. z: the solution, ``(samples, n)``.
-        start: where the solve began. tolerance: of ``|z|``, by which the solver may have changed a sum.
+        start: where the solve began. tolerance: of what adds up in a sum, by which the solver may have changed it.
     """
     samples, n = z.shape
     if start.shape != z.shape or n > LARGEST or J.batch * n * n > _NUMBERS:
         return None
     matrix, eps = J.dense()[:samples].detach(), torch.finfo(z.dtype).eps
     finite = torch.isfinite(matrix).flatten(1).all(1)
-    left, values, _ = torch.linalg.svd(torch.where(finite[:, None, None], matrix, 0))
+    matrix, L, R = _even(torch.where(finite[:, None, None], matrix, 0))
+    left, values, _ = torch.linalg.svd(matrix)
     null = (values <= eps**0.75 * values[:, :1]) & (values[:, :1] > 0) & finite.unsqueeze(1)
     if not bool(null.any()):
         return None
-    C = torch.where(null.unsqueeze(1), left, 0)
-    kept = null.any(1) & _nothing_of(C, start - z, torch.linalg.vector_norm(z, dim=1), max(tolerance, eps**0.5))
-    size = torch.maximum(z.abs().mean(1, keepdim=True), start.abs().mean(1, keepdim=True))
-    size = torch.where(size > eps**0.5, size, 1)  # at zero itself everything is conserved
+    U = torch.where(null.unsqueeze(1), left, 0)
+    size = torch.maximum(z.abs(), start.abs())
+    off, terms = _added(U * L.unsqueeze(2), z - start), _added((U * L.unsqueeze(2)).abs(), size)
+    kept = null.any(1) & (off.abs() <= max(tolerance, eps**0.4) * terms).all(1)
+    size = _size(z, start)
     with torch.no_grad():
         for k in range(_POINTS if bool(kept.any()) else 0):
-            own, mean = (seeded.uniform(n, seed=0x51 + 2 * k + i).to(z) for i in (0, 1))
-            there = z + _AWAY * ((2 * own - 1) * z + mean * size)
-            F = record.system.residual(there, *record.theta)
-            kept = kept & _nothing_of(C, F, torch.linalg.vector_norm(F, dim=1), eps**0.5)
-    return (values[:, :1, None] * C) @ C.mT * kept[:, None, None] if bool(kept.any()) else None
+            F = L * record.system.residual(_elsewhere(z, size, k), *record.theta)
+            off, terms = _added(U, F), _added(U.abs(), F.abs())
+            rounding = _ROUNDED * eps * torch.linalg.vector_norm(F, dim=1, keepdim=True)
+            kept = kept & (off.abs() <= eps**0.5 * terms + rounding).all(1)  # not of NaN
+    if not bool(kept.any()):
+        return None
+    rows = U.mT * (L * R).unsqueeze(1)
+    length = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
+    P, S, Q = torch.linalg.svd(rows / torch.where(length > 0, length, 1), full_matrices=False)
+    alive = eps**0.75 * S[:, :1] < S
+    kept = kept & (alive.sum(1) == null.sum(1))
+    Q = P @ torch.where(alive.unsqueeze(2), Q, 0)
+    B = (values[:, :1, None] * U) @ Q / L.unsqueeze(2) / R.unsqueeze(1)
+    U = U * kept[:, None, None]
+    return Held(torch.where(kept[:, None, None], B, 0), L, R, U) if bool(kept.any()) else None
 
 
-def _nothing_of(C: Tensor, v: Tensor, size: Tensor, share: float) -> Tensor:
-    """Where no more than a share of ``size`` is left of ``C v``, ``(samples,)``; not of NaN."""
-    return torch.linalg.vector_norm((C.mT @ v.unsqueeze(2)).squeeze(2), dim=1) <= share * size
+def _added(C: Tensor, v: Tensor) -> Tensor:
+    """``C' v``."""
+    return (C.mT @ v.to(C).unsqueeze(2)).squeeze(2)
+
+
+def _elsewhere(z: Tensor, size: Tensor, k: int) -> Tensor:
+    own, mean = (seeded.uniform(z.shape[1], seed=0x51 + 2 * k + i).to(z) for i in (0, 1))
+    return z + _AWAY * ((2 * own - 1) * z + mean * size)
+
+
+def _even(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``L J R``, ``L`` and ``R``, the largest of every row and column near one; rows of rounding are zero."""
+    size = matrix.abs()
+    most, each = size.amax((1, 2)), size.amax(2)
+    matrix = torch.where((each > _ROUNDED * torch.finfo(size.dtype).eps * most.unsqueeze(1)).unsqueeze(2), matrix, 0)
+    size = matrix.abs()
+    L, R = torch.ones_like(each), torch.ones_like(each)
+    for _ in range(_PASSES):
+        of_rows = (L.unsqueeze(2) * size * R.unsqueeze(1)).amax(2)
+        L = L / torch.where(of_rows > 0, of_rows, 1).sqrt()
+        of_columns = (L.unsqueeze(2) * size * R.unsqueeze(1)).amax(1)
+        R = R / torch.where(of_columns > 0, of_columns, 1).sqrt()
+    L = torch.where(of_rows > 0, L, torch.where(of_rows > 0, L, torch.inf).amin(1, keepdim=True)).nan_to_num(1, 1, 1)
+    R = torch.where(of_columns > 0, R, torch.where(of_columns > 0, R, 0).amax(1, keepdim=True))
+    R = torch.where(R > 0, R, 1)
+    return L.unsqueeze(2) * matrix * R.unsqueeze(1), L, R
 
 
 def is_suspect(A: Operator) -> bool:
@@ -104,47 +179,70 @@ def is_suspect(A: Operator) -> bool:
     return bool((smallest <= torch.finfo(smallest.dtype).eps ** 0.75 * largest).any())
 
 
-def at_constant_sums(A: Operator, b: Tensor, found: LinearSolution, held: Tensor) -> LinearSolution:
-    """``found``, and where sums are ``held`` (:func:`sums`) the ``x`` with ``(A + s C^T C) x = b``.
+def at_constant_sums(A: Operator, b: Tensor, found: LinearSolution, held: Held, transposed: bool) -> LinearSolution:
+    """``found``, and where sums are ``held`` the ``x`` with ``(A + B) x = b``.
 
     Args:
-        A: ``J`` of every sample, or its transpose. b: right-hand sides, the blocks running fastest, ``(k batch, n)``.
+        A: ``J`` of every sample or, ``transposed``, its transpose. b: right-hand sides, the blocks running fastest,
+            ``(k batch, n)``.
     """
-    asked = torch.isfinite(b).all(1) & held.flatten(1).any(1).repeat(len(b) // len(held))
-    matrix = A.dense().detach()
-    matrix = matrix + held.to(matrix).repeat(A.batch // len(held), 1, 1)  # of itself the transpose
+    asked = torch.isfinite(b).all(1) & held.B.flatten(1).any(1).repeat(len(b) // len(held.B))
+    matrix, many = A.dense().detach(), A.batch // len(held.B)
+    matrix = matrix + (held.B.mT if transposed else held.B).to(matrix).repeat(many, 1, 1)
+    left, right = (t.to(matrix).repeat(many, 1) for t in ((held.R, held.L) if transposed else (held.L, held.R)))
     columns = b.to(matrix).view(-1, A.batch, b.shape[1]).permute(1, 2, 0)
-    x, failed = torch.linalg.solve_ex(matrix, columns)
-    left = torch.linalg.vector_norm((matrix @ x - columns).permute(2, 0, 1).reshape(b.shape), dim=1)
-    x = x.permute(2, 0, 1).reshape(b.shape).to(b)
-    fine = (failed == 0).repeat(len(b) // A.batch) & x.isfinite().all(1)
-    taken = asked & fine & (left <= torch.finfo(b.dtype).eps ** 0.5 * torch.linalg.vector_norm(b, dim=1))
+    x, good = _solved(matrix, left, right, columns)
+    off = torch.linalg.vector_norm((matrix @ x - columns).permute(2, 0, 1).reshape(b.shape), dim=1)
+    x, good = x.permute(2, 0, 1).reshape(b.shape).to(b), good.T.reshape(len(b))
+    taken = asked & good & x.isfinite().all(1)
     x = torch.where(taken.unsqueeze(1), x, found.x)
-    norm = torch.where(taken, left.to(found.residual_norm), found.residual_norm)
+    norm = torch.where(taken, off.to(found.residual_norm), found.residual_norm)
     return found._replace(x=x, residual_norm=norm, converged=found.converged | taken)
 
 
-def warn_if_broken(record: Record, held: Tensor, theta: Sequence[Tensor]) -> None:
-    """A :class:`DegenerateWarning` where changes of a parameter break the sums that are ``held``."""
+def _solved(matrix: Tensor, left: Tensor, right: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """``x`` ``(batch, n, k)`` with ``matrix x = b``, by ``left matrix right``, and where it is that, ``(batch, k)``."""
+    even, b = left.unsqueeze(2) * matrix * right.unsqueeze(1), left.unsqueeze(2) * b
+    y, failed = torch.linalg.solve_ex(even, b)
+    off, size = (torch.linalg.vector_norm(v, dim=1) for v in (even @ y - b, b))
+    return right.unsqueeze(2) * y, (failed == 0).unsqueeze(1) & (off <= torch.finfo(b.dtype).eps ** 0.5 * size)
+
+
+def _depend(record: Record, held: Held, theta: Sequence[Tensor]) -> tuple[bool, bool]:
+    r"""Do changes of a parameter change the sums, and do they break them?  With ``C(\theta) F = 0`` everywhere ``C F_\theta
+    = -C_\theta F``, which is zero at rest and elsewhere is not."""
     leaves = [t.detach().requires_grad_(t.is_floating_point() or t.is_complex()) for t in theta]
     wanted = [t for t in leaves if t.requires_grad]
-    if not wanted:
-        return
-    z = record.outcome.z
-    v = seeded.normal(z.shape[1], seed=0x61).to(z).expand_as(z)
-    v = (held @ v.unsqueeze(2)).squeeze(2)
-    v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
-    with torch.enable_grad():
-        out = record.system.residual(z, *leaves)
-    if not out.requires_grad:
-        return
-    others = seeded.normal(z.shape[1], seed=0x62).to(z).expand_as(z)
-    along = graph.pulled(out, wanted, v, retain_graph=True)
-    usual = graph.pulled(out, wanted, others, retain_graph=False)
-    eps = torch.finfo(z.dtype).eps ** 0.5
-    if any(
-        a is not None and u is not None and bool((a.abs() > eps * u.abs().amax()).any())
-        for a, u in zip(along, usual, strict=True)
-        if u is not None and u.numel()
-    ):
-        warn(_SAID, DegenerateWarning)
+    z, eps = record.outcome.z, torch.finfo(record.outcome.z.dtype).eps
+    has = held.U.flatten(1).any(1, keepdim=True)
+    random, others = (seeded.normal(z.shape[1], seed=0x61 + i).to(z).expand_as(z) for i in (0, 1))
+    random, others = held.L * _added(held.U.mT, random).to(z), held.L * others * has
+
+    def pulled(there: Tensor) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None], float]:
+        """``C F_\\theta`` and the usual size of ``F_\\theta``, for one combination of rows; and the size of ``F``."""
+        with torch.enable_grad():
+            out = record.system.residual(torch.where(has, there, z), *leaves)
+        if not out.requires_grad:
+            return [], [], 0.0
+        along = graph.pulled(out, wanted, random, retain_graph=True)
+        usual = graph.pulled(out, wanted, others, retain_graph=False)
+        return along, usual, float((held.L * has * out.detach()).abs().amax())
+
+    moves = broken = False
+    rest, usual, small = pulled(z) if wanted else ([], [], 0.0)
+    for k in range(_POINTS if rest else 0):
+        along, sizes, far = pulled(_elsewhere(z, _size(z, record.start), k))
+        for a, size, b, least in zip(along, sizes, rest, usual, strict=True):
+            if a is None or size is None or not a.numel():
+                continue
+            moves = moves or not bool((a.abs() <= eps**0.5 * size.abs() + _ROUNDED * eps * size.abs().amax()).all())
+            if b is not None and least is not None:
+                limit = eps**0.5 * least.abs().amax() + _NEARLY * small / max(far, 1e-300) * a.abs().amax()
+                broken = broken or bool((b.abs() > limit).any())
+    return moves, broken
+
+
+def _size(z: Tensor, start: Tensor) -> Tensor:
+    """The size of the mean unknown, ``(samples, 1)``."""
+    size = torch.maximum(z.abs().mean(1, keepdim=True), start.abs().mean(1, keepdim=True))
+    return torch.where(size > torch.finfo(z.dtype).eps ** 0.5, size, 1)  # at zero itself everything is conserved

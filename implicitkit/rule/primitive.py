@@ -28,9 +28,11 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, graph, recording, tracers
-from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.sparse_products import as_they_lie
+from implicitkit.rule import keeping
+from implicitkit.rule.conserved import Held
+from implicitkit.rule.refusals import refuse_batched_below, refuse_batched_tangents, refuse_moving
 from implicitkit.system import System
 
 
@@ -72,8 +74,8 @@ class ImplicitSolve(Protocol):
         """Does the solution follow a flow from the start, of which sums may remain?"""
 
     @property
-    def held(self) -> Tensor | None:
-        """``B`` of ``A dz = B dz0``, ``(batch, n, n)``: what of the start remains, if :meth:`solve_linear` has met any."""
+    def held(self) -> Held | None:
+        """What of the start remains, if :meth:`solve_linear` has met any: ``A dz = B dz0``."""
 
 
 def root(request: ImplicitSolve, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -127,7 +129,7 @@ class _Root(compat.Function):
             grads = [torch.zeros_like(t) if i in needed else None for i, t in enumerate(theta)]
         elif g is not None and usable is not None:
             z, theta = usable
-            _refuse_batched_tangents(g, z, *theta)
+            refuse_batched_tangents(g, z, *theta)
             levels = compat.transforms_active() or compat.has_forward_level() or compat.is_legacy_batched(g)
             if levels or torch.is_grad_enabled():
                 u = _solved(request, True, z, g, theta)
@@ -135,7 +137,11 @@ class _Root(compat.Function):
             else:
                 with as_they_lie(request.system.lifted.sparse):
                     u, found = _first_order(request, z, theta, needed, g)
-            start = start if not starts or request.held is None else _times(request.held, u)
+            if request.held is not None:
+                start = keeping.product(request, "back", z, u, theta) if starts else start
+                own = [theta[i] for i in needed]
+                moved = keeping.pulled(request, _slope(request, theta, needed), z, theta, own, u)
+                found = [m if f is None else f if m is None else f + m for f, m in zip(found, moved, strict=True)]
             given = request.system.lifted.from_args
             for i, value in zip(needed, found, strict=True):
                 # an argument that the solution does not depend on has derivative zero; an unused parameter has none
@@ -165,9 +171,12 @@ class _Root(compat.Function):
                     dz = _solved(request, False, z, -autodiff.jvp(of, own, tangents[: len(moving)]), theta)
                 elif start is not None:
                     _solved(request, False, z, start, theta)  # which meets what is held
-                if start is None or request.held is None:
+                if (held := request.held) is None or (start is None and held.way is None):
                     return dz
-                return dz + _solved(request, False, z, _times(request.held, start), theta)
+                own, ways = [theta[i] for i in moving], tangents[: len(moving)]
+                more = keeping.pushed(request, _slope(request, theta, moving), z, theta, own, ways)
+                more = keeping.product(request, "to", z, more if start is None else more + start, theta)
+                return dz + _solved(request, False, z, more, theta)
 
             own = [_as(tangents[i], theta[i]) for i in moving] + ([] if dz0 is None else [_as(dz0, z)])
             later = recording.recorded(pushed, own, z, (z, *theta))
@@ -177,7 +186,7 @@ class _Root(compat.Function):
     @tracers.opaque_to_compile
     def vmap(info: Any, in_dims: tuple[Any, ...], request: ImplicitSolve, z0: Tensor, *theta: Tensor) -> Any:
         batch, (_, z_dim, *dims) = info.batch_size, in_dims
-        flat = _front(z0, z_dim, batch).reshape(-1, request.system.size)
+        flat = keeping.front(z0, z_dim, batch).reshape(-1, request.system.size)
         z, stats = _Root.apply(request.batched(dims, batch), flat, *theta)
         return (z.unflatten(0, (batch, -1)), stats.unflatten(0, (batch, -1))), (0, 0)
 
@@ -192,7 +201,7 @@ class _LinSolve(compat.Function):
     @tracers.opaque_to_compile
     @compat.outside_inference
     def forward(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
-        _refuse_batched_below(b)
+        refuse_batched_below(b)
         later = recording.recorded(lambda b: _LinSolve.apply(request, transposed, z, b, *theta), [b], b, (z, *theta))
         if later is not None:
             return later
@@ -220,7 +229,8 @@ class _LinSolve(compat.Function):
         request, transposed = ctx.request, ctx.transposed
         if g is None:
             return (None,) * (4 + len(theta))
-        _refuse_batched_tangents(g, x, z, *theta)
+        refuse_moving(request.held)
+        refuse_batched_tangents(g, x, z, *theta)
         w = _solved(request.for_reverse() if transposed else request, not transposed, z, g, theta)
         p, q = (x, w) if transposed else (w, x)  # d<w, A x> = d<A^T p, q>
         needed = [i for i in range(len(theta)) if ctx.needs_input_grad[4 + i]]
@@ -248,6 +258,7 @@ class _LinSolve(compat.Function):
         ctx: Any, _request: Any, _transposed: Any, dz: Tensor | None, db: Tensor | None, *dtheta: Tensor | None
     ) -> Tensor:
         request, transposed = ctx.request, ctx.transposed
+        refuse_moving(request.held)
         with compat.forward_ad_enabled(ctx.saved_tensors) as (x, z, *theta):
             rhs = _as(db, x)
             moving = [i for i, t in enumerate(dtheta) if t is not None]
@@ -271,17 +282,8 @@ class _LinSolve(compat.Function):
         b: Tensor,
         *theta: Tensor,
     ) -> Any:
-        batch, (_, _, z_dim, b_dim, *dims) = info.batch_size, in_dims
-        _refuse_batched_below(b)
-        n, b = request.system.size, _front(b, b_dim, batch)
-        if z_dim is None and all(d is None for d in dims):  # more right-hand sides of the same blocks
-            x = _LinSolve.apply(request, transposed, z, b.reshape(-1, n), *theta)
-            return x.unflatten(0, (batch, -1)), 0
-        # several right-hand sides a block: they stay in front, the blocks running fastest
-        columns = b.unflatten(1, (-1, request.system.batch)).transpose(0, 1)
-        flat_z = _front(z, z_dim, batch).reshape(-1, n)
-        x = _LinSolve.apply(request.batched(dims, batch), transposed, flat_z, columns.reshape(-1, n), *theta)
-        return x.reshape(columns.shape).transpose(0, 1).flatten(1, 2), 0
+        refuse_batched_below(b)
+        return keeping.in_rows(_LinSolve, info.batch_size, in_dims, request, transposed, z, b, *theta)
 
 
 # ------------------------------------------------------------------------------------------------------------- details
@@ -292,11 +294,6 @@ def _usable(ctx: Any, point: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]] | 
     z, *theta = point[:-1] if ctx.figures else point
     found: tuple[Tensor, list[Tensor]] | None = ctx.request.solved(z, theta, point[-1] if ctx.figures else None)
     return found
-
-
-def _times(B: Tensor, v: Tensor) -> Tensor:
-    """``B v`` of every sample."""
-    return (B.to(v) @ v.unsqueeze(2)).squeeze(2)
 
 
 def _solved(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, theta: Sequence[Tensor]) -> Tensor:
@@ -310,26 +307,6 @@ def _solved(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, thet
         return _LinSolve.apply(request, transposed, z, plain.reshape(-1, plain.shape[-1]), *theta).view(plain.shape)
 
     return compat.below_legacy_batch(rows, b)
-
-
-def _refuse_batched_below(b: Tensor) -> None:
-    """Raise :class:`CapabilityError` for a batched cotangent under a transform, where :func:`_solved` does not see it."""
-    if compat.is_legacy_batched(compat.physical(b)):
-        raise CapabilityError(
-            "batched gradients (is_grads_batched=True, torch.autograd.functional.jacobian(vectorize=True)) of a solve are "
-            "not possible inside torch.func transforms: what is recorded of them there would be lost. Use "
-            "torch.func.jacrev, or torch.func.vmap over torch.func.vjp"
-        )
-
-
-def _refuse_batched_tangents(g: Tensor, *used: Tensor) -> None:
-    """Raise :class:`CapabilityError` where torch, for a batched cotangent ``g``, would refuse without a reason."""
-    if compat.is_legacy_batched(g) and any(map(compat.has_tangent, used)):
-        raise CapabilityError(
-            "batched gradients (is_grads_batched=True, torch.autograd.functional.jacobian(vectorize=True)) of a solve are "
-            "not possible where a forward_ad.dual_level around them has given what the solve uses a tangent: torch batches "
-            "no forward mode. Use torch.func.jacrev"
-        )
 
 
 def _first_order(
@@ -372,6 +349,11 @@ def _theta_only(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], movi
     return lambda *changed: request.system.residual(z, *_replace(theta, moving, changed))
 
 
+def _slope(request: ImplicitSolve, theta: Sequence[Tensor], moving: Sequence[int]) -> Any:
+    request.system.lifted.as_found()
+    return lambda y, *changed: request.system.residual(y, *_replace(theta, moving, changed))
+
+
 def _for_each(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], rows: int) -> tuple[Any, Tensor]:
     """The residual as a function of the state, and the state, for ``rows`` vectors: as often as there are right-hand
     sides of every block."""
@@ -392,7 +374,3 @@ def _replace(theta: Sequence[Tensor], where: Sequence[int], by: Sequence[Tensor]
     for i, t in zip(where, by, strict=True):
         full[i] = t
     return full
-
-
-def _front(t: Tensor, dim: int | None, batch: int) -> Tensor:
-    return t.expand(batch, *t.shape) if dim is None else t.movedim(dim, 0)

@@ -26,7 +26,7 @@ from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.iterative.preconditioners import preconditioner
 from implicitkit.reporting import failed_samples, linear_failure
 from implicitkit.rule.changed_function import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
-from implicitkit.rule.conserved import LARGEST, at_constant_sums, hold, is_suspect
+from implicitkit.rule.conserved import LARGEST, Held, at_constant_sums, hold, is_suspect
 from implicitkit.rule.determinacy import warn_if_singular
 from implicitkit.rule.gauge import without_gauge
 from implicitkit.rule.hidden_dependence import warn_if_hidden
@@ -243,8 +243,9 @@ class Request:
         gauges = (transposed or self.reversed_) and isinstance(self.linear_solver, Auto)
         A.told_singular = gauges
         answer, whole = self._answer(A, b, transposed, limited)
-        if (held := self._held(A.T if transposed else A) if not whole or is_suspect(A) else None) is not None:
-            answer = at_constant_sums(A, b, answer, held)
+        asks = self.record.start is not None and (not whole or is_suspect(A))
+        if (held := self._held(A.T if transposed else A) if asks else None) is not None:
+            answer = at_constant_sums(A, b, answer, held, transposed)
             whole = bool(answer.converged.all())
         if gauges and not whole:
             answer, whole = self._without_gauge(A, b, answer, transposed, limited)
@@ -298,9 +299,9 @@ class Request:
         if is_minus and (len(b) != A.batch or torch.equal(A.mv(x), b)):
             refuse_hidden(self.record)
 
-    def _held(self, J: Operator) -> Tensor | None:
+    def _held(self, J: Operator) -> Held | None:
         """Sums that a flow conserves, asked for once."""
-        if self.held is None and self.record.start is not None and isinstance(self.linear_solver, Auto):
+        if self.held is None and isinstance(self.linear_solver, Auto):
             hold(self.record, J, self.options.rtol, quietly=self.on_failure == "ignore")
         return self.held
 
@@ -310,9 +311,10 @@ class Request:
         return self.record.start is not None and not self.system.problem.kind.iteration
 
     @property
-    def held(self) -> Tensor | None:
-        """``s C^T C`` of the sums of the start that the solution keeps, if a linear solve has met any."""
-        return self.record.held
+    def held(self) -> Held | None:
+        """The sums of the start that the solution keeps, if a linear solve has met any."""
+        held: Held | None = self.record.held
+        return held
 
     def _without_gauge(
         self, A: Operator, b: Tensor, found: LinearSolution, transposed: bool, limited: dict[str, Any]

@@ -129,6 +129,10 @@ def test_each_sample_keeps_sums_of_its_own() -> None:
     starts = torch.tensor([[1.0, 5.0, 0.0, 0.0], [2.0, 3.0, 0.1, 0.0]], dtype=D)
     alone = torch.func.jacrev(lambda s: torch.stack([_verb("steady_state", "enzyme")[0](z, k) for z in s]))(starts)
     torch.testing.assert_close(torch.func.jacrev(together)(starts), alone, rtol=1e-6, atol=1e-8)
+    one = _verb("steady_state", "enzyme")[0]
+    for mode in (torch.func.jacrev, torch.func.jacfwd):  # inside of vmap: every start has sums of its own
+        each = torch.func.vmap(mode(one), (0, None))(starts, k)
+        torch.testing.assert_close(each, alone.diagonal().T, rtol=1e-6, atol=1e-8)
 
 
 def test_a_root_has_no_start() -> None:
@@ -172,3 +176,61 @@ def test_a_parameter_that_breaks_a_sum_is_named() -> None:
     w = weights.detach()
     slope = torch.stack([(first(w + e) - first(w - e)) / 2e-6 for e in h]).view(3, 3)
     torch.testing.assert_close(found, slope, rtol=1e-6, atol=1e-8)
+
+
+def _volumes(z: Tensor, k: Tensor) -> Tensor:
+    """Two vessels: ``k_0 a + k_1 b`` stays what it is."""
+    a, b = z.unbind(-1)
+    flux = k[2] * (a - b * b)
+    return torch.stack([-flux / k[0], flux / k[1]], -1)
+
+
+def _absorbed(z: Tensor, k: Tensor) -> Tensor:
+    """A walk that ends at either side, with chances that depend on ``k``."""
+    up, down = 0.5 * torch.sigmoid(k), 0.3 * torch.cos(k)
+    inner = z[..., 1:-1]
+    rise, fall, pad = inner * up, inner * down, torch.nn.functional.pad
+    return pad(rise, (2, 0)) + pad(fall, (0, 2)) - pad(rise + fall, (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("flow", "start", "k"),
+    [(_volumes, [1.0, 0.3], [0.7, 1.3, 2.0]), (_absorbed, [0.0, 0.6, 0.0, 0.4, 0.0], [0.3, 0.2, 0.9])],
+)
+@pytest.mark.parametrize("verb", [ik.steady_state, ik.fixed_point])
+def test_sums_may_depend_on_parameters(verb: Any, flow: Any, start: list[float], k: list[float]) -> None:
+    """``C dz = C dz_0 - dC (z - z_0)``, of which nothing at rest knows.  (It was zero, beside a remark or none.)"""
+    z0, k_ = torch.tensor(start, dtype=D), torch.tensor(k, dtype=D)
+    of = flow if verb is ik.steady_state else lambda z, k: z + 0.3 * flow(z, k)
+    value = lambda z0, k: verb(of, z0, (k,), rtol=1e-11).value  # noqa: E731
+    wanted = _slope(lambda k: value(z0, k), k_)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DegenerateWarning)
+        for mode in (torch.func.jacrev, torch.func.jacfwd):
+            torch.testing.assert_close(mode(value, 1)(z0, k_), wanted, rtol=1e-5, atol=1e-6)
+        leaf, first = k_.clone().requires_grad_(), torch.eye(len(z0), dtype=D)[0]
+        z = value(z0, leaf)
+        torch.testing.assert_close(
+            torch.autograd.grad(z, leaf, first, retain_graph=True)[0], wanted[0], rtol=1e-5, atol=1e-6
+        )
+        batched = torch.autograd.grad(z, leaf, torch.eye(len(z0), dtype=D), is_grads_batched=True)[0]
+        torch.testing.assert_close(batched, wanted, rtol=1e-5, atol=1e-6)
+        each = torch.func.vmap(torch.func.jacrev(value, 1), (0, None))(torch.stack([z0, z0.flip(0) + 0.1]), k_)
+        torch.testing.assert_close(each[0], wanted, rtol=1e-5, atol=1e-6)
+    for mode in (torch.func.jacrev, torch.func.jacfwd):
+        with pytest.raises(ik.CapabilityError, match="depend on parameters"):
+            mode(torch.func.jacrev(value, 1), 1)(z0, k_)
+
+
+def test_what_is_slow_is_not_conserved() -> None:
+    """Beside rates of 1e6, and a sum; from the state at rest, where every sum is what it was.  (It had no derivative.)"""
+
+    def rhs(z: Tensor, k: Tensor) -> Tensor:
+        x, y, a, b = z.unbind(-1)
+        return torch.stack([1e6 * (k[0] - x), 1e-7 * (k[1] - y), b - k[0] * a, k[0] * a - b], -1)
+
+    z0, k = torch.tensor([1.0, 2.0, 1.0, 1.0], dtype=D), torch.tensor([1.0, 2.0], dtype=D)
+    by_start, by_k = torch.func.jacrev(lambda z0, k: ik.steady_state(rhs, z0, (k,)).value, (0, 1))(z0, k)
+    torch.testing.assert_close(by_k, torch.tensor([[1.0, 0.0], [0.0, 1.0], [-0.5, 0.0], [0.5, 0.0]], dtype=D))
+    half = torch.full((2, 2), 0.5, dtype=D)
+    torch.testing.assert_close(by_start, torch.block_diag(torch.zeros(2, 2, dtype=D), half))

@@ -212,16 +212,22 @@ MUTANTS = [
             TRANSFORMS,
         ),
         (
+            "flat = keeping.front(z0, z_dim, batch).reshape(-1, request.system.size)",
+            "flat = keeping.front(z0, None, batch).reshape(-1, request.system.size)[: batch * z0.shape[0]]",
+            TRANSFORMS,
+        ),
+        ("        full[i] = t\n    return full", "        pass\n    return full"),
+    ),
+    *mutants(
+        "implicitkit/rule/keeping.py",
+        "tests/derivatives/test_conserved_sums.py",
+        (
             "return t.expand(batch, *t.shape) if dim is None else t.movedim(dim, 0)",
             "return t.expand(batch, *t.shape) if dim is None else t",
             "tests/mutants/test_survivors.py -k starts",
         ),
-        (
-            "flat = _front(z0, z_dim, batch).reshape(-1, request.system.size)",
-            "flat = _front(z0, None, batch).reshape(-1, request.system.size)[: batch * z0.shape[0]]",
-            TRANSFORMS,
-        ),
-        ("        full[i] = t\n    return full", "        pass\n    return full"),
+        ("B = (held.B.mT if what", "B = (held.B if what"),
+        ('"to" if ctx.what == "back" else "back"', "ctx.what"),
     ),
     *mutants(
         "implicitkit/foundation/autocast.py",

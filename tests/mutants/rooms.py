@@ -79,10 +79,12 @@ MUTANTS = [
     *mutants(
         "implicitkit/rule/conserved.py",
         "tests/derivatives/test_conserved_sums.py",
-        ("& _nothing_of(C, start - z, torch", "| _nothing_of(C, start - z, torch"),
-        ("kept = kept & _nothing_of(C, F,", "kept = kept | _nothing_of(C, F,"),
-        ("size = torch.where(size > eps**0.5, size, 1)", "size = z.abs()"),
-        ("(values[:, :1, None] * C) @ C.mT", "2 * (values[:, :1, None] * C) @ C.mT + 0.1"),
+        ("kept = null.any(1) & (off", "kept = null.any(1) | (off"),
+        ("kept = kept & (off.abs()", "kept = kept | (off.abs()"),
+        ("return torch.where(size > torch.finfo(z.dtype).eps ** 0.5, size, 1)", "return z.abs()"),
+        ("B = (values[:, :1, None] * U) @ Q", "B = 0.1 + (values[:, :1, None] * U) @ Q"),
+        ("        if moves:\n", "        if False:\n"),
+        ("for _ in range(_PASSES):", "for _ in range(1):\n        of_rows = of_columns = R\n        break"),
         (
             "    return bool((smallest <= torch.finfo(smallest.dtype).eps ** 0.75 * largest).any())\n",
             "    return False\n",
@@ -92,8 +94,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/rule/primitive.py",
         "tests/derivatives/test_conserved_sums.py",
-        ("start = start if not starts or request.held is None else _times(request.held, u)", "start = start"),
-        ("return dz + _solved(request, False, z, _times(request.held, start), theta)", "return dz"),
+        ('start = keeping.product(request, "back", z, u, theta) if starts else start', "pass"),
+        ("                return dz + _solved(request, False, z, more, theta)\n", "                return dz\n"),
+        ("        refuse_moving(request.held)\n        with", "        with"),
         ("(needed or (starts and request.follows))", "needed"),
     ),
     *mutants(

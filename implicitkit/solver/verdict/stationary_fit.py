@@ -42,7 +42,7 @@ def well_fitted(J: Tensor, r: Tensor, z: Tensor, F: Tensor, which: Tensor) -> Te
 
 
 def halves(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
-    """Where, among the samples ``which``, a long step of Gauss and Newton is to leave half of the residuals or less,
+    """Where, of the samples ``which``, a long step of Gauss and Newton is to leave half of the residuals or less,
     ``min |J d + r| <= |r| / 2`` with ``|d_j| > |z_j| / 1000``, ``(batch,)``, though ``J'r`` be small,
     as where columns are all but parallel; nowhere where ``J`` is too large to ask."""
     found = as_fit(f, z)
