@@ -20,7 +20,7 @@ _DENSE = 0.2  # of a matrix has entries: it is factored as one that is full
 
 
 class StepSystems:
-    """Those of some parts of steps.
+    """Systems of some parts of steps, factored one by one when that is asked.
 
     Args:
         J: entries of the Jacobians, one point of one part after another along the diagonal; rows, columns: of these.
