@@ -57,7 +57,7 @@ class StepSystems:
 
     @property
     def _narrow(self) -> bool:
-        return max(self.lower, self.upper) <= min(WIDEST, len(self.A) * self.size - 1)
+        return max(self.lower, self.upper) <= min(WIDEST, len(self.A) * self.size // 4)
 
     def _widths(self) -> tuple[int, int]:
         """How many diagonals there are below and above."""
