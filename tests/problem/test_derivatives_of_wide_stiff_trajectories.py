@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.problem.trajectory import given_steps, integrators, steps_along_variations, steps_as_matrices
+from implicitkit.problem.trajectory import (
+    given_steps,
+    integrators,
+    step_systems,
+    steps_along_variations,
+    steps_as_matrices,
+    steps_for_derivatives,
+)
+from implicitkit.problem.trajectory.collocation import radau
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -203,3 +211,46 @@ def test_where_the_others_are_lost_without_it_a_sample_that_ends_is_kept(monkeyp
         raises = way
         found = integrators._led_by_others(once)(None, t, y0, 1e-6)
         assert torch.isfinite(found.states[-1]).flatten().tolist() == [True, False, True]
+
+
+def test_steps_that_follow_derivatives_take_few_factors_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for two steps beside their own, once what is damped has gone: they were three a step and more."""
+    counted, factored = [0], step_systems.StepSystems.factored
+    monkeypatch.setattr(steps_as_matrices, "_NUMBERS", 0)
+
+    def counting(self: Any, i: int) -> Any:
+        counted[0] += 1
+        return factored(self, i)
+
+    monkeypatch.setattr(step_systems.StepSystems, "factored", counting)
+    met: list[int] = []
+    along = steps_for_derivatives.along
+
+    def asked(*args: Any) -> Any:
+        met.append(len(args[2].edges) - 1)
+        return along(*args)
+
+    monkeypatch.setattr(steps_for_derivatives, "along", asked)
+    product, y0 = along_diagonals(heat(60)), torch.from_numpy(np.sin(np.arange(1, 61) * np.pi / 61)).requires_grad_()
+    ik.solve(ik.InitialValue(lambda t, y: product(y) + 100 * torch.sin(20 * t), (0.0, END)), y0)
+    assert len(met) == 1
+    assert counted[0] < 2.5 * met[0]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_systems_of_steps_are_those_of_full_matrices(wide: bool) -> None:
+    """Of numbers along a line that is given out of order, and of all with all."""
+    rng, (A, _), m = np.random.default_rng(0), radau(3, torch.float64, torch.device("cpu")), 12
+    J = rng.normal(size=(2, 3, m, m))
+    if not wide:
+        order = rng.permutation(m)
+        J *= (abs(order[:, None] - order) <= 1) + 0.0
+    where = np.nonzero(scipy.linalg.block_diag(*J.reshape(6, m, m)))
+    entries = scipy.linalg.block_diag(*J.reshape(6, m, m))[where]
+    h, A = np.array([0.1, 30.0]), A.numpy()
+    systems = step_systems.StepSystems(entries, *where, h, A, m)
+    assert (systems.order is None) == wide
+    b = rng.normal(size=(3, m, 2))
+    for i in range(2):
+        whole = np.eye(3 * m) - h[i] * np.block([[A[k, j] * J[i, j] for j in range(3)] for k in range(3)])
+        np.testing.assert_allclose(systems.factored(i)(b), np.linalg.solve(whole, b.reshape(3 * m, 2))[-m:], rtol=1e-9)

@@ -55,6 +55,8 @@ _ZERO = 1e-3  # of the units, that is as good as zero
 _EDGE = 3.25  # h |lambda| at which the method stops being stable (Hairer & Wanner 1996, section IV.2)
 _JUMPS = 3  # steps as short as the clock tells, in a row, that are taken whatever their error
 _STIFF, _CALM = 15, 6  # steps there until an equation is called stiff, and elsewhere in a row until that is forgotten
+_COARSE, _LONG = 10.0, 1.25  # h |lambda| that is not taken of what moves: times accuracy^{1/5}, and at least
+_OVERLONG, _WIDE = 60, 50  # such steps until an equation of so many numbers is called stiff, if as many are to come
 
 
 class Followed(NamedTuple):
@@ -200,7 +202,9 @@ class March:
     its later states are NaN, and the others go on.
 
     Attributes:
-        now, y: how far it has come. lost: ``(batch,)``. stiff: stability has ruled the last steps, not accuracy.
+        now, y: how far it has come. lost: ``(batch,)``. stiff: stability has ruled the last steps, not accuracy; or what
+        is damped has ruled them that moves in none of them, just inside of the region of stability: there errors are as
+        large as what is allowed while that follows something slow, and what is made of them, derivatives, too.
         units: ``w``, ``(batch, n)``. cornered: steps have come down to what the clock can tell.
     """
 
@@ -215,12 +219,21 @@ class March:
         self._edges, self._states, self._slopes = [self.now], [y0], [self.slope]
         self._middles: list[Tensor] = []
         self.growth, self._due = 0.0, _LOOKS
-        self._at_edge = self._calm = 0
+        self._at_edge = self._calm = self._overlong = self._fine = 0
         self._forced, self._may_hand_over, self.cornered = 0, False, False
 
     @property
     def stiff(self) -> bool:
-        return self._at_edge >= _STIFF or self.cornered
+        return self._at_edge >= _STIFF or self.cornered or self._rests
+
+    @property
+    def _rests(self) -> bool:
+        """Have the last steps been too long for what they meet, and will as many be?  More, where implicit ones are dear."""
+        many = _OVERLONG * max(1.0, self.y.shape[1] / _WIDE)
+        if self._overlong < many:
+            return False
+        length = float(self._edges[-1]) - float(self._edges[-2])
+        return (float(self.t[-1]) - float(self.now)) / length >= many
 
     @property
     def path(self) -> tuple[Tensor, Tensor]:
@@ -343,8 +356,14 @@ class March:
         return bool(compat.batches_in_front(which)[0].any())
 
     def _watch(self, moves: float) -> None:
-        """Count steps at the edge of the region of stability: there ``|f(y_7) - f(y_6)| / |y_7 - y_6|`` is ``|lambda|``."""
+        """Count steps at the edge of the region of stability: there ``|f(y_7) - f(y_6)| / |y_7 - y_6|`` is ``|lambda|``;
+        and those that are too long to be accurate for what it belongs to."""
         self.growth += min(moves, _EDGE)  # more is a jump
+        if moves > max(_LONG, _COARSE * self.accuracy**0.2):
+            self._overlong, self._fine = self._overlong + 1, 0
+        else:
+            self._fine += 1
+            self._overlong = 0 if self._fine >= _CALM else self._overlong
         if moves > _EDGE:
             self._at_edge, self._calm = self._at_edge + 1, 0
         else:

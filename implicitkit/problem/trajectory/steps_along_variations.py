@@ -39,14 +39,15 @@ from implicitkit.foundation.numbers import numbers
 from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.trajectory.collocation import radau
 from implicitkit.problem.trajectory.explicit_steps import Between, Followed
+from implicitkit.problem.trajectory.step_systems import Map, StepSystems
 
 Slope = Callable[[Tensor, Tensor], Tensor]
-Map = Callable[[np.ndarray], np.ndarray]
 Part = tuple[int, float, float]  # of a step, from one fraction of it to another
 
 FINEST = 1e-11  # relative: differences are rounded
 _LESS = 300.0  # times the accuracy, that derivatives may lose without a step of their own, ...
 _MOST = 1e-2  # ... and no more than this
+_LOOSE = 10.0  # times the accuracy, that a part may lose at first; and of what derivatives may, no more than its share
 _ZERO = 1e-4  # of the largest values so far, that is as good as zero
 _LEAST = 1e-6  # of the mean of these, for the smallest
 _ENTRIES = 1 << 24  # of the matrices of all steps, at most
@@ -54,7 +55,6 @@ _NUMBERS = 1 << 22  # of Jacobians at once, as if they were full, a step at leas
 _MORE = 1000  # parts at most, besides the steps
 _EACH = 4  # variations that begin alike
 _STAGES = 3  # of the parts, at least: by less than order five they would be many
-_DENSE = 0.2  # of a matrix has entries: it is factored as one that is full
 _SHORTEST = 64.0  # units of rounding of the time, that are not halved
 
 
@@ -106,9 +106,16 @@ class Variations:
         self.forced = np.stack((zero, zero + g / float(edges[-1] - edges[0])), 2)
         times = edges.abs().max()
         self.shortest = _SHORTEST * torch.finfo(edges.dtype).eps * float(times)
-        self.entries, self.peaks = 0, _size(self.start, 3)
+        self.entries = 0
+        self.order: np.ndarray | None = None  # of the numbers of the state, in which the last systems were narrow
+        self._begin(accuracy)
+
+    def _begin(self, tolerated: float) -> None:
+        """Begin to follow, by parts that each lose so much."""
+        self.tolerated, self.peaks = tolerated, _size(self.start, 3)
         self.ends: list[tuple[int, float]] = []  # of parts
         self.ready: dict[int, tuple[Map, list[Map]]] = {}
+        self.pairs: dict[int, Map] = {}
 
     def maps(self, parts: Sequence[Part], stages: int) -> list[Map]:
         """``d -> R d`` of each part of a step, which is factored when that is first asked."""
@@ -117,28 +124,19 @@ class Variations:
         step = torch.tensor([part[0] for part in parts], device=self.edges.device).repeat_interleave(stages)
         x = (begin[:, None] + (end - begin)[:, None] * c).flatten()
         length = self.edges[step[::stages] + 1] - self.edges[step[::stages]]
-        J, rows, columns = self._jacobians(step, x)
-        every, size, coefficients = numbers((end - begin) * length), self.units.size, numbers(A)
-        first = np.searchsorted(rows, np.arange(len(parts) + 1) * stages * size)  # entries of each part
+        every, size = numbers((end - begin) * length), self.units.size
+        systems = StepSystems(*self._jacobians(step, x), every, numbers(A), size, self.order)
+        self.order = systems.order
+        self.entries, points = max(self.entries, systems.entries), numbers(c)[:, None, None, None, None]
 
         def of(i: int) -> Map:
-            h, which, off = every[i], slice(first[i], first[i + 1]), i * stages * size
-            row, column, value = rows[which] - off, columns[which] - off, J[which]
-            point, inside = np.divmod(row, size)
-            matrix = (
-                np.concatenate(((-h * coefficients[:, point] * value).reshape(-1), np.ones(stages * size))),
-                np.concatenate(((np.arange(stages)[:, None] * size + inside).reshape(-1), np.arange(stages * size))),
-                np.concatenate((np.tile(column, stages), np.arange(stages * size))),
-            )
-            self.entries = max(self.entries, len(matrix[0]))
-            forced = h * numbers(c)[:, None, None, None, None] * self.forced
             known: list[Map] = []
+            forced = every[i] * points * self.forced
 
             def by(d: np.ndarray) -> np.ndarray:
                 if not known:
-                    known.append(_factored(*matrix, stages * size))
-                points: np.ndarray = known[0]((d + forced).reshape(-1, 2 * _EACH)).reshape(-1, *d.shape)
-                return points[-1]
+                    known.append(systems.factored(i))
+                return known[0]((d + forced).reshape(stages, size, -1)).reshape(d.shape)
 
             return by
 
@@ -149,7 +147,11 @@ class Variations:
         entries, their rows, which do not fall, and columns."""
         import scipy.sparse as sp
 
-        t, y = self.edges[step] + x * (self.edges[step + 1] - self.edges[step]), self.states_in(step, x)
+        length = self.edges.diff()
+        t, beyond = self.edges[step] + x * length[step], x > 1  # of two steps
+        after = length[(step + 1).clamp_max(len(length) - 1)]
+        x = torch.where(beyond, ((x - 1) * length[step] / after).clamp_max(1), x)
+        y = self.states_in(torch.where(beyond, step + 1, step), x)
         J = sp.csr_matrix(
             self.jacobian.at(lambda rows: self.f(t, rows.reshape(y.shape)).reshape(rows.shape), y.reshape(-1, self.n))
         )
@@ -165,46 +167,92 @@ class Variations:
         return entries * units[columns % len(units)] / units[rows % len(units)], rows, columns
 
     def followed(self, allowed: float) -> Verdict:
-        """The steps themselves where derivatives are off by no more than what is ``allowed``, else parts of them."""
+        """The steps themselves where derivatives are off by no more than what is ``allowed``, else parts of them.
+
+        It is first asked whether two steps in a row are followed by one as long as both, and then they themselves all the
+        more, or each by parts that lose more: what these two differ by is more than what the steps are off by."""
+        loose = min(_LOOSE * self.accuracy, allowed / _LOOSE)
+        if loose > self.accuracy:
+            self._begin(loose)
+            verdict = self._verdict(allowed, self.stages >= _STAGES)
+            if verdict.edges is self.edges or (verdict.edges is None and np.isinf(verdict.off).all()):
+                return verdict  # by finer parts they would be still more
+            self._begin(self.accuracy)
+        return self._verdict(allowed, False)
+
+    def _verdict(self, allowed: float, in_pairs: bool) -> Verdict:
         d = along = self.start
         off, own, unknown = np.zeros(len(d)), max(self.stages, _STAGES), np.full(len(d), np.inf)
-        for step, asked in enumerate(self.asked):
-            whole, parts = self._begun(step, own)
+        alone = step = 0  # until then
+        while step < len(self.asked):
+            pair = self._as_pair(step, d, along) if in_pairs and step >= alone else None
+            if pair is not None:
+                d, along = pair
+                step += 1
+            else:
+                alone = step + 2 if step >= alone else alone
+                whole, parts = self._begun(step, own)
+                along = whole(along)
+                while parts and self.entries <= _ENTRIES:
+                    d = self._taken(d, parts, own)
+                    if len(self.ends) > len(self.asked) + _MORE:
+                        return Verdict(None, unknown)
             if self.entries > _ENTRIES:
                 return Verdict(None, unknown)
-            along = whole(along)
-            while parts:
-                d = self._taken(d, parts, own)
-                if len(self.ends) > len(self.asked) + _MORE:
-                    return Verdict(None, unknown)
-            if asked:
+            if self.asked[step]:
                 unit = self._unit(self.peaks)
                 size, apart = _size(d / unit), _size((along - d) / unit)
                 share = np.where(apart <= self.accuracy * _ZERO, 0, apart / size)
                 off = np.maximum(off, np.nan_to_num(share, nan=np.inf).max((1, 2, 3)))
+            step += 1
         if bool((off <= allowed).all()):
             return Verdict(self.edges, off)
         return Verdict(self._through() if len(self.ends) * self.entries <= _ENTRIES else None, off)
 
+    def _as_pair(self, step: int, d: np.ndarray, along: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Through two steps, and by one as long as both; ``None`` where that loses too much."""
+        if step + 1 == len(self.asked) or self.asked[step]:
+            return None
+        if step not in self.pairs:
+            last = min(step + self._at_once(self.stages), len(self.asked))
+            firsts = range(step, max(step + 2, step + (last - step) // 2 * 2), 2)
+            length = self.edges.diff()
+            long = [(k, 0.0, 1.0 + float(length[k + 1] / length[k])) for k in firsts]
+            maps = self.maps([*((k, 0.0, 1.0) for k in range(step, firsts[-1] + 2)), *long], self.stages)
+            self.ready = {step + i: (maps[i], [maps[i]]) for i in range(2 * len(firsts))}
+            self.pairs = dict(zip(firsts, maps[2 * len(firsts) :], strict=True))
+        by, first, second = self.pairs.pop(step), self.ready[step][0], self.ready[step + 1][0]
+        fine = second(first(d))
+        peaks = np.maximum(self.peaks, _size(fine, 3))
+        if not self._keeps(by(d), fine, peaks):
+            return None
+        self.peaks = peaks
+        self.ends += [(step, 1.0), (step + 1, 1.0)]
+        return fine, by(along)
+
+    def _at_once(self, own: int) -> int:
+        """How many steps are linearised at once."""
+        return max(1, _NUMBERS // (own * self.units.size * self.n))
+
     def _begun(self, step: int, own: int) -> tuple[Map, list[Cut]]:
         """A step, and as a part of its own that is to be followed; some steps at once are linearised."""
         if step not in self.ready:
-            some = range(step, min(step + max(1, _NUMBERS // (own * self.units.size * self.n)), len(self.asked)))
+            some = range(step, min(step + self._at_once(own), len(self.asked)))
             cuts = [(k, *cut) for k in some for cut in ((0.0, 1.0), (0.0, 0.5), (0.5, 1.0))]
             maps = self.maps(cuts, own)
             given = maps[::3] if own == self.stages else self.maps([(k, 0.0, 1.0) for k in some], self.stages)
             self.ready = {k: (given[i], maps[3 * i : 3 * i + 3]) for i, k in enumerate(some)}
         whole, (by, *halves) = self.ready.pop(step)
+        if not halves:
+            halves = self.maps([(step, 0.0, 0.5), (step, 0.5, 1.0)], own)
         return whole, [Cut((step, 0.0, 1.0), by, halves)]
 
     def _taken(self, d: np.ndarray, parts: list[Cut], own: int) -> np.ndarray:
-        """The variation behind the next part, or before it where it is halved."""
+        """``d`` at the end of the next part, which is halved where it loses too much."""
         (step, begin, end), by, (first, second) = parts.pop()
         halved = second(first(d))
         peaks = np.maximum(self.peaks, _size(halved, 3))
-        unit = self._unit(peaks)
-        lost = _size((by(d) - halved) / unit) / (self.accuracy * (_size(halved / unit) + _ZERO))
-        if bool((lost <= 1).all()) or self._is_short(step, end - begin):
+        if self._is_short(step, end - begin) or self._keeps(by(d), halved, peaks):
             self.peaks = peaks
             self.ends.append((step, end))
             return halved
@@ -213,6 +261,12 @@ class Variations:
         parts.append(Cut((step, edges[2], end), second, quarters[2:]))
         parts.append(Cut((step, begin, edges[2]), first, quarters[:2]))
         return d
+
+    def _keeps(self, found: np.ndarray, finer: np.ndarray, peaks: np.ndarray) -> bool:
+        """Does it lose no more than is tolerated?"""
+        unit = self._unit(peaks)
+        lost = _size((found - finer) / unit) / (self.tolerated * (_size(finer / unit) + _ZERO))
+        return bool((lost <= 1).all())
 
     def _is_short(self, step: int, part: float) -> bool:
         return part * abs(float(self.edges[step + 1] - self.edges[step])) <= self.shortest
@@ -254,22 +308,6 @@ def units_of(states: Tensor) -> Tensor:
 def allowed(accuracy: float) -> float:
     """What derivatives may lose, relative to their size, by the steps of a trajectory that is so accurate."""
     return min(_LESS * accuracy, _MOST)
-
-
-def _factored(entries: np.ndarray, rows: np.ndarray, columns: np.ndarray, size: int) -> Map:
-    """``b -> A^{-1} b``; not finite where ``A`` is singular."""
-    import scipy.linalg.lapack
-    import scipy.sparse as sp
-    import scipy.sparse.linalg as sla
-
-    matrix = sp.csc_matrix((entries, (rows, columns)), shape=(size, size))
-    if matrix.nnz > _DENSE * size**2:
-        full = scipy.linalg.lapack.dgetrf(matrix.toarray(order="F"), overwrite_a=True)[:2]
-        return lambda b: scipy.linalg.lapack.dgetrs(*full, b)[0]
-    try:
-        return sla.splu(matrix).solve
-    except RuntimeError:
-        return lambda b: np.full_like(b, np.nan)
 
 
 def _size(v: np.ndarray, over: int | tuple[int, int] = (1, 3)) -> np.ndarray:
