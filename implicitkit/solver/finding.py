@@ -351,8 +351,8 @@ def _follow_exactly(f: Evaluations, z0: Tensor, options: Options, outcome: Outco
     r"""States of a family, of which the path alone says which one the flow ends in: found anew by integration in time.
 
     Along the family ``J = dg/dz`` is singular.  Where its left null vectors ``l`` are sums that the flow conserves,
-    ``l'g = 0`` everywhere, steps of any length keep them, and the state is the one that they name; else (the susceptible
-    that an epidemic leaves) it is where long steps happen to end.
+    ``l'g = 0`` everywhere, steps of any length keep them, and the state is the one that they name, unless the solver has
+    gone another way and lost them; else (the susceptible that an epidemic leaves) it is where long steps happen to end.
     """
     probe = f.beside("root")
     F = in_working_precision(probe.residual(z0))
@@ -360,8 +360,9 @@ def _follow_exactly(f: Evaluations, z0: Tensor, options: Options, outcome: Outco
     eps = f.eps
     S = torch.where(S.le(eps ** (2 / 3) * S[:, :1]), 0, S)
     moved = torch.where(S == 0, (U.mT @ F.unsqueeze(2)).squeeze(2).abs(), 0).amax(1)
-    least = torch.linalg.vector_norm(F, dim=1)
-    adrift = neutral & (moved > eps**0.25 * least)
+    least, way = torch.linalg.vector_norm(F, dim=1), in_working_precision(outcome.z - z0)
+    left = torch.where(S == 0, (U.mT @ way.unsqueeze(2)).squeeze(2).abs(), 0).amax(1)  # of sums that the flow keeps
+    adrift = neutral & ((moved > eps**0.25 * least) | (left > eps**0.25 * torch.linalg.vector_norm(way, dim=1)))
     if bool(adrift.any()):
         adrift = adrift & ~_is_alone(probe, outcome.z, outcome.z - z0, (U, S, Vh), eps**0.5 * least)
     if not bool(adrift.any()):
