@@ -64,7 +64,7 @@ class Spectra(TorchFunctionMode):
 
 
 def beside_kinks(function: Any, batch: int) -> Tensor | None:
-    """Of which samples does what ``function`` gives have a kink in nearby eigenvalues or singular values, ``(batch,)``?
+    """Samples of which what ``function`` gives has a kink in nearby eigenvalues or singular values, ``(batch,)``;
     ``None``: it meets none, or they are inside a transform.
 
     A change that is in proportion to how far values are apart is none at a kink.

@@ -99,7 +99,7 @@ class Kinks:
 
 
 def beside_spectra(f: Evaluations, z: Tensor) -> Tensor:
-    """Which samples are beside a kink where eigenvalues or singular values coincide, ``(batch,)``?  Two evaluations."""
+    """Samples beside a kink where eigenvalues or singular values coincide, ``(batch,)``.  Two evaluations."""
     f.evaluations += 2
     f.sample_evaluations += 2 * len(z)
     found = None
