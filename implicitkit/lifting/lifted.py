@@ -97,6 +97,7 @@ class Lifted:
     cut: bool = False
     sparse: bool = False
     kinked: bool = False
+    spectral: bool = False
     bindings: Bindings | None = None
     work: Work = field(default_factory=Work)
     call: FirstCalls = field(default_factory=functools.partial(FirstCalls, Ordinary))
@@ -229,7 +230,8 @@ def _lift(
     if looks is not None:
         lifted.branches = branch and looks.seen and (levels or lifted.inside or not lifted.captured)
         lifted.work, lifted.as_torch = looks.tally.work(), not (looks.seen or looks.rewritten)
-        lifted.sparse, lifted.kinked = looks.tally.sparse, looks.tally.kinked
+        tally = looks.tally
+        lifted.sparse, lifted.kinked, lifted.spectral = tally.sparse, tally.kinked, tally.spectral
         lifted.recomputed = looks.recomputed if needed or levels else None  # without gradients there are no checkpoints
         lifted.numbers = [i for i, t in enumerate(lifted.theta) if differentiated(t)] if looks.numbers else []
     if not levels and not lifted.frozen:

@@ -42,6 +42,8 @@ KINKED = frozenset([
     "margin_ranking_loss", "max", "maximum", "min", "minimum", "multi_margin_loss", "norm", "prelu", "relu", "softshrink",
     "sort", "topk", "vector_norm", "where",
 ])
+#: ... of norms and values of matrices that have kinks where singular values or eigenvalues coincide or vanish.
+SPECTRAL = frozenset(["linalg_eigvalsh", "linalg_matrix_norm", "linalg_norm", "linalg_svdvals", "norm"])
 # fmt: on
 
 
@@ -63,12 +65,13 @@ class Tally:
     factors matrices, operations and what they return do not tell how long it takes: it stays unknown.
 
     Attributes:
-        sparse, kinked: an operation has met one of torch's sparse matrices, or was of a kind that has kinks.
+        sparse, kinked, spectral: an operation has met one of torch's sparse matrices, or was of a kind that has kinks, or
+            that may have them where eigenvalues or singular values coincide.
     """
 
     def __init__(self) -> None:
         self.operations = self.numbers = self.products = 0
-        self.known, self.sparse, self.kinked = True, False, False
+        self.known, self.sparse, self.kinked, self.spectral = True, False, False, False
 
     def add(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         """Count one operation."""
@@ -78,6 +81,7 @@ class Tally:
         self.operations += 1
         self.numbers += made
         self.kinked = self.kinked or name in KINKED
+        self.spectral = self.spectral or name in SPECTRAL
         if name in _PRODUCTS:
             self.products += made * _inner(args[_PRODUCTS[name] :])
         elif name in _FILTERS:

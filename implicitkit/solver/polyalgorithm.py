@@ -23,7 +23,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.starts_without_slope import has_no_slope
 from implicitkit.solver.subset import subset
-from implicitkit.solver.verdict.kinks import Kinks
+from implicitkit.solver.verdict.kinks import Kinks, beside_spectra
 from implicitkit.solver.verdict.newton_correction import DENSE
 from implicitkit.solver.verdict.no_solution import DRIFTS, drifts, refuse_noise
 
@@ -223,7 +223,8 @@ class Polyalgorithm(Solver):
             if (granted := self._granted(stage, part, begin)) is None:
                 continue
             solver, norms = granted.make(), start_norm.index_select(0, samples)
-            found = _run(solver, part, begin, _of_samples(_limited(later, granted.max_steps), samples, norms))
+            later = _limited(_limited(later, granted.max_steps), kinks.limit(samples))
+            found = _run(solver, part, begin, _of_samples(later, samples, norms))
             if found is None:
                 total.evaluations, total.sample_evaluations = part.evaluations, part.sample_evaluations
                 continue
@@ -250,15 +251,17 @@ class Polyalgorithm(Solver):
 
 
 def meets_kinks(f: Evaluations, z: Tensor, near: bool = False) -> bool:
-    """Does the function, or a constraint, meet operations with a kink, and is ``z`` ``near`` one?  One evaluation; none of
-    compiled functions, whose operations nobody sees."""
+    """Does the function, or a constraint, meet operations with a kink, and is ``z`` ``near`` one?  Beside one of eigenvalues
+    or singular values, no: no epigraph stands for that.  One evaluation, of these two more; none of compiled functions,
+    whose operations nobody sees."""
     if f.system.lifted.compiled:
         return False
     with Seen(z, (), f.system.layout.batch_dims) as seen:
         f.kernel(z)
     f.evaluations += 1
     f.sample_evaluations += len(z)
-    return any(site.counts for site in seen.sites) and (not near or seen.near)
+    counts = any(site.counts for site in seen.sites) and (not near or seen.near)
+    return counts and not (f.kind.minimisation and f.system.lifted.spectral and bool(beside_spectra(f, z).any()))
 
 
 def _closed(f: Evaluations, total: Outcome, falls: Tensor) -> Outcome:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.problem.kinked_spectra import beside_kinks
 from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 
 F64 = torch.float64
@@ -35,6 +36,15 @@ def _noise(z: Tensor) -> Tensor:
 
 SIMPLEX = {"project": ik.project.simplex()}
 CUSP = [ik.Inequality(lambda z: z[1] - (1 - z[0]) ** 3)]
+SPECTRUM = torch.tensor([[3.0, 0.5, 0.2], [0.5, 2.8, -0.4], [0.2, -0.4, -1.0], [0.3, 0.1, 0.6]], dtype=F64)
+
+
+def _spectral(value: Callable[[Tensor], Tensor], weight: float, rows: int = 3) -> Callable[[], ik.Solution]:
+    """Squares and ``weight`` times a function of eigenvalues or singular values, which coincide or vanish at the minimum."""
+    at = SPECTRUM[:rows]
+    return _argmin(lambda z: 0.5 * (z - at).square().sum() + weight * value(z), torch.zeros_like(at))
+
+
 #: the solve, most evaluations, words
 ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
     "map: z + 1": (_map(lambda z: z + 1), 150, "no fixed point"),
@@ -61,6 +71,15 @@ ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
     "minimum: linear": (_argmin(torch.sum), 300, "unbounded"),
     "minimum: -z^2": (_argmin(lambda z: -z.square().sum()), 300, "unbounded"),
     "minimum: exp": (_argmin(lambda z: z.exp().sum()), 450, "diverged"),
+    "minimum: nuclear norm": (_spectral(lambda z: torch.linalg.matrix_norm(z, "nuc"), 2.0, 4), 300, "prox.nuclear"),
+    "minimum: singular values": (_spectral(lambda z: torch.linalg.svdvals(z).sum(), 2.0, 4), 300, "prox.nuclear"),
+    "minimum: spectral norm": (_spectral(lambda z: torch.linalg.matrix_norm(z, 2), 2.0), 300, "ConvexLayer"),
+    "minimum: largest eigenvalue": (
+        _spectral(lambda z: torch.linalg.eigvalsh(z + z.mT).amax(), 1.0),
+        300,
+        "ConvexLayer",
+    ),
+    "minimum: last eigenvalue": (_spectral(lambda z: torch.linalg.eigvalsh(z + z.mT)[-1], 1.0), 300, "ConvexLayer"),
     "minimum: noise": (_argmin(_noise), 400, "draws random numbers"),
     "fit: exp(-z)": (lambda: ik.least_squares(lambda z: (-z).exp(), Z), 400, "diverged"),
     "steady state: 1": (lambda: ik.steady_state(lambda z: 0 * z + 1, Z), 1500, "stalled"),
@@ -148,6 +167,18 @@ def test_refused_in_bounded_time(name: str) -> None:
         torch.manual_seed(0)
         solve()
     assert caught.value.solution.evaluations <= most, (name, caught.value.solution.evaluations)
+
+
+def test_coincident_eigenvalues_that_count_alike_are_no_kink() -> None:
+    """A logarithm of a determinant is smooth there, and a slow search for its minimum is not given up."""
+    one = torch.eye(3, dtype=F64)
+    alike = lambda z: -torch.linalg.eigvalsh(z).log().sum()  # noqa: E731
+    assert not bool(beside_kinks(lambda: alike(one), 1))
+    assert bool(beside_kinks(lambda: torch.linalg.eigvalsh(one)[-1], 1))
+    assert not bool(beside_kinks(lambda: torch.linalg.svdvals(SPECTRUM.mT @ SPECTRUM - 0.9 * one).square().sum(), 1))
+    assert bool(beside_kinks(lambda: torch.linalg.eigvalsh(0 * one).amax(), 1))
+    assert not bool(beside_kinks(lambda: torch.linalg.svdvals(0 * one).square().sum(), 1))
+    assert beside_kinks(lambda: one.sum(), 1) is None
 
 
 @pytest.mark.filterwarnings("ignore::implicitkit.ImpureFunctionWarning")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
+from implicitkit.problem.kinked_spectra import beside_kinks
 from implicitkit.solution import Status
 from implicitkit.solver.base import Outcome
 from implicitkit.solver.evaluations import Evaluations
@@ -22,6 +23,12 @@ KINK = (
     "and none vanishes. State the term as prox= (ik.prox.l1 for a |z|, ik.prox.nuclear for a sum of singular values) or by "
     "constraints=, a program with eigenvalues as an implicitkit_cvxpy.ConvexLayer, or smooth it"
 )
+SPECTRA = (
+    "The search ends, twice, beside a kink, where singular values or eigenvalues that count differently coincide, or one "
+    "vanishes: no gradient vanishes there. State a sum of singular values as prox=ik.prox.nuclear(...), a program with "
+    "eigenvalues as an implicitkit_cvxpy.ConvexLayer, or smooth it"
+)
+_TWICE, _BRIEF = 2, 60  # methods that end beside such a kink, and steps of the next one after the first
 _FEW = 32  # unknowns, at most
 _PAIRS = 24  # of opposite directions, at most; else two more than twice as many as unknowns
 _RADII = (1e-6, 1e-4)  # of 1 + max |z|
@@ -29,17 +36,19 @@ _WIDER, _JUMPS = 10.0, 3.0  # times as far gradients differ by no more than so m
 _LARGE = 1e-4  # of the gradient at the start, such a jump
 _HULL, _SWEEPS = 0.05, 300  # of the largest gradient: the shortest mean; and steps to find it
 _FARTHER, _LIKE = 16.0, 0.1  # times as far, and back, a jump is the same but for this
+_ASKED = 2  # times that a sample is looked at: where the next method ends may be nearer
 _SHARE, _OFF = 1e-6, 0.1  # of the gradient at the start and so far off, a jump that is no rounding
 _ROUNDING = 10.0  # units of it, by which the objective may be lower nearby
 
 
 class Kinks:
     """Samples of a minimisation in several stages that have stalled in a kink, ``(batch,)``: what they are is looked for
-    once.  They are no solutions, not even where autograd says zero in the kink itself: how a minimum moves with it is not
-    what derivatives there say."""
+    twice at most.  They are no solutions, not even where autograd says zero in the kink itself: how a minimum moves with it
+    is not what derivatives there say."""
 
     def __init__(self, like: Tensor) -> None:
-        self.found, self._asked = torch.zeros_like(like), torch.zeros_like(like)
+        self.found, self._asked = torch.zeros_like(like), torch.zeros_like(like).long()
+        self._beside = torch.zeros_like(like).long()  # how many methods in a row have ended beside one of a spectrum
         self._point: Tensor | None = None
         self._norm: Tensor | None = None
 
@@ -47,23 +56,36 @@ class Kinks:
         self, f: Evaluations, found: Outcome, samples: Tensor, open_: Tensor, start_norm: Tensor, total: Outcome
     ) -> None:
         """After a stage for some samples.  What is found counts its evaluations in ``total``."""
-        stalled = (found.status == int(Status.STALLED)) | (found.status == int(Status.DIVERGED))
-        asked = stalled & (open_ & ~self._asked).index_select(0, samples)
-        asked = asked & ~(found.residual_norm < _LARGE * start_norm)  # of a gradient that vanishes nothing jumps
-        if not bool(asked.any()):
-            return
-        self._asked = self._asked.index_put((samples,), asked | self._asked[samples])
+        steep = ~(found.residual_norm < _LARGE * start_norm)  # of a gradient that vanishes nothing jumps
         z = found.z if found.left is None else found.left
-        kink = torch.zeros_like(asked)
-        with suppress(Exception):  # beside a point whose domain ends there
-            kink = in_a_kink(f, z, asked, start_norm)
+        if f.system.lifted.spectral and bool(steep.any()):
+            ended = (found.status != int(Status.CONVERGED)) & (found.status != int(Status.STOPPED)) & steep
+            beside = ended & beside_spectra(f, found.z)
+            self._beside = self._beside.index_put((samples,), torch.where(beside, self._beside[samples] + 1, 0))
+            self._keep(f, found.z, samples, beside & (self._beside[samples] >= _TWICE), total)
+            steep = steep & ~beside
+        stalled = (found.status == int(Status.STALLED)) | (found.status == int(Status.DIVERGED))
+        asked = stalled & steep & (open_ & (self._asked < _ASKED)).index_select(0, samples)
+        if bool(asked.any()):
+            self._asked = self._asked.index_put((samples,), self._asked[samples] + asked)
+            kink = torch.zeros_like(asked)
+            with suppress(Exception):  # beside a point whose domain ends there
+                kink = in_a_kink(f, z, asked, start_norm)
+            self._keep(f, z, samples, kink, total)
+        total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
+
+    def limit(self, samples: Tensor) -> int | None:
+        """How many steps the next method may take for these; ``None``: as many as it does."""
+        return _BRIEF if bool((self._beside[samples] > 0).all()) else None
+
+    def _keep(self, f: Evaluations, z: Tensor, samples: Tensor, kink: Tensor, total: Outcome) -> None:
+        """These have a kink at ``z``."""
         if bool(kink.any()):
             where, norm = samples[kink], torch.linalg.vector_norm(f.beside("minimise")(z), dim=1)
             self._point = (total.z if self._point is None else self._point).index_copy(0, where, z[kink])
             old = total.residual_norm if self._norm is None else self._norm
             self._norm = old.index_copy(0, where, norm.to(old)[kink])
             self.found = self.found.index_fill(0, where, True)
-        total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
 
     def close(self, total: Outcome) -> None:
         """What no other stage has solved has stalled there."""
@@ -72,6 +94,18 @@ class Kinks:
             total.z = torch.where(open_.unsqueeze(1), self._point, total.z)
             total.residual_norm = torch.where(open_, self._norm, total.residual_norm)
             total.status, total.message = torch.where(open_, int(Status.STALLED), total.status), KINK
+            if bool((self._beside[open_] >= _TWICE).all()):
+                total.message = SPECTRA
+
+
+def beside_spectra(f: Evaluations, z: Tensor) -> Tensor:
+    """Samples beside a kink where eigenvalues or singular values coincide, ``(batch,)``.  Two evaluations."""
+    f.evaluations += 2
+    f.sample_evaluations += 2 * len(z)
+    found = None
+    with suppress(Exception):  # of compiled functions, whose operations nobody sees, or beside the end of a domain
+        found = None if f.system.lifted.compiled else beside_kinks(lambda: f.kernel(z), len(z))
+    return torch.zeros_like(z[:, 0], dtype=torch.bool) if found is None else found
 
 
 def in_a_kink(f: Evaluations, z: Tensor, which: Tensor, start_norm: Tensor) -> Tensor:
