@@ -33,7 +33,9 @@ _LAYERED = 10.0  # for the square of the unknowns: the cube of how far a grid in
 _UNSURE = 4.0  # times what factors cost at least, where they may fill
 _SIDE = 1.0  # for a number of a product beside hundreds of others, ...
 _SIDE_FIT = 0.4  # ... of residuals, that of the state, ...
-_CROWDED = 0.15  # for each number that products side by side go through more, where a cache holds those of one, not of all
+_CROWDED = (
+    0.15  # for each number that products side by side go through more, where a cache holds those of one, not of all
+)
 _SIDE_WEIGHT, _SIDE_WEIGHT_FIT = 3e-4, 1e-3  # ... by which parameters are used again
 _WRITTEN = 0.9  # for an entry of a matrix that stands in the graph, and nine nodes of that: it is written down there
 _PLAIN = 9.0  # nodes of the graph of a function of a few operations
