@@ -134,6 +134,7 @@ def price_of_dense(
     own: bool = False,
     conjugate: bool = False,
     rows: int = 0,
+    plain: float | None = None,
 ) -> Price:
     """The price of ``batch`` dense matrices and their factors in steps of GMRES, where to orthogonalise costs as much as the
     product, and more where there are few numbers; or in steps of conjugate gradients, which orthogonalise nothing.
@@ -148,14 +149,16 @@ def price_of_dense(
         conjugate: in steps of conjugate gradients.
         rows: what products multiply matrices by, of all samples, and do not share side by side: to show a row of the
             Jacobian takes as much again (:class:`~implicitkit.foundation.graph_size.Matrices`).
+        plain: those of ``wide`` that are at no place of an index, which takes as long side by side; ``None``: all.
     """
     numbers, touched, longer = batch * size, batch * weight, max(1.0, nodes / _PLAIN)
     each = _SIDE * longer * numbers + _SIDE_WEIGHT * touched + _TOUCHED * wide
     shown = math.ceil(size / alike) * each
     found = 2 * CALL + (min(shown, _WRITTEN * longer * numbers * size) if own else shown)
     found += math.ceil(size / alike) * _WEIGHT * rows
-    crowd = 0.0 if own else math.ceil(size / alike) * wide
-    found += _CROWDED * crowd * (min(1.0, crowd / _SPILT) - min(1.0, wide / _SPILT))
+    once = 0.0 if own else wide if plain is None else plain
+    crowd = math.ceil(size / alike) * once
+    found += _CROWDED * crowd * (min(1.0, crowd / _SPILT) - min(1.0, once / _SPILT))
     factored = batch / alike * (_SMALL + _DENSE * size**3 / (1 + size / _BLOCKED))
     product = longer * (CALL + numbers) + _WEIGHT * touched + _TOUCHED * wide
     beside = _CONJUGATE + _VECTORS * numbers if conjugate else _KRYLOV + _BASIS * numbers
@@ -166,11 +169,12 @@ def price_of_dense_like(A: Operator, alike: int = 1, weight: int = 0, conjugate:
     """The price of the dense matrices of ``A``, where it is known what its products go through; ``weight``: numbers of
     parameters, a sample; ``conjugate``: in steps of conjugate gradients."""
     nodes, numbers, placed = A.graph() or (0, 0, 0)
-    wide = max(0.0, float(numbers - nodes * A.batch * A.size)) + _PLACED / _TOUCHED * placed
+    plain = max(0.0, float(numbers - nodes * A.batch * A.size))
+    wide = plain + _PLACED / _TOUCHED * placed
     matrices = A.read()
     weight = max(weight, A.weight, matrices.read // max(1, A.batch))
     rows = matrices.behind if alike == 1 else matrices.rows  # of one for all samples every row is shown by a product
-    return price_of_dense(A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate, rows)
+    return price_of_dense(A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate, rows, plain)
 
 
 def eigenvalues(batch: int, size: int) -> float:
