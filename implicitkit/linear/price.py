@@ -33,6 +33,9 @@ _LAYERED = 10.0  # for the square of the unknowns: the cube of how far a grid in
 _UNSURE = 4.0  # times what factors cost at least, where they may fill
 _SIDE = 1.0  # for a number of a product beside hundreds of others, ...
 _SIDE_FIT = 0.4  # ... of residuals, that of the state, ...
+_CROWDED = (
+    0.15  # for each number that products side by side go through more, where a cache holds those of one, not of all
+)
 _SIDE_WEIGHT, _SIDE_WEIGHT_FIT = 3e-4, 1e-3  # ... by which parameters are used again
 _WRITTEN = 0.9  # for an entry of a matrix that stands in the graph, and nine nodes of that: it is written down there
 _PLAIN = 9.0  # nodes of the graph of a function of a few operations
@@ -131,6 +134,7 @@ def price_of_dense(
     own: bool = False,
     conjugate: bool = False,
     rows: int = 0,
+    plain: float | None = None,
 ) -> Price:
     """The price of ``batch`` dense matrices and their factors in steps of GMRES, where to orthogonalise costs as much as the
     product, and more where there are few numbers; or in steps of conjugate gradients, which orthogonalise nothing.
@@ -145,12 +149,16 @@ def price_of_dense(
         conjugate: in steps of conjugate gradients.
         rows: what products multiply matrices by, of all samples, and do not share side by side: to show a row of the
             Jacobian takes as much again (:class:`~implicitkit.foundation.graph_size.Matrices`).
+        plain: those of ``wide`` that are at no place of an index, which takes as long side by side; ``None``: all.
     """
     numbers, touched, longer = batch * size, batch * weight, max(1.0, nodes / _PLAIN)
     each = _SIDE * longer * numbers + _SIDE_WEIGHT * touched + _TOUCHED * wide
     shown = math.ceil(size / alike) * each
     found = 2 * CALL + (min(shown, _WRITTEN * longer * numbers * size) if own else shown)
     found += math.ceil(size / alike) * _WEIGHT * rows
+    once = 0.0 if own else wide if plain is None else plain
+    crowd = math.ceil(size / alike) * once
+    found += _CROWDED * crowd * (min(1.0, crowd / _SPILT) - min(1.0, once / _SPILT))
     factored = batch / alike * (_SMALL + _DENSE * size**3 / (1 + size / _BLOCKED))
     product = longer * (CALL + numbers) + _WEIGHT * touched + _TOUCHED * wide
     beside = _CONJUGATE + _VECTORS * numbers if conjugate else _KRYLOV + _BASIS * numbers
@@ -161,11 +169,12 @@ def price_of_dense_like(A: Operator, alike: int = 1, weight: int = 0, conjugate:
     """The price of the dense matrices of ``A``, where it is known what its products go through; ``weight``: numbers of
     parameters, a sample; ``conjugate``: in steps of conjugate gradients."""
     nodes, numbers, placed = A.graph() or (0, 0, 0)
-    wide = max(0.0, float(numbers - nodes * A.batch * A.size)) + _PLACED / _TOUCHED * placed
+    plain = max(0.0, float(numbers - nodes * A.batch * A.size))
+    wide = plain + _PLACED / _TOUCHED * placed
     matrices = A.read()
     weight = max(weight, A.weight, matrices.read // max(1, A.batch))
     rows = matrices.behind if alike == 1 else matrices.rows  # of one for all samples every row is shown by a product
-    return price_of_dense(A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate, rows)
+    return price_of_dense(A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate, rows, plain)
 
 
 def eigenvalues(batch: int, size: int) -> float:

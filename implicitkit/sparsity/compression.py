@@ -28,6 +28,10 @@ _LIKELY, _ALIKE = 1e-6, 64.0  # of themselves products with one may differ by, a
 _TIMES = (1.37, 0.61, 2.23)  # no powers of two, whose products have the same rounding errors
 _AS_MUCH = 1e-2  # of what it should be, how far a multiple may be from that
 _SURE = 1e-8  # of the product itself, by which it may be wrong: then it need not be asked what cancels in it
+_ROUNDED, _ROUGH = (
+    64.0,
+    1e-4,
+)  # roundings that a product may be away from one with entries that were followed, at most that
 _FOLLOWED = 16  # products that take as long as an evaluation that is followed, about
 _FOLLOWED_FROM = 2048  # rows from which it is: of fewer numbers the calls take most of the time
 _LOST = "lost"  # what is remembered of a pattern whose entries could not be followed
@@ -135,7 +139,8 @@ class Coloured(Pattern):
                 shown, size, A = product_of_one(rmv, v, len(z), z), np.tile(v, len(z)), self.stacked(values)
                 wrong = np.abs((A.T @ size).reshape(shown.shape) - shown)
                 error = _relative(wrong, (abs(A).T @ size).reshape(shown.shape))
-                if np.isfinite(shown).all() and bool((error <= _SURE).all()):
+                sure = max(_SURE, min(_ROUNDED * torch.finfo(z.dtype).eps, _ROUGH))
+                if np.isfinite(shown).all() and bool((error <= sure).all()):
                     return values, error
             self._found[_LOST] = True
         return self.values(mv, rmv, len(z), z)

@@ -133,6 +133,21 @@ def test_entries_that_a_product_denies_are_not_used(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(found.value + torch.from_numpy(L @ found.value.numpy()), y)
 
 
+@pytest.mark.parametrize("dtype", [D, torch.float32])
+def test_entries_that_were_followed_are_used_in_either_precision(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of single precision a product differs from that of the entries by its own rounding."""
+    by_products = []
+    values = compression.Coloured.values
+    monkeypatch.setattr(compression.Coloured, "values", lambda *args: (by_products.append(1), values(*args))[1])
+    y, z = torch.linspace(-1, 1, N).to(dtype), torch.zeros(N, dtype=dtype)
+    s = ik.argmin(
+        lambda z, y: ((z - y) ** 2).sum() + (torch.cosh(z[FROM] - z[TO]) - 1).sum(), z, (y,), solver="newton_cg"
+    )
+    assert bool(s.converged) and not by_products
+
+
 @pytest.mark.parametrize("form", ["csr", "coo", "csc", "edges"])
 def test_a_fit_on_a_graph_takes_few_products_and_two_steps(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``|z - y|^2 / 2 + z'Lz`` with nodes of many links: its matrix is written down, and no product sorts it anew."""

@@ -411,11 +411,11 @@ MUTANTS = [
         "implicitkit/linear/price.py",
         "tests/linear/test_prices_of_products.py",
         (
-            "A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate, rows)",
+            "A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate, rows, plain)",
             "A.batch, A.size, weight, alike, wide, own=A.own(), conjugate=conjugate, rows=rows)",
         ),
         (
-            "A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate, rows)",
+            "A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate, rows, plain)",
             "A.batch, A.size, weight, alike, wide, nodes, conjugate=conjugate, rows=rows)",
         ),
         (

@@ -103,12 +103,14 @@ def test_samples_whose_steps_are_halved_and_others() -> None:
         assert int(together.steps[i]) == int(alone.steps), i
 
 
-#: Hessian, gradient, radius: inside, at the boundary, indefinite, no slope along its negative eigenvalue, two scales
+#: Hessian, gradient, radius: inside, at the boundary, indefinite, no slope along its negative eigenvalue or next to none,
+#: two scales
 MODELS = {
     "inside": ([[2.0, 0.5], [0.5, 1.0]], [1.0, -1.0], 5.0),
     "to the boundary": ([[2.0, 0.5], [0.5, 1.0]], [10.0, -7.0], 0.5),
     "indefinite": ([[2.0, 1.5], [1.5, -1.0]], [1.0, -1.0], 3.0),
     "hard": ([[-1.0, 0.0], [0.0, 1.0]], [0.0, 1.0], 2.0),
+    "hard but for less than rounding": ([[-1.0, 0.0], [0.0, 1.0]], [1e-40, 1.0], 2.0),
     "negative": ([[-3.0, 0.0], [0.0, -1e-8]], [1e-6, 1.0], 1.0),
     "without curvature": ([[0.0, 0.0], [0.0, 1.0]], [1.0, 1.0], 4.0),
 }

@@ -45,9 +45,11 @@ def may_keep_graphs(z: Tensor) -> bool:
 def kept_graphs(f: Any, wanted: bool) -> Iterator[None]:
     """Inside, ``f`` keeps the graph of its gradient at the points that a method tries."""
     f.linearises = wanted
-    with unfused() if f.linearises else contextlib.nullcontext():
-        yield
-    f.linearises = False
+    try:
+        with unfused() if wanted else contextlib.nullcontext():
+            yield
+    finally:
+        f.linearises = False
 
 
 def slope(point: dict[str, Any], end: Tensor, cotangent: Tensor, kept: bool, twice: bool) -> Tensor | None:

@@ -90,20 +90,26 @@ class SpectralStep:
 
 
 def _within(values: Tensor, c: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-    r"""``-Q'p`` and ``\mu``: ``values`` ``\lambda`` in ascending order, ``(batch, n)``."""
+    r"""``-Q'p`` and ``\mu``: ``values`` ``\lambda`` in ascending order, ``(batch, n)``.
+
+    ``\lambda + \mu`` is the way from the least one below zero, and how much ``\mu`` is beyond that: rounding would hide
+    the second, where the slope along the first eigenvector is small."""
     tiny = torch.finfo(c.dtype).tiny
-    mu = (c.abs() / radius.unsqueeze(1) - values).amax(1).clamp_min(0)
+    least = (-values.amin(1)).clamp_min(0)
+    gaps = values + least.unsqueeze(1)
+    beyond = (c.abs() / radius.unsqueeze(1) - gaps).amax(1).clamp_min(0)
     for _ in range(_TRIALS):
-        below = (values + mu.unsqueeze(1)).clamp_min(tiny)
+        below = (gaps + beyond.unsqueeze(1)).clamp_min(tiny)
         part = torch.where(c == 0, 0, c / below)
         square = part.square()
         length = square.sum(1).sqrt()
         far = length - radius
         if bool((far <= _NEAR * radius).all()):
             break
-        mu = mu + torch.where(far > 0, far / radius * length.square() / (square / below).sum(1), 0)
+        beyond = beyond + torch.where(far > 0, far / radius * length.square() / (square / below).sum(1), 0)
     cut = torch.where(length > radius, radius / length, 1)
     part = cut.unsqueeze(1) * part
+    mu = least + beyond
     hard = (length < radius) & (values[:, 0] + mu <= tiny + 1e-3 * mu.abs()) & (mu > 0)
     if bool(hard.any()):
         rest = (radius.square() - part[:, 1:].square().sum(1)).clamp_min(0).sqrt()
