@@ -110,7 +110,7 @@ MUTANTS = [
         ("leaves = which & (growth > margin)", "leaves = which & (growth > -1e9 * margin)"),
         ("growth = values.real.amax(1)", "growth = values.real.amin(1)"),
         ("which = which & (torch.linalg.cholesky_ex(-J - J.mT)[1] != 0)", "which = which & False"),
-        ("adrift = neutral & (moved > eps**0.25 *", "adrift = neutral & (moved > 1e9 *"),
+        ("adrift = neutral & ((moved > eps**0.25 *", "adrift = neutral & ((moved > 1e9 *"),
         ("adrift = adrift & ~_is_alone(", "_is_alone(", "tests/problem/test_steady_state.py -k only_one"),
         (
             "(left[-1] > least) & (left[-1] > _ASIDE * left[0])",
