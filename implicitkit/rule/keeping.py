@@ -53,10 +53,10 @@ class Kept(compat.Function):
     @staticmethod
     @tracers.opaque_to_compile
     def jvp(ctx: Any, _request: Any, _what: Any, _dz: Any, dv: Tensor | None, *_theta: Any) -> Tensor:
-        out, z, *theta = ctx.saved_tensors
-        if dv is None or ctx.what == "way":
-            return torch.zeros_like(out)
-        return product(ctx.request, ctx.what, z, dv, theta)
+        with compat.forward_ad_enabled(ctx.saved_tensors) as (out, z, *theta):
+            if dv is None or ctx.what == "way":
+                return torch.zeros_like(out)
+            return product(ctx.request, ctx.what, z, dv, theta)
 
     @staticmethod
     @tracers.opaque_to_compile
@@ -79,6 +79,7 @@ def in_rows(solve: Any, batch: int, in_dims: Any, request: Any, how: Any, z: Ten
 
 
 def front(t: Tensor, dim: int | None, batch: int) -> Tensor:
+    """``t`` with the dimension of a ``vmap`` in front, or as often as that is long."""
     return t.expand(batch, *t.shape) if dim is None else t.movedim(dim, 0)
 
 

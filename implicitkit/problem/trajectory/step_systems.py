@@ -44,7 +44,7 @@ class StepSystems:
         self.A, self.h, self.size = A, h, size
         first = np.searchsorted(rows, np.arange(len(h) + 1) * len(A) * size)  # entries of each part
         self.parts = [slice(*ends) for ends in itertools.pairwise(first)]
-        self.point, self.row = np.divmod(rows, size)
+        self.point, self.equation = np.divmod(rows, size)
         self.column, self.J = columns % size, J
         self.point %= len(A)
         self.entries = len(A) * int(np.diff(first).max(initial=0)) + len(A) * size
@@ -62,7 +62,7 @@ class StepSystems:
     def _widths(self) -> tuple[int, int]:
         """How many diagonals there are below and above."""
         self.place[np.arange(self.size) if self.order is None else self.order] = np.arange(self.size)
-        gap, s = self.place[self.row] - self.place[self.column], len(self.A)
+        gap, s = self.place[self.equation] - self.place[self.column], len(self.A)
         return s * int(gap.max(initial=0)) + s - 1, s * int(-gap.min(initial=0)) + s - 1
 
     def _renumbered(self) -> np.ndarray:
@@ -70,7 +70,7 @@ class StepSystems:
         from scipy.sparse.csgraph import reverse_cuthill_mckee
 
         m = self.size
-        pattern = sp.csr_matrix((np.ones(len(self.J)), (self.row, self.column)), shape=(m, m))
+        pattern = sp.csr_matrix((np.ones(len(self.J)), (self.equation, self.column)), shape=(m, m))
         order: np.ndarray = reverse_cuthill_mckee(sp.csr_matrix(pattern + pattern.T), symmetric_mode=True)
         return order.astype(np.int64)
 
@@ -82,7 +82,7 @@ class StepSystems:
         points, eye = np.arange(s)[:, None], np.arange(s * m)
         solve = _factors(
             np.concatenate(((-self.h[i] * self.A[:, self.point[which]] * self.J[which]).reshape(-1), np.ones(s * m))),
-            np.concatenate(((points * m + self.row[which]).reshape(-1), eye)),
+            np.concatenate(((points * m + self.equation[which]).reshape(-1), eye)),
             np.concatenate((np.tile(self.point[which] * m + self.column[which], s), eye)),
             s * m,
         )
@@ -94,7 +94,7 @@ class StepSystems:
         which, s, m = self.parts[i], len(self.A), self.size
         place, lower, upper = self.place, self.lower, self.upper
         column = place[self.column[which]] * s + self.point[which]
-        height = lower + upper + place[self.row[which]] * s - column
+        height = lower + upper + place[self.equation[which]] * s - column
         band = np.zeros((2 * lower + upper + 1, s * m), order="F")
         entries = -self.h[i] * self.J[which]
         for k, row in enumerate(self.A):

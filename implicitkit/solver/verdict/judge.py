@@ -27,7 +27,7 @@ from implicitkit.solver.verdict.newton_correction import DENSE
 from implicitkit.solver.verdict.runaway import runs_away
 from implicitkit.solver.verdict.runaway_near_origin import AWAY, STANDS, vanishes
 from implicitkit.solver.verdict.runaway_record import RunawayRecord
-from implicitkit.solver.verdict.stationary_fit import halves
+from implicitkit.solver.verdict.stationary_fit import LONG, halves
 from implicitkit.solver.verdict.tolerance import HIDDEN, LEAST, Tolerance
 
 _LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the solver cannot lower
@@ -106,7 +106,11 @@ class Judge(Tolerance):
             return claims
         rtol = max(HIDDEN * self.rtol, _LOOSE)
         loose = claims & ~others & (norm > self.rtol * self.floor)
-        if self.f.kind.of_residuals and bool(loose.any()):
+        if (
+            self.f.kind.of_residuals
+            and bool(loose.any())
+            and bool(((z - self.came_from[0]).abs() > LONG * z.abs()).any())
+        ):
             on_its_way = ask(self.f, halves, z, loose)
             claims, loose = claims & ~on_its_way, loose & ~on_its_way
         loose = loose & gets_on(z, norm, self.came_from[0], before, rtol)

@@ -11,7 +11,7 @@ from implicitkit.solver.verdict.differences import in_working_precision
 from implicitkit.solver.verdict.newton_correction import DENSE, is_small
 
 _COSINE, _GOOD_FIT = 0.1, 1e-4  # of residuals of a fit with a column of J, or of what cancels there
-_HALF, _LONG = 0.5, 1e-3  # of the residuals, what a step leaves that a fit is worth; and of z, what is a long one
+_HALF, LONG = 0.5, 1e-3  # of the residuals, what a step leaves that a fit is worth; and of z, what is a long one
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
 
 
@@ -55,7 +55,7 @@ def halves(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     A, b = torch.where(usable[:, None, None], A, 0), torch.where(usable[:, None], r, 0)
     d, _, _ = lstsq_batched(A, -b)
     left = torch.linalg.vector_norm(b + (A @ d.unsqueeze(2)).squeeze(2), dim=1)
-    long = (d.abs() > _LONG * columns.squeeze(1) * z.abs()).any(1)
+    long = (d.abs() > LONG * columns.squeeze(1) * z.abs()).any(1)
     return which & usable & long & (left <= _HALF * torch.linalg.vector_norm(b, dim=1))
 
 
