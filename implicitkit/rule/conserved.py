@@ -126,7 +126,10 @@ def sums(J: Operator, record: Record, z: Tensor, start: Tensor, tolerance: float
     size = _size(z, start)
     with torch.no_grad():
         for k in range(_POINTS if bool(kept.any()) else 0):
-            F = L * record.system.residual(_elsewhere(z, size, k), *record.theta)
+            try:
+                F = L * record.system.residual(_elsewhere(z, size, k), *record.theta)
+            except Exception:  # a function may refuse points elsewhere
+                return None
             off, terms = _added(U, F), _added(U.abs(), F.abs())
             rounding = _ROUNDED * eps * torch.linalg.vector_norm(F, dim=1, keepdim=True)
             kept = kept & (off.abs() <= eps**0.5 * terms + rounding).all(1)  # not of NaN

@@ -135,6 +135,19 @@ def test_each_sample_keeps_sums_of_its_own() -> None:
         torch.testing.assert_close(each, alone.diagonal().T, rtol=1e-6, atol=1e-8)
 
 
+def test_a_function_may_refuse_other_sums() -> None:
+    """What it is elsewhere cannot be asked then: refused as a singular system is, not in the function's words."""
+    _, z0, k = _verb("steady_state", "binding")
+
+    def rhs(z: Tensor, k: Tensor) -> Tensor:
+        if float((z[..., 0] + z[..., 2]).sum()) > 1.2:
+            raise ValueError("more than there is")
+        return _binding(z, k)
+
+    with pytest.raises(ik.ConvergenceError, match="singular"):
+        ik.steady_state(rhs, z0, (k.requires_grad_(),)).value[0].backward()
+
+
 def test_a_root_has_no_start() -> None:
     """Of an equation that is no flow nothing is kept."""
     _, z0, k = _verb("steady_state", "binding")
