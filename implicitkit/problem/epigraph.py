@@ -349,14 +349,14 @@ def _scales(
 
     def of_sites(z: Any) -> Tensor:
         found = read(functions, sites, z, args, derived=True)
-        return torch.cat([u.flatten(batch_dims) for own in found for _, u in own], -1)
+        return torch.cat([rows_of(u, batch_dims) for own in found for _, u in own], -1)
 
     def slope(z: Any) -> Tensor:
         out = trees.tree_flatten(tree_gradient(lambda t: functions[0](t, *args).sum(), z))[0]
-        return torch.cat([g.flatten(batch_dims) for g in out], -1)
+        return torch.cat([rows_of(g, batch_dims) for g in out], -1)
 
     changes = along(of_sites)
-    lengths = [u.flatten(batch_dims).shape[-1] for own in us for _, u in own]
+    lengths = [rows_of(u, batch_dims).shape[-1] for own in us for _, u in own]
     rates = [r.abs().amax(-1) for r in changes.expand((*unit.shape, sum(lengths))).split(lengths, -1)]
     far = [torch.where(_counts(u) & _counts(r), u / r, torch.inf) for u, r in zip(here, rates, strict=True)]
     nearest = torch.stack(far).amin(0)
@@ -386,7 +386,12 @@ def _scales(
 
 def size_of(tensors: Sequence[Tensor], batch_dims: int) -> Tensor:
     """The largest number of each sample."""
-    return torch.stack([t.detach().abs().reshape((*t.shape[:batch_dims], -1)).amax(-1) for t in tensors]).amax(0)
+    return torch.stack([rows_of(t.detach().abs(), batch_dims).amax(-1) for t in tensors]).amax(0)
+
+
+def rows_of(t: Tensor, batch_dims: int) -> Tensor:
+    """The numbers of each sample in a row, of which there may be one, without a dimension of its own."""
+    return t.reshape((*t.shape[:batch_dims], -1))
 
 
 def _counts(size: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ def is_near(kind: Kind, u: Tensor, batch_dims: int) -> bool:
         sizes = u.abs() if kind == "relu" else torch.linalg.vector_norm(u, dim=-1)
     if sizes is None or sizes.ndim <= batch_dims or sizes.shape[batch_dims:].numel() < 2:
         return True
-    sizes = sizes.flatten(batch_dims)
+    sizes = sizes.reshape((*sizes.shape[:batch_dims], -1))
     return bool((sizes.amin(-1) <= _NEAR * sizes.amax(-1)).any())
 
 

@@ -550,3 +550,15 @@ def test_a_spiral_that_turns_outwards() -> None:
     for matrix, leaves in ((turn, True), (-turn, False), (neutral, False), (one_way, True)):
         found = ik.steady_state(lambda z, A: A @ z, start, (matrix,), solver="newton")
         assert bool(found.converged) and ("flow leaves" in found.message) == leaves
+
+
+def test_a_state_that_has_lost_the_sum_of_its_start_says_so() -> None:
+    """Robertson's three substances add up to one, of which nothing was left, without a word."""
+
+    def rhs(z: Tensor) -> Tensor:
+        a, b, c = z.unbind(-1)
+        slow, back, fast = 0.04 * a, 1e4 * b * c, 3e7 * b**2
+        return torch.stack([back - slow, slow - back - fast, fast], -1)
+
+    solution = ik.steady_state(rhs, _vector(1.0, 0.0, 0.0))
+    assert abs(float(solution.value.sum()) - 1) < 1e-6 or "family" in solution.message
