@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
@@ -43,6 +44,9 @@ class FrugalNewtonCG(NewtonCG):
         path: Path,
         rent: float = 0.0,
     ) -> Any:
+        if f.eps > torch.finfo(g.dtype).eps:  # what is left to L-BFGS
+            f.stuck = f.active
+            return None, None
         if g.shape[1] < SMALLEST and (made or price_of_spectrum(H) <= _CHEAP):
             return super()._begun(f, H, g, radius, target, done, inner_steps, made, path, rent)
         tried = steihaug(H, g, radius, target, done, inner_steps, _CHEAP, path=path)

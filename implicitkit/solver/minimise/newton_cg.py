@@ -155,6 +155,8 @@ class NewtonCG(Method):
         a step that ends at the boundary are several.  ``rent``: products of the steps since then that ended there, where the
         exact ones fall further."""
         few = g.shape[1] < SMALLEST
+        if few and f.eps > torch.finfo(g.dtype).eps:  # a Hessian of half the digits says little of its eigenvalues
+            return None, None
         if few:
             price: float | None = 0.0 if made else price_of_spectrum(H)
         else:
