@@ -144,8 +144,7 @@ class Polyalgorithm(Solver):
         if f.kind.minimisation or f.kind.returns_program:  # whose residual is a slope
             waiting = waiting & ~torch.isfinite(total.residual_norm)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
-        unlimited = f.kind.iteration and options.max_steps is None
-        drifting = drifts(f, z0, failed) if unlimited else torch.zeros_like(failed)
+        drifting = drifts(f, z0, failed) if f.kind.iteration and options.max_steps is None else torch.zeros_like(failed)
         if bool(drifting.any()):
             total.status, total.message = torch.where(drifting, int(Status.DIVERGED), total.status), DRIFTS
         waiting = waiting & ~drifting
@@ -170,16 +169,17 @@ class Polyalgorithm(Solver):
         rows, start_norm = start.abs(), options.size(start)
         options = replace(options, start_size=start_size(z0) if f.kind.minimisation else None, start_rows=rows)
         ends, known = [total.z], (f, z0, options, total, start_norm, waiting, finishers)
-        if kinked and not f.kind.returns_program:  # a kink that lies off the minimum rarely stops the next method
-            total = self._go_on((replace(stages[1], max_steps=_FEW),), *known, ends)
+        for stage in stages[1:3] if kinked and not f.kind.returns_program else ():
+            total = self._go_on((replace(stage, max_steps=_FEW),), *known, ends)
             kinked = total.all_converged or any(meets_kinks(f, z, near=True) for z in ends)
             total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
-        total.solver = _title(self.name, finishers)
+            if kinked:  # one that lies off the minimum rarely stops both
+                break
         if kinked:
             total.lifts = not total.all_converged
         else:
             total = self._go_on(stages if cut else stages[1:], *known)
-            total.solver = _title(self.name, finishers)
+        total.solver = _title(self.name, finishers)
         return total
 
     def _go_on(
