@@ -208,6 +208,7 @@ def solved(name: str, b: Tensor) -> Tensor:
     return ik.argmin(objective, start, (b,), constraints=constraints).value
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", KINKED)
 def test_a_batch_of_kinked_programs_has_the_minima_and_their_derivatives(name: str) -> None:
     """Three samples under ``vmap``: no feasible point nearby is lower, and differences along a way agree."""
