@@ -19,7 +19,8 @@ class FixedPoint(Problem):
     r"""Find ``z`` with ``f(z, \theta) = z``; the residual is ``F = f(z, \theta) - z`` and has the units of ``z``.
 
     Its Jacobian is ``J - I`` with ``J = df/dz``, and the derivative ``dz/d\theta = (I - J)^{-1} df/d\theta``
-    (Bai, Kolter & Koltun 2019, theorem 1).  Convergence: ``|f(z) - z| <= atol + rtol |z|``.
+    (Bai, Kolter & Koltun 2019, theorem 1).  Convergence: ``|f(z) - z| <= atol + rtol |z|``.  Sums that the map conserves (a
+    Markov chain's probability) stay what they are at the start ``z0``, and derivatives keep them, as of a ``SteadyState``.
 
     Args:
         map: ``f(z, *args)``, a function or ``nn.Module`` returning the structure, shapes and dtypes of ``z``.

@@ -83,15 +83,21 @@ def front(t: Tensor, dim: int | None, batch: int) -> Tensor:
     return t.expand(batch, *t.shape) if dim is None else t.movedim(dim, 0)
 
 
-def product(request: Any, what: str, z: Tensor, v: Tensor, theta: Sequence[Tensor]) -> Tensor:
-    """:class:`Kept`.  A batch of ``is_grads_batched=True`` becomes rows first."""
-    if not compat.is_legacy_batched(v):
-        return Kept.apply(request, what, z, v, *theta)
+def of_rows(function: Any, request: Any, how: Any, z: Tensor, b: Tensor, theta: Sequence[Tensor]) -> Tensor:
+    """A ``Function`` that acts on rows ``b``.  A batch of ``is_grads_batched=True`` becomes rows first: no control flow is
+    allowed on it, and what a ``Function`` records of it is lost, since torch looks for its graph in the plain tensor."""
+    if not compat.is_legacy_batched(b):
+        return function.apply(request, how, z, b, *theta)
 
     def rows(plain: Tensor) -> Tensor:
-        return Kept.apply(request, what, z, plain.reshape(-1, plain.shape[-1]), *theta).view(plain.shape)
+        return function.apply(request, how, z, plain.reshape(-1, plain.shape[-1]), *theta).view(plain.shape)
 
-    return compat.below_legacy_batch(rows, v)
+    return compat.below_legacy_batch(rows, b)
+
+
+def product(request: Any, what: str, z: Tensor, v: Tensor, theta: Sequence[Tensor]) -> Tensor:
+    """:class:`Kept` on rows ``v``."""
+    return of_rows(Kept, request, what, z, v, theta)
 
 
 def pushed(

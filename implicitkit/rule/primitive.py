@@ -71,7 +71,7 @@ class ImplicitSolve(Protocol):
 
     @property
     def follows(self) -> bool:
-        """Does the solution follow a flow from the start, of which sums may remain?"""
+        """Does the solution follow a flow or an iteration from the start, of which sums may remain?"""
 
     @property
     def held(self) -> Held | None:
@@ -297,16 +297,8 @@ def _usable(ctx: Any, point: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]] | 
 
 
 def _solved(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, theta: Sequence[Tensor]) -> Tensor:
-    """:class:`_LinSolve`.  A batch of ``is_grads_batched=True`` becomes rows first: no control flow is allowed on it, and
-    what a Function records of it is lost, since torch looks for its graph in the plain tensor below."""
-
-    if not compat.is_legacy_batched(b):
-        return _LinSolve.apply(request, transposed, z, b, *theta)
-
-    def rows(plain: Tensor) -> Tensor:
-        return _LinSolve.apply(request, transposed, z, plain.reshape(-1, plain.shape[-1]), *theta).view(plain.shape)
-
-    return compat.below_legacy_batch(rows, b)
+    """:class:`_LinSolve` on rows ``b``."""
+    return keeping.of_rows(_LinSolve, request, transposed, z, b, theta)
 
 
 def _first_order(

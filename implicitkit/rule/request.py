@@ -307,8 +307,8 @@ class Request:
 
     @property
     def follows(self) -> bool:
-        """Does the solution follow a flow from the start, of which sums may remain?"""
-        return self.record.start is not None and not self.system.problem.kind.iteration
+        """Does the solution follow a flow or an iteration from the start, of which sums may remain?"""
+        return self.record.start is not None
 
     @property
     def held(self) -> Held | None:

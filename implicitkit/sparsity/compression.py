@@ -74,7 +74,8 @@ class Coloured(Pattern):
         """Do the entries take less time by one evaluation that is followed than by products, and than to find colours?"""
         if not self.followed or _LOST in self._found:
             return False
-        return self.pattern.shape[0] >= _FOLLOWED_FROM and not self.analysed(is_regular)
+        many = self.pattern.shape[0] >= _FOLLOWED_FROM and 2 * self.analysed(fewest) >= _FOLLOWED
+        return many and not self.analysed(is_regular)
 
     @property
     def products(self) -> int:

@@ -205,12 +205,6 @@ MUTANTS = [
             "return u, pull(-request.solve_linear(A, g, True), needed)",
             QP,
         ),
-        ("return compat.below_legacy_batch(rows, b)", "return compat.below_legacy_batch(rows, -b)", TRANSFORMS),
-        (
-            "    return compat.below_legacy_batch(rows, b)",
-            "    return _LinSolve.apply(request, transposed, z, b, *theta)",
-            TRANSFORMS,
-        ),
         (
             "flat = keeping.front(z0, z_dim, batch).reshape(-1, request.system.size)",
             "flat = keeping.front(z0, None, batch).reshape(-1, request.system.size)[: batch * z0.shape[0]]",

@@ -191,7 +191,7 @@ MUTANTS = [
         "tests/solver/test_few_unknowns.py -k 'wells or newtons'",
         ("_CHEAP = 25.0", "_CHEAP = 0.0"),
         (
-            "            return super()._begun(f, H, g, radius, target, done, inner_steps, made, path, rent)\n",
+            "            return super()._begun(f, model, path, made, rent)\n",
             "            pass\n",
         ),
     ),

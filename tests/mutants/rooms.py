@@ -77,6 +77,12 @@ MUTANTS = [
         ("torch.isfinite(A).flatten(1).all(1)] = torch.nan", "torch.isfinite(A).flatten(1).all(1)] = 0"),
     ),
     *mutants(
+        "implicitkit/rule/keeping.py",
+        "tests/derivatives/test_transforms.py",
+        ("return compat.below_legacy_batch(rows, b)", "return compat.below_legacy_batch(rows, -b)"),
+        ("return compat.below_legacy_batch(rows, b)", "return function.apply(request, how, z, b, *theta)"),
+    ),
+    *mutants(
         "implicitkit/rule/conserved.py",
         "tests/derivatives/test_conserved_sums.py",
         ("kept = null.any(1) & (off", "kept = null.any(1) | (off"),

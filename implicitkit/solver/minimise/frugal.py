@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from implicitkit.foundation.operators import Operator
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.minimise.newton_cg import NewtonCG, steihaug
+from implicitkit.solver.minimise.newton_cg import Model, NewtonCG, steihaug
 from implicitkit.solver.steps.paths import Path
 from implicitkit.solver.steps.spectral_trust_region import price_of_spectrum
 from implicitkit.sparsity.patterns import SMALLEST
@@ -31,25 +29,13 @@ class FrugalNewtonCG(NewtonCG):
     name: ClassVar[str] = "newton_cg"
     hands_over: ClassVar[bool] = True
 
-    def _begun(
-        self,
-        f: Evaluations,
-        H: Operator,
-        g: Tensor,
-        radius: Tensor,
-        target: Tensor,
-        done: Tensor,
-        inner_steps: int,
-        made: float,
-        path: Path,
-        rent: float = 0.0,
-    ) -> Any:
-        if f.eps > torch.finfo(g.dtype).eps:  # what is left to L-BFGS
+    def _begun(self, f: Evaluations, model: Model, path: Path | None, made: float, rent: float = 0.0) -> Any:
+        if f.eps > torch.finfo(model.g.dtype).eps:  # what is left to L-BFGS
             f.stuck = f.active
             return None, None
-        if g.shape[1] < SMALLEST and (made or price_of_spectrum(H) <= _CHEAP):
-            return super()._begun(f, H, g, radius, target, done, inner_steps, made, path, rent)
-        tried = steihaug(H, g, radius, target, done, inner_steps, _CHEAP, path=path)
+        if model.g.shape[1] < SMALLEST and (made or price_of_spectrum(model.H) <= _CHEAP):
+            return super()._begun(f, model, path, made, rent)
+        tried = steihaug(*model, _CHEAP, path=path)
         if tried is None:
             f.stuck = f.active
         return tried, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -34,6 +34,17 @@ _SEVERAL = 3.0  # factorisations of a step that ends at the boundary
 _HALVINGS = 4  # of a step inside the region
 # of a radius, who needs none, and the shift: p, what is promised, the shift, factorisations, and factors if p is Newton's
 _Factors = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, float, Any]]
+
+
+class Model(NamedTuple):
+    """What a step is to minimise, and how far, as :func:`steihaug` is told."""
+
+    H: Operator
+    g: Tensor
+    radius: Tensor
+    target: Tensor
+    done: Tensor
+    inner_steps: int
 
 
 @register_solver("newton_cg", solves="minimise")
@@ -95,13 +106,14 @@ class NewtonCG(Method):
         region, path, rent = Region(radius, z, ~f.active), Path(g), state["rent"]
         try:
             H = f.linearize(z)
-            tried, factors = self._begun(f, H, g, radius, target, region.found, inner_steps, state["made"], path, rent)
+            model = Model(H, g, radius, target, region.found, inner_steps)
+            tried, factors = self._begun(f, model, path, state["made"], rent)
             made, shift = 0.0, state["shift"]
             if f.stuck is not None:
                 return z, state
             if tried is None and factors is None:
                 path = Path(g)
-                tried = steihaug(H, g, radius, target, region.found, inner_steps, path=path)
+                tried = steihaug(*model, path=path)
         except RuntimeError as error:
             if not autodiff.lacks_second_derivative(error):
                 raise
@@ -140,20 +152,16 @@ class NewtonCG(Method):
     def _begun(
         self,
         f: Evaluations,
-        H: Operator,
-        g: Tensor,
-        radius: Tensor,
-        target: Tensor,
-        done: Tensor,
-        inner_steps: int,
+        model: Model,
+        path: Path | None,
         made: float,
-        path: Path,
         rent: float = 0.0,
     ) -> tuple[tuple[Tensor, Tensor] | None, _Factors | None]:
         """A step by products while they cost less than factors would, else factors; ``None`` for the other, and for both
         where there is no pattern.  ``made``: factorisations of all samples that the last step took, if it took any; those of
         a step that ends at the boundary are several.  ``rent``: products of the steps since then that ended there, where the
         exact ones fall further."""
+        H, g = model.H, model.g
         few = g.shape[1] < SMALLEST
         if few and f.eps > torch.finfo(g.dtype).eps:  # a Hessian of half the digits says little of its eigenvalues
             return None, None
@@ -164,7 +172,7 @@ class NewtonCG(Method):
             paid = known is None or rent >= _SEVERAL * known.factors
             price = None if known is None or paid else max(1.0, made) * known.factors
         if price is not None and price >= (_AGAIN if made else WORTH):
-            tried = steihaug(H, g, radius, target, done, inner_steps, price, path=path)
+            tried = steihaug(*model, price, path=path)
             if tried is not None:
                 return tried, None
         if not few:
