@@ -183,13 +183,14 @@ def test_other_products_are_left_to_torch() -> None:
 
 
 def test_rows_of_few_entries_are_coloured() -> None:
-    """Steps of a pendulum, whose unknowns stand by threes, are shown by a few products: a followed evaluation, which takes as
-    long as sixteen, made a program of 6,000 unknowns twice as dear.  A node with 200 links is worth one."""
+    """The conditions of a pendulum's steps, four entries a row, are shown by a few products: a followed evaluation, which
+    takes as long as sixteen, made a program of 6,000 unknowns twice as dear.  A node with 200 links is worth one."""
     k, m = np.arange(2100), 4200
     rows = np.concatenate([2 * k, 2 * k + 1, 2 * k + 1, 2 * k[1:], 2 * k[1:], 2 * k[1:] + 1, 2 * k[1:] + 1])
     before = 3 * k[:-1]
     columns = np.concatenate([3 * k, 3 * k + 1, 3 * k + 2, before, before + 1, before, before + 1])
     steps = sp.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(m, 6300))
-    for pattern, followed in ((steps, False), (_laplacian(N), True)):
+    conditions = sp.block_array([[sp.eye_array(6300), steps.T], [steps, None]])
+    for pattern, followed in ((conditions, False), (_laplacian(N), True)):
         found = compression.coloured(pattern, followed=True)
         assert found is not None and found.accumulates == followed
