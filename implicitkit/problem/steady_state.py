@@ -21,9 +21,9 @@ class SteadyState(Problem):
     ``solution.message`` says what it is.
 
     Sums that the flow conserves (atoms in a closed vessel, people in an epidemic without births) stay what they are at the
-    start ``z0``.  Derivatives keep them, up to 512 unknowns, and ``z0`` has the derivative that they give it; without such
-    sums the start does not matter, and its derivative is zero.  Their coefficients may depend on ``theta`` (volumes); second
-    derivatives are then refused.
+    start ``z0``.  Derivatives keep them, up to 768 unknowns and of sparse systems of any size, and ``z0`` has the derivative
+    that they give it; without such sums the start does not matter, and its derivative is zero.  Their coefficients may
+    depend on ``theta`` (volumes); second derivatives are then refused.
 
     Source: Krantz & Parks (2002), theorem 3.3.1, for the derivative, as of a root.
 

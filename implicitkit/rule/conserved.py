@@ -28,22 +28,23 @@ Of second order this is not so, and these are refused.
 - the solver has kept ``C z``, as steps along ``F`` and combinations of them do: of an equation ``F = 0`` that is no flow, or
   of a solver that goes other ways, the start means nothing.
 
-Rates may be 1e6 beside 1e-7, and what is slow is not conserved: with diagonal ``L`` and ``R`` that make rows and columns of
-``L J R`` of one size, rows ``U`` span its left null space, ``C = U L``.  In the place of ``s C^T C`` stands
+With ``L`` and ``R`` that make rows and columns of ``L J R`` of one size (:mod:`~implicitkit.rule.null_spaces`), columns
+``U`` span its left null space, ``C = U^T L``.  In the place of ``s C^T C`` stands
 
-    B = L^{-1} U^T Q R^{-1},    Q the orthonormal rows nearest to U L R.
+    B = s L^{-1} U Q R^{-1},    Q the orthonormal rows nearest to U^T L R.
+
+:mod:`~implicitkit.rule.constant_sums` solves with it.
 
 A change of ``\theta`` that breaks a sum (one entry of a stochastic matrix) leaves no state at rest, and what comes out along
 it means nothing: that is said where there is such a parameter.
 
 Source: Meyer (1975), SIAM Review 17(3), 443-464, for the group inverse of a Markov chain; Reder (1988), J. theor. Biol.
-135(2), 175-201, for metabolic networks; Ruiz (2001), RAL-TR-2001-034, for rows and columns of one size.
+135(2), 175-201, for metabolic networks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -51,14 +52,11 @@ from torch import Tensor
 from implicitkit.foundation import graph, seeded
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.base import LinearSolution
-from implicitkit.linear.factors.dense_blocks import DenseBlocks
+from implicitkit.rule.constant_sums import Held, solved
+from implicitkit.rule.null_spaces import left_null_space
 from implicitkit.solution import Record
 
-LARGEST = 512  # unknowns of which singular values are taken
-_NUMBERS = 1 << 24  # in all matrices, at most
 _POINTS = 3  # at which F is to keep the sums
-_PASSES = 4  # for rows and columns of one size
 _ROUNDED, _NEARLY = 20.0, 10.0  # units of rounding; times what F leaves at rest, beside what it is elsewhere
 _AWAY = 0.3  # of each unknown, and of the mean one: how far away they are, at most
 _SAID = (
@@ -66,22 +64,6 @@ _SAID = (
     "of the parameters that keep them (a matrix whose rows still add up to one). If those are made outside of the "
     "function, nothing is wrong; to be told nothing, make them inside of it"
 )
-
-
-@dataclass(frozen=True)
-class Held:
-    """``B`` of every sample, in the place of ``s C^T C``, zero where nothing is conserved.
-
-    Attributes:
-        B: ``(samples, n, n)``. L, R: diagonals, ``(samples, n)``. U: the null space, in columns, the others zero.
-        way: ``w``, ``J w = z - z_0``, ``(samples, n)``, where the sums depend on ``theta``.
-    """
-
-    B: Tensor
-    L: Tensor
-    R: Tensor
-    U: Tensor
-    way: Tensor | None = None
 
 
 def hold(record: Record, J: Operator, tolerance: float, quietly: bool) -> None:
@@ -92,9 +74,8 @@ def hold(record: Record, J: Operator, tolerance: float, quietly: bool) -> None:
     if held is not None:
         moves, broken = _depend(record, held, record.theta)
         if moves:
-            matrix = J.dense()[: len(z)].detach().to(held.B) + held.B
-            way, _ = _solved(matrix, held.L, held.R, (z - start).to(held.B).unsqueeze(2))
-            held = Held(held.B, held.L, held.R, held.U, way.squeeze(2).nan_to_num(0, 0, 0))
+            way, *_ = solved(J, held, (z - start).unsqueeze(2).repeat(J.batch // len(z), 1, 1), transposed=False)
+            held = Held(held.space, held.Q, way[: len(z)].squeeze(2).nan_to_num(0, 0, 0))
         if broken and not quietly:
             warn(_SAID, DegenerateWarning)
     record.held = held
@@ -109,20 +90,13 @@ def sums(J: Operator, record: Record, z: Tensor, start: Tensor, tolerance: float
         J: ``dF/dz``, whose first blocks are those of the samples. record: of the solve. z: the solution, ``(samples, n)``.
         start: where the solve began. tolerance: of what adds up in a sum, by which the solver may have changed it.
     """
-    samples, n = z.shape
-    if start.shape != z.shape or n > LARGEST or J.batch * n * n > _NUMBERS:
+    space = left_null_space(J, len(z)) if start.shape == z.shape else None
+    if space is None:
         return None
-    matrix, eps = J.dense()[:samples].detach(), torch.finfo(z.dtype).eps
-    finite = torch.isfinite(matrix).flatten(1).all(1)
-    matrix, L, R = _even(torch.where(finite[:, None, None], matrix, 0))
-    left, values, _ = torch.linalg.svd(matrix)
-    null = (values <= eps**0.75 * values[:, :1]) & (values[:, :1] > 0) & finite.unsqueeze(1)
-    if not bool(null.any()):
-        return None
-    U = torch.where(null.unsqueeze(1), left, 0)
+    (U, L, R, *_), eps = space, torch.finfo(z.dtype).eps
     size = torch.maximum(z.abs(), start.abs())
     off, terms = _added(U * L.unsqueeze(2), z - start), _added((U * L.unsqueeze(2)).abs(), size)
-    kept = null.any(1) & (off.abs() <= max(tolerance, eps**0.4) * terms).all(1)
+    kept = (space.dimension > 0) & (off.abs() <= max(tolerance, eps**0.4) * terms).all(1)
     size = _size(z, start)
     with torch.no_grad():
         for k in range(_POINTS if bool(kept.any()) else 0):
@@ -139,11 +113,9 @@ def sums(J: Operator, record: Record, z: Tensor, start: Tensor, tolerance: float
     length = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
     P, S, Q = torch.linalg.svd(rows / torch.where(length > 0, length, 1), full_matrices=False)
     alive = eps**0.75 * S[:, :1] < S
-    kept = kept & (alive.sum(1) == null.sum(1))
-    Q = P @ torch.where(alive.unsqueeze(2), Q, 0)
-    B = (values[:, :1, None] * U) @ Q / L.unsqueeze(2) / R.unsqueeze(1)
-    U = U * kept[:, None, None]
-    return Held(torch.where(kept[:, None, None], B, 0), L, R, U) if bool(kept.any()) else None
+    kept = (kept & (alive.sum(1) == space.dimension))[:, None, None]
+    Q, V = P @ torch.where(alive.unsqueeze(2), Q, 0), None if space.V is None else space.V * kept
+    return Held(space._replace(U=U * kept, V=V), Q * kept) if bool(kept.any()) else None
 
 
 def _added(C: Tensor, v: Tensor) -> Tensor:
@@ -156,70 +128,15 @@ def _elsewhere(z: Tensor, size: Tensor, k: int) -> Tensor:
     return z + _AWAY * ((2 * own - 1) * z + mean * size)
 
 
-def _even(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``L J R``, ``L`` and ``R``, the largest of every row and column near one; rows of rounding are zero."""
-    size = matrix.abs()
-    most, each = size.amax((1, 2)), size.amax(2)
-    matrix = torch.where((each > _ROUNDED * torch.finfo(size.dtype).eps * most.unsqueeze(1)).unsqueeze(2), matrix, 0)
-    size = matrix.abs()
-    L, R = torch.ones_like(each), torch.ones_like(each)
-    for _ in range(_PASSES):
-        of_rows = (L.unsqueeze(2) * size * R.unsqueeze(1)).amax(2)
-        L = L / torch.where(of_rows > 0, of_rows, 1).sqrt()
-        of_columns = (L.unsqueeze(2) * size * R.unsqueeze(1)).amax(1)
-        R = R / torch.where(of_columns > 0, of_columns, 1).sqrt()
-    L = torch.where(of_rows > 0, L, torch.where(of_rows > 0, L, torch.inf).amin(1, keepdim=True)).nan_to_num(1, 1, 1)
-    R = torch.where(of_columns > 0, R, torch.where(of_columns > 0, R, 0).amax(1, keepdim=True))
-    R = torch.where(R > 0, R, 1)
-    return L.unsqueeze(2) * matrix * R.unsqueeze(1), L, R
-
-
-def is_suspect(A: Operator) -> bool:
-    """Do dense factors of ``A`` have a pivot that may be rounding, so that it is regular by chance?"""
-    if not isinstance(A.exact, DenseBlocks) or not A.size:
-        return False
-    smallest, largest = A.exact.factor.lu.diagonal(dim1=1, dim2=2).abs().aminmax(dim=1)
-    return bool((smallest <= torch.finfo(smallest.dtype).eps ** 0.75 * largest).any())
-
-
-def at_constant_sums(A: Operator, b: Tensor, found: LinearSolution, held: Held, transposed: bool) -> LinearSolution:
-    """``found``, and where sums are ``held`` the ``x`` with ``(A + B) x = b``.
-
-    Args:
-        A: ``J`` of every sample or, ``transposed``, its transpose. b: right-hand sides, the blocks running fastest,
-            ``(k batch, n)``.
-    """
-    asked = torch.isfinite(b).all(1) & held.B.flatten(1).any(1).repeat(len(b) // len(held.B))
-    matrix, many = A.dense().detach(), A.batch // len(held.B)
-    matrix = matrix + (held.B.mT if transposed else held.B).to(matrix).repeat(many, 1, 1)
-    left, right = (t.to(matrix).repeat(many, 1) for t in ((held.R, held.L) if transposed else (held.L, held.R)))
-    columns = b.to(matrix).view(-1, A.batch, b.shape[1]).permute(1, 2, 0)
-    x, good = _solved(matrix, left, right, columns)
-    off = torch.linalg.vector_norm((matrix @ x - columns).permute(2, 0, 1).reshape(b.shape), dim=1)
-    x, good = x.permute(2, 0, 1).reshape(b.shape).to(b), good.T.reshape(len(b))
-    taken = asked & good & x.isfinite().all(1)
-    x = torch.where(taken.unsqueeze(1), x, found.x)
-    norm = torch.where(taken, off.to(found.residual_norm), found.residual_norm)
-    return found._replace(x=x, residual_norm=norm, converged=found.converged | taken)
-
-
-def _solved(matrix: Tensor, left: Tensor, right: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """``x`` ``(batch, n, k)`` with ``matrix x = b``, by ``left matrix right``, and where it is that, ``(batch, k)``."""
-    even, b = left.unsqueeze(2) * matrix * right.unsqueeze(1), left.unsqueeze(2) * b
-    y, failed = torch.linalg.solve_ex(even, b)
-    off, size = (torch.linalg.vector_norm(v, dim=1) for v in (even @ y - b, b))
-    return right.unsqueeze(2) * y, (failed == 0).unsqueeze(1) & (off <= torch.finfo(b.dtype).eps ** 0.5 * size)
-
-
 def _depend(record: Record, held: Held, theta: Sequence[Tensor]) -> tuple[bool, bool]:
     r"""Do changes of a parameter change the sums, and do they break them?  With ``C(\theta) F = 0`` everywhere ``C F_\theta
     = -C_\theta F``, which is zero at rest and elsewhere is not."""
     leaves = [t.detach().requires_grad_(t.is_floating_point() or t.is_complex()) for t in theta]
     wanted = [t for t in leaves if t.requires_grad]
     z, eps = record.outcome.z, torch.finfo(record.outcome.z.dtype).eps
-    has = held.U.flatten(1).any(1, keepdim=True)
-    random, others = (seeded.normal(z.shape[1], seed=0x61 + i).to(z).expand_as(z) for i in (0, 1))
-    random, others = held.L * _added(held.U.mT, random).to(z), held.L * others * has
+    (U, L, *_), has = held.space, held.which.unsqueeze(1)
+    random, others = (seeded.normal(n, seed=0x61 + i).to(z) for i, n in enumerate((U.shape[2], z.shape[1])))
+    random, others = L.to(z) * _added(U.mT, random.expand(len(z), -1)).to(z), L.to(z) * others * has
 
     def pulled(there: Tensor) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None], float]:
         """``C F_\\theta`` and the usual size of ``F_\\theta``, for one combination of rows; and the size of ``F``."""
@@ -229,7 +146,7 @@ def _depend(record: Record, held: Held, theta: Sequence[Tensor]) -> tuple[bool, 
             return [], [], 0.0
         along = graph.pulled(out, wanted, random, retain_graph=True)
         usual = graph.pulled(out, wanted, others, retain_graph=False)
-        return along, usual, float((held.L * has * out.detach()).abs().amax())
+        return along, usual, float((L * has * out.detach()).abs().amax())
 
     moves = broken = False
     rest, usual, small = pulled(z) if wanted else ([], [], 0.0)

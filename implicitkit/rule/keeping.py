@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, tracers
-from implicitkit.rule.conserved import Held
+from implicitkit.rule.constant_sums import Held
 
 Slope = Callable[..., Tensor]  # of a state and parameters
 
@@ -27,12 +27,11 @@ class Kept(compat.Function):
     @compat.outside_inference
     def forward(request: Any, what: str, z: Tensor, v: Tensor, *theta: Tensor) -> Tensor:
         held: Held = request.held
-        times = len(v) // len(held.B)
+        times = len(v) // held.samples
         if what == "way":
             return torch.zeros_like(v) if held.way is None else held.way.to(v).repeat(times, 1)
-        B = (held.B.mT if what == "back" else held.B).to(v)
-        columns = v.detach().view(times, len(B), -1).permute(1, 2, 0)
-        return (B @ columns).permute(2, 0, 1).reshape(v.shape)
+        columns = v.detach().view(times, held.samples, -1).permute(1, 2, 0)
+        return held.product(columns, what == "back").permute(2, 0, 1).reshape(v.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from implicitkit.foundation import compat, recording
 from implicitkit.lifting.reach import named_tensors
+from implicitkit.linear.base import LinearSolution
 from implicitkit.solution import Record, Status
 from implicitkit.system import System
 
+_EXPLAINED = 0.5  # share of a right-hand side that may be left of a sample that failed, before its derivative is zero
 _NOWHERE = (Status.DIVERGED, Status.UNBOUNDED, Status.NONFINITE)
 
 
@@ -188,3 +190,20 @@ def _slices(system: System, theta: Sequence[Tensor], sample: int) -> tuple[list[
         tensors = [t if d is None else t.select(d, which) for t, d in zip(tensors, system.dims, strict=True)]
         system = system.parent
     return tensors, sample
+
+
+def without_derivative(answer: LinearSolution, b: Tensor, lost: Tensor, status: Tensor) -> LinearSolution:
+    """Zero for the ``lost`` samples ``(rows, 1)``, and for those that failed (``status``) and whose linear solve explains
+    less than half of ``b``."""
+    failed = status != int(Status.CONVERGED)
+    explained = answer.residual_norm <= _EXPLAINED * torch.linalg.vector_norm(b, dim=1)  # false for NaN
+    zero = lost.squeeze(1) | (failed & ~(explained & torch.isfinite(answer.x).all(1)))
+    return answer._replace(x=torch.where(zero.unsqueeze(1), 0, answer.x), converged=answer.converged | zero)
+
+
+def or_nan(answer: LinearSolution, b: Tensor, status: Tensor) -> Tensor:
+    """NaN where the linear solve failed; zero for samples that ask for nothing or have no solution: they disturb no
+    other."""
+    nothing = (b == 0).all(1) | (status != int(Status.CONVERGED))
+    x = torch.where(answer.converged.unsqueeze(1), answer.x, torch.nan)
+    return torch.where(nothing.unsqueeze(1), 0, x)

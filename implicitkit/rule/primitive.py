@@ -31,7 +31,7 @@ from implicitkit.foundation import autodiff, compat, graph, recording, tracers
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.sparse_products import as_they_lie
 from implicitkit.rule import keeping
-from implicitkit.rule.conserved import Held
+from implicitkit.rule.constant_sums import Held
 from implicitkit.rule.refusals import refuse_batched_below, refuse_batched_tangents, refuse_moving
 from implicitkit.system import System
 

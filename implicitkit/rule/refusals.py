@@ -6,7 +6,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.rule.conserved import Held
+from implicitkit.rule.constant_sums import Held
 
 
 def refuse_batched_below(b: Tensor) -> None:

@@ -26,11 +26,12 @@ from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.iterative.preconditioners import preconditioner
 from implicitkit.reporting import failed_samples, linear_failure
 from implicitkit.rule.changed_function import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
-from implicitkit.rule.conserved import LARGEST, Held, at_constant_sums, hold, is_suspect
+from implicitkit.rule.conserved import hold
+from implicitkit.rule.constant_sums import Held, at_constant_sums, is_ambiguous, is_suspect, unsolved
 from implicitkit.rule.determinacy import warn_if_singular
 from implicitkit.rule.gauge import without_gauge
 from implicitkit.rule.hidden_dependence import warn_if_hidden
-from implicitkit.rule.lost_samples import is_lost, without_lost
+from implicitkit.rule.lost_samples import is_lost, or_nan, without_derivative, without_lost
 from implicitkit.rule.primitive import root
 from implicitkit.solution import Record, Status
 from implicitkit.solver.base import Options, Solver
@@ -39,8 +40,6 @@ from implicitkit.solver.finding import find
 from implicitkit.solver.method import TrackedEvaluations
 from implicitkit.sparsity.watching import solved_inside
 from implicitkit.system import System
-
-_EXPLAINED = 0.5  # share of a right-hand side that may be left of a sample that failed, before its derivative is zero
 
 
 @dataclass
@@ -163,7 +162,7 @@ class Request:
             outcome = find(self.solver, f, z0, self.options)
             self.system.lifted.found()
             self.record.outcome, self.record.system, self.record.theta = outcome, self.system, tuple(theta)
-            follows = self.system.problem.kind.flow > 0 and z0.shape[1] <= LARGEST
+            follows = self.system.problem.kind.flow > 0
             self.record.start, self.record.held = (z0 if follows else None), None
             z = outcome.z.clone()  # a solver may return what the map returned, and that may be anyone's
             if self.on_failure == "nan" and not outcome.all_converged:  # finite, so that a derivative of zero is zero
@@ -240,13 +239,24 @@ class Request:
         limited, lost = self._limited(), self._lost(rows)
         if lost is not None:
             b = torch.where(lost, 0, b)
-        gauges = (transposed or self.reversed_) and isinstance(self.linear_solver, Auto)
-        A.told_singular = gauges
-        answer, whole = self._answer(A, b, transposed, limited)
-        asks = self.record.start is not None and (not whole or is_suspect(A))
-        if (held := self._held(A.T if transposed else A) if asks else None) is not None:
-            answer = at_constant_sums(A, b, answer, held, transposed)
+        auto = isinstance(self.linear_solver, Auto)
+        gauges = (transposed or self.reversed_) and auto
+        A.told_singular = gauges or (auto and self.follows)
+        held, whole = self.held, False
+        if held is not None and bool(held.which.all()):
+            answer = at_constant_sums(A, b, unsolved(b), held, transposed)
             whole = bool(answer.converged.all())
+        if not whole:
+            answer, whole = self._answer(A, b, transposed, limited)
+            again = lambda b: self._answer(A, b, transposed, limited)[0].x  # noqa: E731
+            asks = self.follows and auto and (not whole or is_suspect(A) or is_ambiguous(A, again))
+            held = self._held(A.T if transposed else A) if asks else None
+            if held is not None:
+                answer = at_constant_sums(A, b, answer, held, transposed)
+                whole = bool(answer.converged.all())
+            elif not whole and A.told_singular and A.formed is not None and not gauges:
+                A.told_singular = False
+                answer, whole = self._answer(A, b, transposed, limited)
         if gauges and not whole:
             answer, whole = self._without_gauge(A, b, answer, transposed, limited)
         if answer.error is not None and not whole:
@@ -264,9 +274,9 @@ class Request:
         if answer.doubt and self.on_failure != "ignore":
             warn(answer.doubt, DegenerateWarning)
         if self.on_failure == "nan":
-            return self._or_nan(answer, b)
+            return or_nan(answer, b, self._status(len(b)))
         if lost is not None:
-            answer = self._without(answer, b, lost)
+            answer = without_derivative(answer, b, lost, self._status(len(b)))
             whole = bool(answer.converged.all())
         if whole:
             return answer.x
@@ -384,17 +394,3 @@ class Request:
         norm = self.record.outcome.residual_norm
         norm = norm.repeat(rows // len(norm)) if rows % len(norm) == 0 else norm.new_zeros(rows)
         return is_lost(self._status(rows), norm, self.on_failure).unsqueeze(1)
-
-    def _without(self, answer: LinearSolution, b: Tensor, lost: Tensor) -> LinearSolution:
-        """Zero for the lost samples, and for those that failed and whose linear solve explains less than half of ``b``."""
-        failed = self._status(len(lost)) != int(Status.CONVERGED)
-        explained = answer.residual_norm <= _EXPLAINED * torch.linalg.vector_norm(b, dim=1)  # false for NaN
-        zero = lost.squeeze(1) | (failed & ~(explained & torch.isfinite(answer.x).all(1)))
-        return answer._replace(x=torch.where(zero.unsqueeze(1), 0, answer.x), converged=answer.converged | zero)
-
-    def _or_nan(self, answer: LinearSolution, b: Tensor) -> Tensor:
-        """NaN where the linear solve failed; zero for samples that ask for nothing or have no solution: they disturb no
-        other."""
-        nothing = (b == 0).all(1) | (self._status(len(b)) != int(Status.CONVERGED))
-        x = torch.where(answer.converged.unsqueeze(1), answer.x, torch.nan)
-        return torch.where(nothing.unsqueeze(1), 0, x)

@@ -246,3 +246,84 @@ def test_what_is_slow_is_not_conserved() -> None:
     torch.testing.assert_close(by_k, torch.tensor([[1.0, 0.0], [0.0, 1.0], [-0.5, 0.0], [0.5, 0.0]], dtype=D))
     half = torch.full((2, 2), 0.5, dtype=D)
     torch.testing.assert_close(by_start, torch.block_diag(torch.zeros(2, 2, dtype=D), half))
+
+
+def _closed(current: Tensor, made: Tensor) -> Tensor:
+    """What comes into the cells of a rod that nothing leaves, and what comes up in them."""
+    return torch.nn.functional.pad(current, (1, 1)).diff(dim=-1) + made
+
+
+def _reacting(z: Tensor, k: Tensor) -> Tensor:
+    """``A + B <-> C`` in a rod that nothing leaves: ``A + C`` and ``B + C`` stay what they are, 3 x 200 unknowns."""
+    places = torch.linspace(0, 1, z.shape[-1] // 3, dtype=z.dtype)
+    A, B, C = z.unflatten(-1, (3, -1)).unbind(-2)
+    rate = k[0] * A * B * (1 + places) - k[1] * C
+    return torch.cat([_closed(w.diff(dim=-1), s * rate) for w, s in ((A, -1), (k[2] * B, -1), (0.3 * C, 1))], -1)
+
+
+def _drawn(z: Tensor, k: Tensor) -> Tensor:
+    """A crowd that nobody leaves, which spreads by how dense all of it is."""
+    dense = z.square().mean(-1, keepdim=True)
+    pull = k[1] * torch.sin(torch.linspace(0, 6, z.shape[-1] - 1, dtype=z.dtype)) / 100
+    return _closed(z.diff(dim=-1) * (1 + k[0] * dense) + (pull + k[2] / 100) * (z[..., 1:] + z[..., :-1]), 0 * z)
+
+
+def _tubes(z: Tensor, k: Tensor) -> Tensor:
+    """Twelve rods beside each other."""
+    rods = z.unflatten(-1, (12, -1))
+    current = k[0] * torch.linspace(0, 1, rods.shape[-1] - 1, dtype=z.dtype) + k[1] * rods[..., 1:] ** 2 / 50
+    return _closed(rods.diff(dim=-1) * (1 + k[2]) + current, 0 * rods).flatten(-2)
+
+
+LARGE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
+    "reacting": (_reacting, 600),
+    "drawn": (_drawn, 780),
+    "tubes": (_tubes, 600),
+}
+
+
+@pytest.mark.parametrize("flow", LARGE)
+def test_sums_of_many_unknowns(flow: str) -> None:
+    """Sparse systems are made regular by a few numbers on their diagonal.  (They were refused above 512 unknowns.)"""
+    rhs, n = LARGE[flow]
+    z0 = 1 + 0.5 * torch.cos(torch.arange(n, dtype=D))
+    k, w = torch.tensor([0.3, 0.2, 0.9], dtype=D), torch.sin(torch.linspace(0, 7, n, dtype=D))
+    value = lambda z0, k: ik.steady_state(rhs, z0, (k,), rtol=1e-11).value @ w  # noqa: E731
+    by_k, by_start = torch.func.grad(value, 1), torch.func.grad(value)
+    close = lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-5)  # noqa: E731
+    slope, way = _slope(lambda k: value(z0, k), k), torch.cos(2 * torch.arange(n, dtype=D))
+    close(by_k(z0, k), slope)
+    close(torch.func.jacfwd(value, 1)(z0, k), slope)
+    close(by_start(z0, k) @ way, _slope(lambda t: value(z0 + t * way, k), torch.zeros(1, dtype=D), 1e-3).squeeze())
+    close(torch.func.jvp(lambda z: value(z, k), (z0,), (way,))[1], by_start(z0, k) @ way)
+    close(torch.func.jacrev(by_k, 1)(z0, k), _slope(lambda k: by_k(z0, k), k))
+
+
+def test_large_samples_keep_sums_of_their_own() -> None:
+    """The second one leaks, and the third has no state at rest that is finite; factors of a step nearby serve the first two,
+    and would lead to another state of the family."""
+    z0 = (1 + 0.5 * torch.cos(torch.arange(600, dtype=D))).repeat(3, 1)
+    leaks = torch.tensor([[0.0], [0.1], [0.0]], dtype=D)
+    broken = torch.tensor([[0.0], [0.0], [torch.nan]], dtype=D)
+
+    def value(k: Tensor) -> Tensor:
+        rhs = lambda z, k: _tubes(z, k) + leaks * (k[0] - z) + broken  # noqa: E731
+        return ik.steady_state(rhs, z0, (k,), batch_dims=1, on_failure="ignore").value[:2, ::7]
+
+    k = torch.tensor([0.3, 0.2, 0.9], dtype=D)
+    torch.testing.assert_close(torch.func.jacfwd(value)(k), _slope(value, k), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.func.jacrev(value)(k), _slope(value, k), rtol=1e-5, atol=1e-6)
+
+
+def test_large_volumes_may_depend_on_parameters() -> None:
+    places = torch.linspace(0, 1, 600, dtype=D)
+
+    def value(k: Tensor) -> Tensor:
+        rhs = lambda z, k: _tubes(z, k) / (1 + k[0] * places**2)  # noqa: E731
+        return ik.steady_state(rhs, 1 + places, (k,)).value[::7]
+
+    k = torch.tensor([0.3, 0.2, 0.9], dtype=D)
+    for mode in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(mode(value)(k), _slope(value, k), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ik.CapabilityError, match="depend on parameters"):
+        torch.func.hessian(lambda k: value(k).sum())(k)

@@ -220,7 +220,7 @@ MUTANTS = [
             "return t.expand(batch, *t.shape) if dim is None else t",
             "tests/mutants/test_survivors.py -k starts",
         ),
-        ("B = (held.B.mT if what", "B = (held.B if what"),
+        ('held.product(columns, what == "back")', "held.product(columns, False)"),
         ('"to" if ctx.what == "back" else "back"', "ctx.what"),
     ),
     *mutants(

@@ -182,8 +182,8 @@ MUTANTS = [
         "implicitkit/rule/request.py",
         "tests/derivatives/test_gauges.py",
         ("if gauges and not whole:", "if False:"),
-        ("gauges = (transposed or self.reversed_) and isinstance", "gauges = isinstance"),
-        ("gauges = (transposed or self.reversed_) and isinstance", "gauges = transposed and isinstance"),
+        ("gauges = (transposed or self.reversed_) and auto", "gauges = auto"),
+        ("gauges = (transposed or self.reversed_) and auto", "gauges = transposed and auto"),
     ),
     *mutants(
         "implicitkit/solver/verdict/along_the_ray.py",
@@ -432,12 +432,12 @@ MUTANTS = [
         ("(Status.DIVERGED, Status.UNBOUNDED, Status.NONFINITE)", "(Status.UNBOUNDED,)"),
     ),
     *mutants(
-        "implicitkit/rule/request.py",
+        "implicitkit/rule/lost_samples.py",
         FAILED,
         ("zero = lost.squeeze(1) | (failed &", "zero = lost.squeeze(1) & (failed &"),
         (
-            "failed = self._status(len(lost)) != int(Status.CONVERGED)",
-            "failed = self._status(len(lost)) >= 0",
+            "    failed = status != int(Status.CONVERGED)\n    explained",
+            "    failed = status >= 0\n    explained",
             "tests/core/test_bad_input.py -k 'beside_a_failure'",
         ),
     ),

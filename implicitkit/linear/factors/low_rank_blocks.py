@@ -88,8 +88,9 @@ class LowRankBlocks:
             yield E[:n, :n], E[:n, n:].toarray() * sign, E[n:, :n].toarray()
 
     def shifted(self, shift: Tensor, scale: Tensor) -> LowRankBlocks:
-        """``shift I + scale J``, each ``(batch,)``: the rows above the border, ``shift I + scale A`` and ``scale U``."""
-        other = self.extended.shifted(shift, scale)
+        """``shift I + scale J``, each ``(batch,)``: the rows above the border, ``shift I + scale A`` and ``scale U``; or
+        ``diag(shift) + scale J``, ``shift`` ``(batch, n)``."""
+        other = self.extended.shifted(shift if shift.ndim == 1 else self._longer(shift), scale)
         below = self.extended.values[:, self.extended.ready.pattern.indptr[self.n] :]  # may be none
         other.values[:, other.values.shape[1] - below.shape[1] :] = below
         return LowRankBlocks(other, self.signs)

@@ -102,9 +102,9 @@ class SparseBlocks:
         return norms.expand(self.batch, -1)
 
     def shifted(self, shift: Tensor, scale: Tensor) -> SparseBlocks:
-        """``shift I + scale A``, each ``(batch,)``."""
+        """``shift I + scale A``, each ``(batch,)``; or ``diag(shift) + scale A``, ``shift`` ``(batch, n)``."""
         ready, old, diagonal = self.ready.analysed(_with_diagonal)
-        a, b = (array(t)[:, None] for t in (shift, scale))
+        a, b = array(shift).reshape(self.batch, -1), array(scale)[:, None]
         values = np.zeros((self.batch, ready.pattern.nnz))
         values[:, old] = b * self.values
         values[:, diagonal] += a

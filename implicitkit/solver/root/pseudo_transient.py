@@ -23,7 +23,7 @@ from implicitkit.solver.steps.factored import Jacobian, at_rounding, jacobian_at
 _SAFE = 0.9  # of the step that an error allows
 _GROWTH = 2.0  # of steps, at least, as far as the error allows
 _IDLE = 3  # Newton's steps in a row that do not halve |F|: no further one will
-_DENSE = 512  # unknowns a sample up to which Jacobians without a sparsity pattern are formed
+_DENSE = 768  # unknowns a sample up to which Jacobians without a sparsity pattern are formed
 
 
 @register_solver("pseudo_transient", solves="root")
@@ -53,7 +53,7 @@ class PseudoTransient(Method):
     what grows, and end in states that the flow leaves.  What is little beside other unknowns this does not see.
 
     One Jacobian and two solves with it a step: sparse where the Jacobian has a sparsity pattern (from 128 unknowns a
-    sample on; ``jac_sparsity``), else dense up to 512 unknowns, and above that GMRES with Jacobian-vector products.  A step
+    sample on; ``jac_sparsity``), else dense up to 768 unknowns, and above that GMRES with Jacobian-vector products.  A step
     into a state where ``F`` is not finite is taken back and ``\delta`` divided by ten; after ``retreats`` in a row of both
     kinds a sample is given up.
 
