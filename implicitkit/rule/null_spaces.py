@@ -25,6 +25,7 @@ from torch import Tensor
 
 from implicitkit.foundation import seeded
 from implicitkit.foundation.operators import Operator
+from implicitkit.sparsity.patterns import SMALLEST
 
 _DENSE = 768  # unknowns of which singular values are taken
 _NUMBERS = 1 << 24  # in all dense matrices, at most
@@ -63,18 +64,14 @@ class NullSpace(NamedTuple):
 def left_null_space(J: Operator, samples: int) -> NullSpace | None:
     """Of the first ``samples`` blocks of ``J``; ``None`` where they are regular, or neither small nor sparse."""
     with torch.no_grad():
-        if is_small(J):
-            return _of_dense(J.dense()[:samples].detach())
-        blocks = J.sparse()
-        if blocks is None:
-            return None
-        blocks = blocks if blocks.batch == samples else blocks.some(torch.arange(samples))
-        return _of_sparse(blocks, torch.finfo(J.like.dtype).eps)
-
-
-def is_small(J: Operator) -> bool:
-    """Is it taken as dense matrices?"""
-    return J.size <= _DENSE and J.batch * J.size**2 <= _NUMBERS
+        blocks = J.sparse() if J.size >= SMALLEST else None
+        if blocks is not None:
+            blocks = blocks if blocks.batch == samples else blocks.some(torch.arange(samples))
+            found = _of_sparse(blocks, torch.finfo(J.like.dtype).eps)
+            if found is not None:
+                return found
+        small = J.size <= _DENSE and J.batch * J.size**2 <= _NUMBERS
+        return _of_dense(J.dense()[:samples].detach()) if small else None
 
 
 def _of_dense(matrix: Tensor) -> NullSpace | None:
