@@ -723,7 +723,7 @@ MUTANTS = [
         ("_LIKE = 0.5", "_LIKE = 50.0"),
         ("which = which & ~_is_like(product, known, z, steps)", "pass"),
         ("w = w - share * Nq", "w = w - 0 * share * Nq"),
-        ("alive = alive & ~(square.abs() <= torch.finfo(z.dtype).eps)", "pass"),
+        ("alive = alive & ~(square.abs() <= _ALIKE**2)", "pass"),
         (
             "torch.where((Q == 0).all(2), size, torch.cat(diagonal, 1))",
             "torch.cat(diagonal, 1)",
