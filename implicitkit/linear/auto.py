@@ -17,7 +17,7 @@ from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.direct import MANY, DirectSolver
 from implicitkit.linear.factors.lu import LU
-from implicitkit.linear.factors.sparse import DIGITS, is_near, solve_with
+from implicitkit.linear.factors.sparse import DIGITS, SWEEPS, is_near, solve_with
 from implicitkit.linear.iterative.cg import CG
 from implicitkit.linear.iterative.contraction import Contraction
 from implicitkit.linear.iterative.cycles import tolerance
@@ -224,10 +224,10 @@ class _InTurn:
         return self.progress.add(_nearby(A, self.b, **self.limits)).done
 
     def _refines(self, price: Price) -> bool:
-        """Do factors that are ``unlike`` the matrix by so much take fewer products to refine than its own cost?"""
+        """Do factors that are ``unlike`` the matrix by so much take few products to refine, fewer than its own cost?"""
         unlike = max(self.A.known.unlike, torch.finfo(self.b.dtype).tiny)
         few, digits = len(self.b) <= MANY, max(self.limits["rtol"] * DIGITS, torch.finfo(self.b.dtype).eps)
-        return few and math.log(unlike) * price.factors < math.log(digits) * len(self.b)
+        return few and math.log(unlike) * min(SWEEPS, price.factors / len(self.b)) < math.log(digits)
 
     def _preconditioned(self) -> bool:
         return self.asked and self._by(GMRES(), self.max_steps or _FIRST)

@@ -158,7 +158,7 @@ class SparseSaddle:
         return True
 
     def once(self, b: np.ndarray) -> np.ndarray:
-        """``x`` with ``K x = b``, linear in ``b``: refined once, or as often as it takes by :attr:`regular`, without a look at
+        """``x`` with ``K x = b``, linear in ``b``: refined once, or as often as :attr:`regular` says, without a look at
         what is left.  What regularises leaves nothing then that a product with the operator itself, dear beside one with
         ``K``, would have to show first."""
         rhs = b * self.scale
