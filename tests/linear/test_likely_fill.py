@@ -193,10 +193,27 @@ def test_what_is_not_definite_has_the_factors_it_had() -> None:
 
 
 def test_grids_stay_sparse() -> None:
-    line = sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(20, 20))
-    orders = Orders()
-    Gram(sp.csc_matrix(sp.kronsum(line, line)), np.zeros((0, N)), np.zeros(0)).factor(0.1, orders)
-    assert orders.alone.fill > 0 and not orders.alone.fills(N)
+    m = 30  # of 20 they are a band
+    line, orders = sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(m, m)), Orders()
+    Gram(sp.csc_matrix(sp.kronsum(line, line)), np.zeros((0, m * m)), np.zeros(0)).factor(0.1, orders)
+    assert orders.alone.fill > 0 and not orders.alone.fills(m * m)
+
+
+def test_normal_equations_in_a_band() -> None:
+    """By Cholesky's method, whatever their numbering, as long as they are definite and their entries stand where they did."""
+    n, rng = 300, np.random.default_rng(0)
+    D2 = sp.diags([1.0, -2.0, 1.0], [0, 1, 2], shape=(n - 2, n))
+    order, b, orders = rng.permutation(n), rng.standard_normal((n, 2)), Orders()
+    N_ = sp.csc_matrix((D2.T @ D2 + sp.identity(n)).tocsr()[order][:, order])
+    N_.sort_indices()
+    other = sp.csc_matrix(N_ + sp.csc_matrix(([0.3, 0.3], ([0, 9], [9, 0])), shape=(n, n)))
+    other.sort_indices()
+    for matrix, shift, band in ((N_, 0.1, True), (N_, -2.0, False), (other, 0.1, False), (N_.copy(), 0.2, True)):
+        factors = Gram(matrix.copy(), np.zeros((0, n)), np.zeros(0)).factor(shift, orders)
+        assert (getattr(factors, "negative", 1) == 0) == band
+        for rhs in (b, b[:, 0]):
+            expected = np.linalg.solve(matrix.toarray() + shift * np.eye(n), rhs)
+            np.testing.assert_allclose(factors.solve(rhs), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_lu() -> None:
