@@ -65,7 +65,7 @@ def downhill(
         tried.append((q, hessian_times(probe, z, g, moved, q)))
         return tried[-1][1]
 
-    if f.curved is not None and len(f.curved.L) == len(z):
+    if f.curved is not None and len(f.curved.units) == len(z):
         which = which & ~(f.curved.hold(product, z) & descended)
         if not bool(which.any()):
             return z
