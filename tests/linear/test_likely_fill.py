@@ -200,7 +200,7 @@ def test_grids_stay_sparse() -> None:
 
 
 def test_normal_equations_in_a_band() -> None:
-    """By Cholesky's method, whatever their numbering, as long as they are definite and their entries stand where they did."""
+    """By Cholesky's method, whatever their numbering, if they are definite and their entries stand where they did."""
     n, rng = 300, np.random.default_rng(0)
     D2 = sp.diags([1.0, -2.0, 1.0], [0, 1, 2], shape=(n - 2, n))
     order, b, orders = rng.permutation(n), rng.standard_normal((n, 2)), Orders()
