@@ -203,17 +203,21 @@ def test_normal_equations_in_a_band() -> None:
     """By Cholesky's method, whatever their numbering, if they are definite and their entries stand where they did."""
     n, rng = 300, np.random.default_rng(0)
     D2 = sp.diags([1.0, -2.0, 1.0], [0, 1, 2], shape=(n - 2, n))
-    order, b, orders = rng.permutation(n), rng.standard_normal((n, 2)), Orders()
-    N_ = sp.csc_matrix((D2.T @ D2 + sp.identity(n)).tocsr()[order][:, order])
-    N_.sort_indices()
-    other = sp.csc_matrix(N_ + sp.csc_matrix(([0.3, 0.3], ([0, 9], [9, 0])), shape=(n, n)))
-    other.sort_indices()
-    for matrix, shift, band in ((N_, 0.1, True), (N_, -2.0, False), (other, 0.1, False), (N_.copy(), 0.2, True)):
+    mixed, b, orders, others = rng.permutation(n), rng.standard_normal((n, 2)), Orders(), Orders()
+    N_ = sp.csc_matrix(D2.T @ D2 + 9 * sp.identity(n))
+    turned, moved = sp.csc_matrix(N_.tocsr()[mixed][:, mixed]), N_.tolil()
+    moved[0, 1] = moved[1, 0] = 0
+    moved[0, 3] = moved[3, 0] = 0.3
+    cases = [(turned, 0.1, True, orders), (turned, -10.0, False, orders), (turned, 0.2, True, orders),
+             (N_, 0.0, True, others), (sp.csc_matrix(moved), 0.0, False, others)]  # fmt: skip
+    for matrix, shift, band, orders in cases:
+        matrix.sort_indices()
         factors = Gram(matrix.copy(), np.zeros((0, n)), np.zeros(0)).factor(shift, orders)
         assert (getattr(factors, "negative", 1) == 0) == band
         for rhs in (b, b[:, 0]):
             expected = np.linalg.solve(matrix.toarray() + shift * np.eye(n), rhs)
             np.testing.assert_allclose(factors.solve(rhs), expected, rtol=1e-9, atol=1e-9)
+    assert others.band(cases[-1][0]) is None
 
 
 def test_lu() -> None:

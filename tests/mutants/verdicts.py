@@ -713,6 +713,11 @@ MUTANTS = [
         ("N.diagonal(dim1=1, dim2=2), solve", "torch.ones_like(N[:, 0]), solve"),
     ),
     *mutants(
+        "implicitkit/solver/minimise/newton_cg.py",
+        "tests/solver/test_hessian_factors.py -k sparse_minimum",
+        ("None if whole is None else HessianFactors(whole.diagonal, whole.solve)", "None"),
+    ),
+    *mutants(
         "implicitkit/solver/verdict/curvature.py",
         "tests/solver/test_hessian_factors.py",
         ("which = which & ~(f.curved.hold(product, z) & descended)", "pass"),

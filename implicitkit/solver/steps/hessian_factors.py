@@ -32,7 +32,7 @@ class HessianFactors:
 
     @classmethod
     def dense(cls, N: Tensor, L: Tensor) -> HessianFactors:
-        """Those of ``N = L L'``, ``(batch, n, n)``."""
+        """The factors of dense ``N = L L'``, ``(batch, n, n)``."""
         solve = lambda b: torch.cholesky_solve(b.to(L).unsqueeze(2), L).squeeze(2)  # noqa: E731
         return cls(N.diagonal(dim1=1, dim2=2), solve)
 
