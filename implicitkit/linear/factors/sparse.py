@@ -62,7 +62,9 @@ class SparseLU(DirectSolver):
         return solve_with(blocks, A, b, rtol=rtol, atol=atol)
 
 
-def solve_with(blocks: Any, A: Operator, b: Tensor, *, rtol: float, atol: float, sweeps: int = SWEEPS) -> LinearSolution:
+def solve_with(
+    blocks: Any, A: Operator, b: Tensor, *, rtol: float, atol: float, sweeps: int = SWEEPS
+) -> LinearSolution:
     """``A x = b`` by the factors of ``blocks`` and refinement with products.
 
     Args:
