@@ -3,7 +3,8 @@
     python benchmarks/bench_large.py [--full] [--memory] [--no-json] [part of a name ...]
 
 By hand: the analytic sparse Jacobian, ``scipy.sparse.linalg.splu`` in each step, and one more for the adjoint; for least
-squares Gauss-Newton on the normal equations, and the full Hessian for the adjoint (``large_fits.py``); within bounds and
+squares Gauss-Newton on the normal equations, and the full Hessian for the adjoint (``large_fits.py``), or where they are
+linear one factorisation for both (``linear_fits.py``); within bounds and
 constraints Newton steps for the optimality conditions of the active bounds (``large_programs.py``).  Each
 solution is checked against the one by hand, and each derivative against that adjoint, in the largest entry and relative to
 it: a row in which either differs by more than 1e-6 (1e-4 where the condition is 1e8) is marked WRONG, and the command
@@ -29,6 +30,7 @@ from typing import Any
 
 import large_fits
 import large_programs
+import linear_fits
 import numpy as np
 import results
 import scipy.sparse as sp
@@ -474,6 +476,12 @@ ROWS: dict[str, Callable[[], Row]] = {
     **{f"sweeps {m}": (lambda m=m: sweeps(m)) for m in (30, 100)},
     **{f"poses {n}": (lambda n=n: Row(**large_fits.pose_graph(n))) for n in (200, 2000, 10_000)},
     **{f"bundle {c}": (lambda c=c, p=p: Row(**large_fits.bundle_adjustment(c, p))) for c, p in ((10, 100), (40, 2000))},
+    "smoothing 50000": lambda: Row(**linear_fits.smoothing(50_000)),
+    "labels 20000": lambda: Row(**linear_fits.labels(20_000)),
+    "kalman 20000": lambda: Row(**linear_fits.kalman(5000)),
+    "spline 20000": lambda: Row(**linear_fits.spline(20_000)),
+    "deblurring 128": lambda: Row(**linear_fits.deblurring(128)),
+    "sharpening 50000": lambda: Row(**linear_fits.sharpening(50_000)),
     **{f"control {n}": (lambda n=n: Row(**large_programs.pendulum(n))) for n in (100, 400, 2000, 7000)},
     **{f"predictive {n}": (lambda n=n: Row(**large_programs.tracking(12, 4, n))) for n in (20, 100, 400)},
     **{f"obstacle {m}": (lambda m=m: Row(**large_programs.membrane(m))) for m in (32, 64, 128)},

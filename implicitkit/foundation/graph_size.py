@@ -17,6 +17,7 @@ _OWN, _MORE = torch.autograd.function.BackwardCFunction, ("Linalg", "Conv", "Cdi
 _MATRICES, _BATCHED = ("Mm", "Addmm", "Mv", "Addmv"), ("Bmm", "Baddbmm")
 _SAVED = ("_saved_self", "_saved_mat1", "_saved_mat2", "_saved_batch1", "_saved_batch2")
 _READ, _ROWS, _EACH_OWN = 3, 3, 7  # what a matrix counts, to be read; so many rows as it again; each of a batch of them
+_TAPS = 2  # products of a convolution in the time of a number at a place of an index
 _SHORT, _SLOWER = 8, 4  # numbers in a row below which an operation takes as many times longer for each
 
 
@@ -43,17 +44,25 @@ def nodes_of(out: Tensor) -> list[Any]:
 
 def size_of_graph(nodes: Sequence[Any], unknown: int = 1) -> tuple[int, int, int]:
     """How many ``nodes`` a graph has, the numbers that come into all of them when it is gone through backwards (those in
-    rows of a few four times: torch's loops run along rows), and those that are added up at places of an index.  A node of
-    somebody's own, or one whose work the numbers do not tell, counts as ``unknown`` nodes."""
-    count = numbers = placed = 0
+    rows of a few four times: torch's loops run along rows), and those that are added up at places of an index, or take as
+    long: half of the products that a convolution adds up.  A node of somebody's own, or one whose work the numbers do not
+    tell, counts as ``unknown`` nodes."""
+    count = numbers = 0
+    placed = 0.0
     for node in nodes:
         is_long, is_placed = _kind_of(type(node).__name__)
         for given in getattr(node, "_input_metadata", ()):
             shape = given.shape
             numbers += (through := math.prod(shape)) * (_SLOWER if shape and shape[-1] <= _SHORT else 1)
-            placed += through if is_placed else 0
+            placed += through * (1.0 if is_placed else _taps(node) / _TAPS if is_long else 0.0)
         count += unknown if is_long or isinstance(node, _OWN) else 1
-    return count, numbers, placed
+    return count, numbers, int(placed)
+
+
+def _taps(node: Any) -> int:
+    """How many products a convolution adds up in each number; none of other nodes."""
+    weight = getattr(node, "_saved_weight", None) if "Conv" in type(node).__name__ else None
+    return 0 if weight is None else math.prod(weight.shape[1:])
 
 
 def read_by_products(nodes: Sequence[Any]) -> Matrices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,14 +17,14 @@ from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.direct import MANY, DirectSolver
 from implicitkit.linear.factors.lu import LU
-from implicitkit.linear.factors.sparse import is_near, solve_with
+from implicitkit.linear.factors.sparse import DIGITS, SWEEPS, is_near, solve_with
 from implicitkit.linear.iterative.cg import CG
 from implicitkit.linear.iterative.contraction import Contraction
 from implicitkit.linear.iterative.cycles import tolerance
 from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.linear.iterative.symmetry import Unsaid
-from implicitkit.linear.price import price_of_dense_like
+from implicitkit.linear.price import Price, price_of_dense_like
 
 _FEW = 64  # unknowns up to which a dense matrix is the first choice whatever it costs
 _FEWEST, _SAMPLES = 12, 1000  # unknowns, of so many samples: dense factors cost less than twenty products of any
@@ -50,7 +51,8 @@ class Auto(DirectSolver):
 
     0. The inverse, where the problem knows it (a trajectory, step by step).
     1. Factors of the very matrix, or of one nearby (the solver's last Jacobian), if there are any: refinement, or GMRES
-       with them as preconditioner.  (Those of ``R'R``, of a fit, unless its sparse Hessian takes 24 products or fewer.)
+       with them as preconditioner.  (Those of ``R'R``, of a fit, unless its sparse Hessian takes 24 products or fewer,
+       and more have to be refined by than its own factors cost.)
     2. A preconditioner, if the user gave one, with ``gmres``.  What it cannot do is left to the others:
     3. ``gmres`` where factors would cost twenty products or more, for as long as they do, dense ones twice as long
        (:mod:`implicitkit.linear.iterative.frugal`); not of fixed-point maps, nor where the problem knows that factors are
@@ -213,13 +215,19 @@ class _InTurn:
         if A.known is None:
             return False
         price = A.price() if getattr(A.known, "rough", False) else None
-        if price is not None and price.products <= _COLOURS:
+        if price is not None and price.products <= _COLOURS and not self._refines(price):
             A.known.let_go()  # before there are others
             return False
         many = len(self.b) > MANY and not self.asked
         if many and (self.cheap or A.sparse() is not None) and not is_near(A, A.known):
             return False
         return self.progress.add(_nearby(A, self.b, **self.limits)).done
+
+    def _refines(self, price: Price) -> bool:
+        """Do factors that are ``unlike`` the matrix by so much take few products to refine, fewer than its own cost?"""
+        unlike = max(self.A.known.unlike, torch.finfo(self.b.dtype).tiny)
+        few, digits = len(self.b) <= MANY, max(self.limits["rtol"] * DIGITS, torch.finfo(self.b.dtype).eps)
+        return few and math.log(unlike) * min(SWEEPS, price.factors / len(self.b)) < math.log(digits)
 
     def _preconditioned(self) -> bool:
         return self.asked and self._by(GMRES(), self.max_steps or _FIRST)

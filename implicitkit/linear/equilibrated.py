@@ -160,7 +160,7 @@ class _Factors:
         if name in ("product", "size") and hasattr(self._of, name):
             act = getattr(self._of, name)
             return lambda x: self._times(self.left, act(self._times(self.right, x)))
-        if name in ("factor", "regular", "rough", "let_go", "batch", "exact"):
+        if name in ("factor", "regular", "rough", "unlike", "let_go", "batch", "exact"):
             return getattr(self._of, name)
         raise AttributeError(name)
 

@@ -26,6 +26,13 @@ def with_entries(like: M, values: np.ndarray) -> M:
     return found
 
 
+def stand_at(A: M, indices: np.ndarray, indptr: np.ndarray) -> bool:
+    """Do the entries of a matrix stand at these places?"""
+    if A.indices is indices and A.indptr is indptr:
+        return True
+    return np.array_equal(A.indptr, indptr) and np.array_equal(A.indices, indices)
+
+
 @dataclass(frozen=True)
 class Pattern:
     """Where the entries of a matrix ``(m, n)`` stand, and what has been found of that: each once.

@@ -262,6 +262,19 @@ def test_states_without_curvature(price: float) -> None:
     assert np.abs(K @ (once - want)).max() < 1e-11 * (abs(K) @ np.abs(want)).max()
 
 
+@pytest.mark.parametrize("n", [40, 80])
+def test_a_beam_needs_no_other_pivots(n: int) -> None:
+    """What regularises leaves some thousandths, or hundredths, of a solution, which sweeps of refinement find sooner than
+    pivots of any row, which fill."""
+    D2 = sp.diags([1.0, -2.0, 1.0], [0, 1, 2], shape=(n - 2, n))
+    K = sp.csc_matrix(D2.T @ D2 + sp.diags(np.r_[1.0, 1.0, np.zeros(n - 2)]))
+    saddle, want = SparseSaddle(K, n), np.random.default_rng(0).standard_normal(n).cumsum()
+    first = saddle.lu.solve((K @ want) * saddle.scale) * saddle.scale
+    assert np.abs(first - want).max() > 1e-3 * np.abs(want).max()
+    assert saddle.regular and not saddle.hard and "_pivoted" not in vars(saddle)
+    assert np.abs(saddle.once(K @ want) - want).max() < 1e-5 * np.abs(want).max()
+
+
 def test_curvature_that_is_negative_is_seen() -> None:
     """A control that pays: one direction along the constraints goes down, and it is no rounding."""
     K, n = heat(40, 40, 1e-3)

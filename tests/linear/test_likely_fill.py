@@ -193,10 +193,31 @@ def test_what_is_not_definite_has_the_factors_it_had() -> None:
 
 
 def test_grids_stay_sparse() -> None:
-    line = sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(20, 20))
-    orders = Orders()
-    Gram(sp.csc_matrix(sp.kronsum(line, line)), np.zeros((0, N)), np.zeros(0)).factor(0.1, orders)
-    assert orders.alone.fill > 0 and not orders.alone.fills(N)
+    m = 30  # of 20 they are a band
+    line, orders = sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(m, m)), Orders()
+    Gram(sp.csc_matrix(sp.kronsum(line, line)), np.zeros((0, m * m)), np.zeros(0)).factor(0.1, orders)
+    assert orders.alone.fill > 0 and not orders.alone.fills(m * m)
+
+
+def test_normal_equations_in_a_band() -> None:
+    """By Cholesky's method, whatever their numbering, if they are definite and their entries stand where they did."""
+    n, rng = 300, np.random.default_rng(0)
+    D2 = sp.diags([1.0, -2.0, 1.0], [0, 1, 2], shape=(n - 2, n))
+    mixed, b, orders, others = rng.permutation(n), rng.standard_normal((n, 2)), Orders(), Orders()
+    N_ = sp.csc_matrix(D2.T @ D2 + 9 * sp.identity(n))
+    turned, moved = sp.csc_matrix(N_.tocsr()[mixed][:, mixed]), N_.tolil()
+    moved[0, 1] = moved[1, 0] = 0
+    moved[0, 3] = moved[3, 0] = 0.3
+    cases = [(turned, 0.1, True, orders), (turned, -10.0, False, orders), (turned, 0.2, True, orders),
+             (N_, 0.0, True, others), (sp.csc_matrix(moved), 0.0, False, others)]  # fmt: skip
+    for matrix, shift, band, orders in cases:
+        matrix.sort_indices()
+        factors = Gram(matrix.copy(), np.zeros((0, n)), np.zeros(0)).factor(shift, orders)
+        assert (getattr(factors, "negative", 1) == 0) == band
+        for rhs in (b, b[:, 0]):
+            expected = np.linalg.solve(matrix.toarray() + shift * np.eye(n), rhs)
+            np.testing.assert_allclose(factors.solve(rhs), expected, rtol=1e-9, atol=1e-9)
+    assert others.band(cases[-1][0]) is None
 
 
 def test_lu() -> None:

@@ -312,12 +312,27 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/sparsity/same_pattern.py",
+        f"{SELDOM} -k order",
+        ("np.array_equal(A.indices, indices)", "True"),
+    ),
+    *mutants(
+        "implicitkit/linear/auto.py",
+        "tests/solver/test_large_least_squares.py -k linear_fits",
+        ("and not self._refines(price)", ""),
+    ),
+    *mutants(
+        "implicitkit/linear/factors/gram.py",
+        "tests/linear/test_likely_fill.py -k in_a_band",
+        ("full = band.cholesky(shifted.data)", "full = None"),
+        ("if self._band is not None and stand_at(N, *self._places) else None", ""),
+    ),
+    *mutants(
         "implicitkit/linear/factors/ordering.py",
         "tests/solver/test_large_least_squares.py -k looked_for_once",
         ("x[self.order] = found", "x[:] = found"),
         ("b[self.order]), *trans)", "b[self.order]))"),
         ("A.data[self.moved.data]", "A.data"),
-        ("np.array_equal(A.indices, self.indices)", "True", f"{SELDOM} -k order"),
         ("x[:, self.order] = self.lu.solve(flat, trans)", "x[:] = self.lu.solve(flat, trans)", TOGETHER),
         ("self.lu.solve(flat, trans)", "self.lu.solve(flat)", TOGETHER),
         ("np.take(values, moved.data, axis=1))", "values)", TOGETHER),

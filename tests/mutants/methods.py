@@ -1328,7 +1328,7 @@ MUTANTS = [
         ("_OUT_OF_REACH = 0.1", "_OUT_OF_REACH = 10.0"),
         ("self.hard, x, norm = True, other, rest", "x, norm = other, rest"),
         ("_LARGER = 100.0", "_LARGER = 1e30"),
-        ("self.hard = bool(np.abs(x - once).max() > _SLOWLY * size) and self._pivoted is not None", "pass"),
+        ("for _ in range(self._sweeps):", "for _ in range(1):"),
         ("if not amplified < _DOUBTFUL:", "if True:"),
         ("return amplified < _SINGULAR", "return True"),
         ("        return self._pivoted if self.hard else self.lu", "        return self.lu"),

@@ -710,7 +710,12 @@ MUTANTS = [
         "tests/solver/test_hessian_factors.py",
         ("square <= _SAME**2 * (q * w).sum(1)", "square <= (q * w).sum(1)"),
         ("length * product(q / length) - w", "product(q / length) - w"),
-        ("N.diagonal(dim1=1, dim2=2).sqrt()", "torch.ones_like(N[:, 0])"),
+        ("N.diagonal(dim1=1, dim2=2), solve", "torch.ones_like(N[:, 0]), solve"),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/newton_cg.py",
+        "tests/solver/test_hessian_factors.py -k sparse_minimum",
+        ("None if whole is None else HessianFactors(whole.diagonal, whole.solve)", "None"),
     ),
     *mutants(
         "implicitkit/solver/verdict/curvature.py",
@@ -723,7 +728,7 @@ MUTANTS = [
         ("_LIKE = 0.5", "_LIKE = 50.0"),
         ("which = which & ~_is_like(product, known, z, steps)", "pass"),
         ("w = w - share * Nq", "w = w - 0 * share * Nq"),
-        ("alive = alive & ~(square.abs() <= torch.finfo(z.dtype).eps)", "pass"),
+        ("alive = alive & ~(square.abs() <= _ALIKE**2)", "pass"),
         (
             "torch.where((Q == 0).all(2), size, torch.cat(diagonal, 1))",
             "torch.cat(diagonal, 1)",

@@ -240,7 +240,8 @@ def test_prices_of_sparse_fits() -> None:
 
 
 def test_what_a_product_takes_is_seen_in_the_graph() -> None:
-    """Six nodes of 40 numbers; four times in rows of four; an index puts its numbers into their places."""
+    """Six nodes of 40 numbers; four times in rows of four; an index puts its numbers into their places, and a convolution
+    of nine takes as long for each number as that for four and a half."""
     z = torch.zeros(1, 40, dtype=D)
     nodes, numbers, placed = size_of_graph(nodes_of(autodiff.recorded(lambda y: y.sin().cos().exp(), z)[0]))
     assert (nodes, numbers, placed) == (4, 160, 0)  # with the node that gathers the gradient
@@ -248,4 +249,7 @@ def test_what_a_product_takes_is_seen_in_the_graph() -> None:
     assert rows[0] == 4 and rows[1] == 3 * 160 + 40
     index = torch.arange(20)
     assert size_of_graph(nodes_of(autodiff.recorded(lambda y: y[:, index], z)[0]))[2] == 20
+    nine = torch.ones(1, 1, 9, dtype=D)
+    blurred = autodiff.recorded(lambda y: torch.nn.functional.conv1d(y[None], nine, padding=4)[0], z)[0]
+    assert size_of_graph(nodes_of(blurred))[2] == 180
     assert size_of_graph(nodes_of(torch.zeros(3))) == (0, 0, 0)

@@ -19,6 +19,7 @@ less, until these outweigh what rounding puts in, ``eps |L| |U|`` (Higham 2002, 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,7 +39,7 @@ _STRONGER, _STRONGEST = 10.0, 1e-6  # what is put on the diagonal in their place
 _LARGER = 100.0  # times the solution by the regularised factors: what is larger is that of a singular matrix
 _AMPLIFIED = 1e6  # of a right-hand side of size one: more is the inverse of what regularises
 _DOUBTFUL = 1e8  # up to here it is not where refinement, which removes what regularises, leaves it as large
-_SLOWLY = 1e-3  # a part of the solution that refinement still has to find: pivots of any row are worth it
+_LEFT = 1e-6  # a part of the solution that refinement may leave where nobody looks
 _OUT_OF_REACH = 0.1  # of what is left: all that one more sweep moves, where the rest is in the null space of the matrix
 Symmetric = TypeVar("Symmetric", sp.csc_matrix, ArrowheadMatrix)
 _SINGULAR = 1e12  # the same without what regularises: more is the inverse of rounding
@@ -102,6 +103,7 @@ class SparseSaddle:
     ) -> None:
         self.lu: Any = None
         self.hard = False  # is it by other pivots that a solution was found?
+        self._sweeps = 1  # of refinement, where nobody looks at what is left
         self.scale = np.ones(K.shape[0])
         if not all(np.isfinite(part).all() for part in _parts(K)):
             return
@@ -137,7 +139,7 @@ class SparseSaddle:
     @functools.cached_property
     def regular(self) -> bool:
         """Is it far from singular?  Judged by a solve: where it is not, the factors are those of what regularises them, or
-        of rounding.  Where it is, but refinement has far to go, solutions are by pivots of any row from here on."""
+        of rounding.  Where it is, but refinement has far to go, :meth:`once` goes on for longer."""
         if self.lu is None:
             return False
         b = np.random.default_rng(0).uniform(0.5, 1.5, len(self.scale))
@@ -151,15 +153,19 @@ class SparseSaddle:
         size = float(np.abs(x).max())
         if not (norm <= _HARD * size and np.abs(x - once).max() <= 0.5 * size):
             return False
-        self.hard = bool(np.abs(x - once).max() > _SLOWLY * size) and self._pivoted is not None
+        share = max(float(np.abs(x - once).max() / size), _LEFT)
+        self._sweeps = max(1, math.ceil(math.log(_LEFT) / math.log(share)) - 1)
         return True
 
     def once(self, b: np.ndarray) -> np.ndarray:
-        """``x`` with ``K x = b``, linear in ``b``: refined once, without a look at what is left.  What regularises leaves
-        nothing then that a product with the operator itself, dear beside one with ``K``, would have to show first."""
+        """``x`` with ``K x = b``, linear in ``b``: refined once, or as often as :attr:`regular` says, without a look at
+        what is left.  What regularises leaves nothing then that a product with the operator itself, dear beside one with
+        ``K``, would have to show first."""
         rhs = b * self.scale
         x: np.ndarray = self._lu.solve(rhs)
-        return (x + self._lu.solve(rhs - self.K @ x)) * self.scale
+        for _ in range(self._sweeps):
+            x = x + self._lu.solve(rhs - self.K @ x)
+        return x * self.scale
 
     @property
     def _lu(self) -> Any:

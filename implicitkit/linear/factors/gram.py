@@ -26,10 +26,12 @@ import scipy.linalg as la
 import scipy.sparse as sp
 
 from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle
+from implicitkit.linear.factors.analysis import analyse
+from implicitkit.linear.factors.banded import SymmetricBand
 from implicitkit.linear.factors.gram_entries import long_rows, squares
 from implicitkit.linear.factors.ordering import Ordering
 from implicitkit.sparsity.compression import Coloured, below_each_other
-from implicitkit.sparsity.same_pattern import with_entries
+from implicitkit.sparsity.same_pattern import stand_at, with_entries
 
 _REGULARISED = 1e-14  # of what is positive definite but for rounding
 
@@ -40,11 +42,21 @@ class Orders:
     def __init__(self, pattern: object = None) -> None:
         self.alone = Ordering()
         self.bordered: dict[int, Layout] = {}
+        self._places: tuple[np.ndarray, np.ndarray] | None = None  # where the entries of the first stand
+        self._band: SymmetricBand | None = None  # as these do
 
     @property
     def fill(self) -> int:
         """Entries of the factors that were made first; 0 before."""
         return max(self.alone.fill, *(layout.ordering.fill for layout in self.bordered.values()), 0)
+
+    def band(self, N: sp.csc_matrix) -> SymmetricBand | None:
+        """Where the entries of ``N`` stand in a narrow band, if they do, and where those of the first did."""
+        if self._places is None:
+            self._places = N.indices, N.indptr
+            known = analyse(sp.csr_matrix(N.T).astype(bool))  # by rows and by columns it is the same
+            self._band = None if known.band is None else SymmetricBand(known)
+        return self._band if self._band is not None and stand_at(N, *self._places) else None
 
     def layout(self, K: sp.csc_matrix, border: int) -> Layout:
         """The layout of ``K``, with a border of so many rows."""
@@ -103,7 +115,11 @@ class Gram:
         shifted = with_entries(self.N, self.N.data.copy())
         shifted.data[self._places] += shift
         if not len(self.W):
-            full = _Cholesky.of(shifted, self.N.diagonal() > 0, shift) if orders.alone.fills(shifted.shape[0]) else None
+            band, full = orders.band(shifted), None
+            if band is not None:
+                full = band.cholesky(shifted.data)
+            elif orders.alone.fills(shifted.shape[0]):
+                full = _Cholesky.of(shifted, self.N.diagonal() > 0, shift)
             return orders.alone.factor(shifted, 0.0) if full is None else full
         W = _full(self.W)
         K = sp.bmat([[shifted, W.T], [W, sp.diags_array(-self.signs)]], format="csc")

@@ -26,6 +26,8 @@ from implicitkit.linear.iterative.gmres import GMRES
 _ROUNDING = 64.0  # units of rounding that a direct solution may leave in |A| |x| + |b|
 _SAME = 1e3  # units of rounding that matrices which are the same may differ by
 _LOOKS = 4  # random combinations of solutions
+SWEEPS = 4  # of refinement, at most
+DIGITS = 1e-3  # of the tolerance of few solutions, to which they are refined, if that is to be had
 _CLEAR = 0.1  # of the tolerances of all solutions together
 
 
@@ -60,7 +62,9 @@ class SparseLU(DirectSolver):
         return solve_with(blocks, A, b, rtol=rtol, atol=atol)
 
 
-def solve_with(blocks: Any, A: Operator, b: Tensor, *, rtol: float, atol: float, sweeps: int = 4) -> LinearSolution:
+def solve_with(
+    blocks: Any, A: Operator, b: Tensor, *, rtol: float, atol: float, sweeps: int = SWEEPS
+) -> LinearSolution:
     """``A x = b`` by the factors of ``blocks`` and refinement with products.
 
     Args:
@@ -94,7 +98,7 @@ def solve_with(blocks: Any, A: Operator, b: Tensor, *, rtol: float, atol: float,
         return rows.unflatten(0, (k, -1)).permute(1, 2, 0)
 
     # a sweep costs little beside the factors: three digits more than asked, if they are to be had
-    digits = 1e-3 if k <= MANY else None
+    digits = DIGITS if k <= MANY else None
     return refined(blocks.solve, product, *common, sweeps, digits)
 
 

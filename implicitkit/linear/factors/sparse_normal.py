@@ -5,6 +5,7 @@ The matrix is symmetric and, for ``\mu > 0``, definite: the minimum degree order
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -126,14 +127,18 @@ class SparseNormal:
 
 class NormalFactors:
     r"""``R'R + \mu D^2`` with its factors: something near the Hessian of half the squared norm, where residuals or their
-    curvature are small.  It is never believed: solutions are refined and judged by products with the Hessian."""
+    curvature are small.  It is never believed: solutions are refined and judged by products with the Hessian.
+
+    Attributes:
+        unlike: how far from one eigenvalues of ``N^{-1} H`` have been found at the solution; infinite: nobody has asked.
+    """
 
     rough = positive = True
     gone = False
 
     def __init__(self, lus: list[Any], scaled: list[Gram], D: np.ndarray, mu: np.ndarray) -> None:
         self.lus, self.scaled, self.D = lus, scaled, D
-        self.damping = torch.from_numpy(mu)  # ``mu`` of every sample, ``(batch,)``
+        self.damping, self.unlike = torch.from_numpy(mu), math.inf  # ``mu`` of every sample, ``(batch,)``
         self.factor = Verdict(torch.ones(len(lus), dtype=torch.bool, device="cpu"))
 
     @property

@@ -62,7 +62,7 @@ class Curved:
         size = self.H.abs().flatten(1).amax(1).clamp_min(1e-8)
         N = self.H - (_FLOOR * size)[:, None, None] * eye
         L, self.convex = cholesky_batched(N)
-        self.factors = HessianFactors(N, L) if bool(self.convex.all()) else None
+        self.factors = HessianFactors.dense(N, L) if bool(self.convex.all()) else None
         self.open = torch.zeros_like(self.convex)
         if self.factors is None:
             self.open = ~self.convex & cholesky_batched(self.H + (_FLOOR * size)[:, None, None] * eye)[1]

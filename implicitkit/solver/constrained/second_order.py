@@ -57,7 +57,7 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
         f: the problem's. w: points and multipliers, ``(batch, n + m)``. which: ``(batch,)``, the samples in question.
             descended: those of them to which the objective has fallen step by step; these are looked at less closely.
     """
-    if f.curved is not None and len(f.curved.L) == len(w) and bool((which & descended).any()):
+    if f.curved is not None and len(f.curved.units) == len(w) and bool((which & descended).any()):
         which = which & ~(descended & _is_convex(f, w))
         if not bool(which.any()):
             return w

@@ -22,6 +22,7 @@ from implicitkit.solver.evaluating.differentiated import MOST, kept_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.forcing import aim_of_model
+from implicitkit.solver.steps.hessian_factors import HessianFactors
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.paths import End, Path, way_to_boundary
 from implicitkit.solver.steps.region import POOR, Region
@@ -143,6 +144,7 @@ class NewtonCG(Method):
         f.stuck = hopeless
         if factors is not None and g.shape[1] >= SMALLEST and len(z) == f.system.batch:  # for the derivative
             f.system.factored = whole
+            f.curved = None if whole is None else HessianFactors(whole.diagonal, whole.solve)
         rent = rent + path.walked + 1 if cut else rent if factors is None else 0.0
         after = {"radius": region.radius, "first": state["first"], "made": made, "shift": shift, "rent": rent}
         if path.left is not None and factors is None and torch.equal(region.z, z + p):

@@ -24,7 +24,7 @@ def by_factors(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor, HessianFactors | N
     H = H if H.dtype in (torch.float32, torch.float64) else H.float()
     d, convex, L = _solved(H, g.to(H.dtype))
     if bool(convex.all()):
-        return d.to(g.dtype), convex, HessianFactors(H, L)
+        return d.to(g.dtype), convex, HessianFactors.dense(H, L)
     size = H.diagonal(dim1=1, dim2=2)
     low, high = size.aminmax(dim=1)
     doubtful = ~convex & (low > 0) & (low < _UNEVEN * high) & torch.isfinite(high)

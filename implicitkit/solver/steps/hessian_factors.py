@@ -20,11 +20,21 @@ _SAME = 1e-3  # how much of itself a Hessian may have changed by
 
 
 class HessianFactors:
-    """``N = L L'`` of every sample, ``(batch, n, n)``, positive definite."""
+    """``N`` of every sample, positive definite.
 
-    def __init__(self, N: Tensor, L: Tensor) -> None:
-        self.L, self.units = L, N.diagonal(dim1=1, dim2=2).sqrt()
+    Args:
+        diagonal: of ``N``, ``(batch, n)``. inverse: ``b -> N^{-1} b``, ``(batch, n)`` both.
+    """
+
+    def __init__(self, diagonal: Tensor, inverse: Callable[[Tensor], Tensor]) -> None:
+        self.units, self._inverse = diagonal.sqrt(), inverse
         self._held: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def dense(cls, N: Tensor, L: Tensor) -> HessianFactors:
+        """The factors of dense ``N = L L'``, ``(batch, n, n)``."""
+        solve = lambda b: torch.cholesky_solve(b.to(L).unsqueeze(2), L).squeeze(2)  # noqa: E731
+        return cls(N.diagonal(dim1=1, dim2=2), solve)
 
     def hold(self, product: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
         """Where the Hessian at ``z`` is the same, ``(batch,)``; ``product``: that with unit vectors, ``(batch, n)``.  Of the
@@ -43,4 +53,4 @@ class HessianFactors:
 
     def solve(self, b: Tensor) -> Tensor:
         """``N^{-1} b``, ``(batch, n)``."""
-        return torch.cholesky_solve(b.to(self.L).unsqueeze(2), self.L).squeeze(2).to(b)
+        return self._inverse(b).to(b)

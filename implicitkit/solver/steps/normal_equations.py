@@ -11,6 +11,7 @@ Wright & Holt (1985), J. Austral. Math. Soc. B 26 (inexact Levenberg-Marquardt s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
@@ -227,7 +228,7 @@ class _DenseFactors:
 
     def __init__(self, L: Tensor, scaled: Tensor, D: Tensor, mu: Tensor) -> None:
         self.L, self.scaled, self.units, self.D, self.damping = L, scaled, D, D.unsqueeze(2), mu
-        self.factor = Verdict(torch.ones(len(L), dtype=torch.bool, device=L.device))
+        self.factor, self.unlike = Verdict(torch.ones(len(L), dtype=torch.bool, device=L.device)), math.inf
 
     def let_go(self) -> None:
         """Give their memory back: nobody is going to use them."""

@@ -13,6 +13,7 @@ eigenvalues of ``N^{-1} H`` say the same (Sylvester), and say it sooner: all but
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -37,6 +38,7 @@ LENGTHS = (1.0, -1.0, 1e-1, -1e-1, 1e-2, -1e-2, 1e-3, -1e-3)  # of the step off 
 SHORT = tuple(s * float(f"1e-{k}") for k in range(4, 9) for s in (1, -1))  # ... where a wall is near, with a share ...
 SHOWN = 0.1  # ... of the fall that the curvature promises
 _LIKE = 0.5  # of one, how far eigenvalues of N^-1 H may be from it for H to be taken for positive definite
+_ALIKE = 1e-4  # how far a random vector may be from an eigenvector of N^-1 H for it to be a multiple of one
 _FORMED = 32  # unknowns of a fit, whose R'R costs less than what it saves
 _UNITS = 4  # in the last place, by which z moves at least in a difference
 
@@ -63,7 +65,7 @@ def downhill(
         tried.append((q, hessian_times(probe, z, g, moved, q)))
         return tried[-1][1]
 
-    if f.curved is not None and len(f.curved.L) == len(z):
+    if f.curved is not None and len(f.curved.units) == len(z):
         which = which & ~(f.curved.hold(product, z) & descended)
         if not bool(which.any()):
             return z
@@ -197,7 +199,7 @@ def random_unit(z: Tensor) -> Tensor:
 
 def _is_like(product: Callable[[Tensor], Tensor], N: Any, z: Tensor, steps: int) -> Tensor:
     """Where a Hessian ``H`` is like the positive definite ``N`` of which there are factors, ``(batch,)``: no Ritz value of
-    ``N^{-1} H`` is far from one.
+    ``N^{-1} H`` is far from one; how far they are is noted in ``N.unlike``.
 
     So it is no saddle point's.  Nor is it an inflection's: along what the residuals hardly change with, ``R'R`` is of second
     order and ``H`` of first.
@@ -212,7 +214,7 @@ def _is_like(product: Callable[[Tensor], Tensor], N: Any, z: Tensor, steps: int)
         v = N.solve(w)
         square = (v * w).sum(1, keepdim=True)
         if k:
-            alive = alive & ~(square.abs() <= torch.finfo(z.dtype).eps)
+            alive = alive & ~(square.abs() <= _ALIKE**2)
             T[:, k, k - 1] = T[:, k - 1, k] = torch.where(alive, square.sqrt(), 0).squeeze(1)  # NaN if negative
         q, Nq = (torch.where(alive, t / square.sqrt(), 0) for t in (v, w))
         T[:, k, k] = (~alive).squeeze(1)  # as if one
@@ -227,8 +229,9 @@ def _is_like(product: Callable[[Tensor], Tensor], N: Any, z: Tensor, steps: int)
             for share, (_, Nq) in zip(shares, basis, strict=True):
                 w = w - share * Nq
     finite = torch.isfinite(T).flatten(1).all(1)
-    values = torch.linalg.eigvalsh(torch.where(finite[:, None, None], T, 0))
-    return finite & ((values - 1).abs() <= _LIKE).all(1)
+    away = (torch.linalg.eigvalsh(torch.where(finite[:, None, None], T, 0)) - 1).abs().amax(1)
+    N.unlike = float(away.amax()) if bool(finite.all()) else math.inf
+    return finite & (away <= _LIKE)
 
 
 def lanczos(

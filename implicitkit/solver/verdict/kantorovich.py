@@ -113,7 +113,7 @@ def last_jacobian(f: Evaluations, point: Tensor) -> DenseBlocks | None:
 def minimum_is_near(f: Evaluations, z: Tensor) -> Tensor:
     """Where a step left factors ``N`` of a positive definite Hessian that holds at ``z`` (on the way to infinity a step
     changes it by a third and more), and ``N^{-1} F`` is small beside each ``z_j``, ``(batch,)``; one evaluation or none."""
-    if f.curved is None or len(f.curved.L) != len(z) or not f.of_gradient:
+    if f.curved is None or len(f.curved.units) != len(z) or not f.of_gradient:
         return torch.zeros(len(z), dtype=torch.bool, device=z.device)
     g, probe, h = f.residual(z), f.beside("minimise"), difference_step(z, f.eps**0.5)
     held = f.curved.hold(lambda q: hessian_times(probe, z, g, h, q), z)
