@@ -72,7 +72,7 @@ class LiftedMatrix:
         n, m, none = self.n, self.m, np.zeros(self.k)
         beside = (self.K @ np.concatenate([x[:n], none, x[n:], none]))[n + self.k + m :]
         y = self.K @ np.concatenate([x[:n], none, x[n:], self.signs * beside])
-        return np.delete(y[: n + self.k + m], np.s_[n : n + self.k])
+        return np.concatenate([y[:n], y[n + self.k : n + self.k + m]])
 
     def __abs__(self) -> LiftedMatrix:
         return LiftedMatrix(abs(self.K), self.n, self.m)
@@ -97,7 +97,7 @@ class LiftedFactors:
         """``x`` with ``K x = b``, refined once."""
         n, none = self.n, np.zeros(self.k)
         x = self.saddle.once(np.concatenate([b[:n], none, b[n:], none]))
-        return np.delete(x[: n + self.k + self.m], np.s_[n : n + self.k])
+        return np.concatenate([x[:n], x[n + self.k : n + self.k + self.m]])
 
 
 class _Lifts:
