@@ -81,10 +81,15 @@ class ActiveSystem:
 
     def size(self, x: np.ndarray, transposed: bool) -> np.ndarray:
         """``|N| |x|``, or ``|N'| |x|``."""
-        x, K = np.abs(x), abs(self.K)
+        x, K = np.abs(x), self.moduli
         if transposed:
             return K @ np.where(self.free, x, 0.0) + np.where(self.free, 0.0, x)
         return np.where(self.free, K @ x, x)
+
+    @functools.cached_property
+    def moduli(self) -> Matrix:
+        """``|K|``."""
+        return abs(self.K)
 
 
 class _Begun:

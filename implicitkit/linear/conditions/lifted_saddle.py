@@ -22,14 +22,14 @@ import numpy as np
 import scipy.sparse as sp
 
 from implicitkit.linear.conditions.active_factors import Saddle
-from implicitkit.linear.conditions.sparse_saddle import Layout
+from implicitkit.linear.conditions.sparse_saddle import Layout, SaddleMatrix
 from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
 from implicitkit.linear.factors.low_rank_blocks import symmetric_border
 from implicitkit.sparsity.low_rank import Bordered, Entries
 
 
-def lifted_saddles(ready: Bordered, entries: Entries, J: np.ndarray) -> tuple[list[sp.csc_matrix], Layout, int]:
-    """The matrices of all samples, of one pattern, its layout, and ``k``.
+def lifted_saddles(ready: Bordered, entries: Entries, J: np.ndarray) -> tuple[list[SaddleMatrix], int]:
+    """The matrices of all samples, of one pattern, and ``k``.
 
     Args:
         entries: of the Hessians. J: ``(batch, m, n)``, all entries of which count.
@@ -109,10 +109,10 @@ class _Lifts:
     """
 
     def __init__(self, pattern: object) -> None:
-        self.last: tuple[Entries, np.ndarray, tuple[list[sp.csc_matrix], Layout, int]] | None = None
+        self.last: tuple[Entries, np.ndarray, tuple[list[SaddleMatrix], int]] | None = None
 
-    def of(self, ready: Bordered, entries: Entries, J: np.ndarray) -> tuple[list[sp.csc_matrix], Layout, int]:
-        """Matrices, layout and ``k`` (:func:`lifted_saddles`)."""
+    def of(self, ready: Bordered, entries: Entries, J: np.ndarray) -> tuple[list[SaddleMatrix], int]:
+        """Matrices and ``k`` (:func:`lifted_saddles`)."""
         last = self.last
         if last is not None and last[0] is entries and np.array_equal(last[1], J):
             return last[2]
@@ -124,7 +124,9 @@ class _Lifts:
             )
             for i in range(batch)
         ]
-        layout = None if last is None else last[2][1]  # how many numbers are shared may depend on the point
-        found = matrices, layout if layout is not None and layout.fits(matrices[0]) else Layout(matrices[0]), k
+        layout = last[2][0][0].layout if last is not None and last[2][0] else None
+        if layout is None or not layout.fits(matrices[0]):  # how many numbers are shared may depend on the point
+            layout = Layout(matrices[0]) if matrices else None
+        found = [SaddleMatrix(K, n + k, layout) for K in matrices], k
         self.last = entries, J.copy(), found
         return found
