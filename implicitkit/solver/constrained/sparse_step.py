@@ -40,11 +40,12 @@ class SparseDirection:
     Attributes:
         first: what is known of first order at the point. conditions: ``(dL/dz, h, g)`` there, ``(batch, n + m)``. d: the
             step, ``(batch, n)``. y: the new multipliers, ``(batch, m)``. entries: of the matrices, ``(batch, nnz)``.
-            inside: was a program solved from inside?
+            inside: was a program solved from inside? same: are the matrices those of the last time, here or in another
+            solve, as where they do not depend on the point?
     """
 
-    def __init__(self, first: First, conditions: Tensor, entries: Tensor) -> None:
-        self.first, self.conditions, self.entries, self.inside = first, conditions, entries, False
+    def __init__(self, first: First, conditions: Tensor, entries: Tensor, same: bool = False) -> None:
+        self.first, self.conditions, self.entries, self.inside, self.same = first, conditions, entries, False, same
         self.d, self.y = torch.zeros_like(first.slope), torch.zeros_like(first.constraints)
         self._open: dict[int, tuple[qp.SparseProgram, qp.SparsePoint]] = {}
         self._settled: dict[int, ActiveSystem] = {}
@@ -147,7 +148,7 @@ def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | No
     if at is None:
         return None
     value, constraints = model.f.values(w)
-    direction = SparseDirection(First(value, torch.zeros_like(z), constraints), at.conditions, at.entries)
+    direction = SparseDirection(First(value, torch.zeros_like(z), constraints), at.conditions, at.entries, at.same)
     again = []
     for i in at.usable():
         reach = _REACH * (1 + float(z[i].abs().max())) if bool(blank[i]) else None
@@ -179,6 +180,7 @@ class Linear(NamedTuple):
     entries: Tensor
     matrices: list[SaddleMatrix]
     more: int = 0  # unknowns, and as many rows
+    same: bool = False  # are the matrices those of the last time, here or in another solve?
 
     @classmethod
     def at(cls, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None) -> Linear | None:
@@ -190,9 +192,9 @@ class Linear(NamedTuple):
             if parts is None:
                 return None
             out, border, entries, J = parts
-            lifted = lifted_saddles(border, entries, array(J))
-            values = np.stack([K.K.data for K in lifted[0]])
-            return cls(model, z, multipliers, bounds, out, torch.from_numpy(values).to(z), *lifted)
+            lifted, same = lifted_saddles(border, entries, array(J))
+            values = torch.from_numpy(lifted.entries).to(z)
+            return cls(model, z, multipliers, bounds, out, values, lifted.matrices, lifted.more, same)
         out, ready, values = found
         one, zero = (torch.full((len(z),), x, dtype=torch.float64, device="cpu") for x in (1.0, 0.0))
         blocks = SparseBlocks(ready, values).shifted(zero, one)
