@@ -994,8 +994,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/conditions/part_saddle.py",
         "tests/solver/test_short_programs.py -k arrowhead",
-        (".both_sides(free[self.places].astype(float))", ""),
-        ("part.shifted(added[self.places])", "part"),
+        ("np.where(rows[:, None], C, 0.0)", "C"),
+        ("K.d[unknowns] + added[unknowns]", "K.d[unknowns]"),
         ("found[self.places] = x", "found[: len(x)] = x"),
     ),
     *mutants(
