@@ -15,6 +15,7 @@ from implicitkit.foundation import autodiff
 from implicitkit.linear.conditions import kkt
 from implicitkit.linear.conditions.least_norm import least_norm
 from implicitkit.linear.conditions.sparse_saddle import SparseSaddle
+from implicitkit.linear.factors import ordering
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.sparsity.compression import known_entries
 
@@ -47,6 +48,24 @@ def test_least_norm_is_that_of_the_pseudo_inverse(transposed: bool, scale: float
     assert x is not None
     dense = np.linalg.pinv(A.toarray(), rcond=1e-12) @ b
     np.testing.assert_allclose(x[0].numpy(), dense, rtol=0, atol=1e-9 * np.abs(dense).max())
+
+
+def test_what_solutions_of_least_norm_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one pattern the system is laid out once, and its order is looked for once."""
+    C = grid_network(5)
+    pattern = sp.csr_matrix(sp.bmat([[sp.identity(C.shape[1]), C.T], [-C, None]]), dtype=bool)
+    ready, rng, orders = known_entries(pattern), np.random.default_rng(0), []
+    inner = ordering.superlu
+    monkeypatch.setattr(ordering, "superlu", lambda *a, **k: orders.append(k.get("permc_spec")) or inner(*a, **k))
+    for k in range(3):
+        blocks = SparseBlocks(ready, rng.uniform(1, 2, (1, pattern.nnz)))
+        b = rng.standard_normal(pattern.shape[0])
+        x = least_norm(blocks, torch.from_numpy(b[None]))
+        assert x is not None
+        np.testing.assert_allclose(ready.matrix(blocks.values[0]) @ x[0].numpy(), b, atol=1e-8)
+        if k == 0:
+            monkeypatch.delattr(sp, "bmat")
+    assert orders == [None, "NATURAL", "NATURAL"]
 
 
 def test_least_norm_of_what_is_no_block_and_of_nothing() -> None:

@@ -124,7 +124,7 @@ def refined(
 
 
 def _corrected(x: Tensor, correction: Tensor, which: Tensor) -> Tensor:
-    """``x`` corrected in these columns, ``(batch, k)``, where that is little beside it, as it is by factors of the matrix."""
+    """``x`` corrected in these columns, ``(batch, k)``, where that is little beside it, as by factors of the matrix."""
     little = torch.linalg.vector_norm(correction, dim=1) <= _LITTLE * torch.linalg.vector_norm(x, dim=1)  # not of NaN
     return torch.where((which & little).unsqueeze(1), x + correction, x)
 

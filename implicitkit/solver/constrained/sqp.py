@@ -82,7 +82,9 @@ class SQP(Method):
         else:
             d, new = direction.d, direction.y
         trial = _moved(w, d, new, bounds)
-        if direction is not None and direction.same:  # the last step, as it seems: no products are asked for where it leads
+        if (
+            direction is not None and direction.same
+        ):  # the last step, as it seems: no products are asked for where it leads
             f.keeps, f.graphs = False, True
         good = _fallen(f, trial)
         if dense is not None and bool((uphill := ~good & dense.is_uphill(d, new)).any()):
