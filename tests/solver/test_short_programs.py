@@ -26,6 +26,7 @@ from implicitkit.rule import determinacy
 from implicitkit.solver.constrained import step_program
 from implicitkit.solver.qp import sparse as qp
 from implicitkit.solver.verdict import judge
+from implicitkit.system import System
 
 F64 = torch.float64
 
@@ -82,11 +83,14 @@ def test_a_portfolio_takes_two_evaluations(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("_run", "_engine_run_backward"):
         inner = getattr(graph, name)
         monkeypatch.setattr(graph, name, lambda *a, inner=inner, **k: twice.append(a[3]) or inner(*a, **k))
+    named, identity = [], System.identity.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(System, "identity", property(lambda self: named.append(1) or identity(self)))
     monkeypatch.delattr(sparse_saddle, "equilibrated")
     monkeypatch.delattr(Bounded, "natural")  # the bounds themselves say what it is
     monkeypatch.setattr(ConstrainedMinimisation, "has_natural", True)
     s = solve(parts, z0)
-    assert (s.evaluations, int(s.steps), twice) == (2, 1, [True, True, False, False]) and is_optimal(parts, s)
+    assert (s.evaluations, int(s.steps), twice) == (2, 1, [False, True, False, False]) and is_optimal(parts, s)
+    assert len(named) == 1  # for two patterns
 
 
 @pytest.mark.parametrize("what", ["objective", "constraint", "off the start"])
