@@ -200,13 +200,13 @@ class ConstrainedMinimisation(Problem):
 
     def unpack(self, layout: Layout, matrix: Tensor) -> Any:
         size = layout.size
-        z = self.layout.unpack(matrix[:, : self.size])  # of the multipliers nothing is asked
         if matrix.shape[1] == size:
-            return State(z, ())
+            return layout.unpack(matrix)
         if matrix.shape[1] > size + 2:
-            return Natural(z, self.layout.unpack(matrix[:, size : size + self.size]))
+            return Natural(layout.unpack(matrix[:, :size]).z, layout.unpack(matrix[:, size : 2 * size]).z)
+        state, step = matrix[:, :-1], matrix[:, -1]
         shape = (matrix.shape[0] // layout.samples_per_row, *layout.inner) if layout.batch_dims else ()
-        return Query(z, matrix[:, -1].reshape(shape))
+        return Query(layout.unpack(state).z, step.reshape(shape))
 
     # ---- on packed states
     def values(self, kernel: Kernel, w: Tensor) -> tuple[Tensor, Tensor]:
