@@ -99,6 +99,7 @@ class System:
         self.factored: Any = None
         self.rows_named: list[str] | None = None
         self._sparsity: dict[str, Sparsity] = {}
+        self._named: tuple[Hashable, ...] | None = None  # by what their patterns are remembered
 
     @property
     def eps(self) -> float:
@@ -232,15 +233,14 @@ class System:
     def sparsity(self, what: str = "residual") -> Sparsity:
         """The pattern of the Jacobian of one sample's ``"residual"``, or ``"residuals"``, shared by all systems of one
         origin."""
-        known = self.origin._sparsity
-        if what not in known:
-            problem = self.origin.problem
-            shapes = tuple(tuple(t.shape) for t in self.lifted.theta)
-            key = (what, *self.identity, shapes)
-            kind = problem.kind
+        origin, problem = self.origin, self.origin.problem
+        if what not in origin._sparsity:
+            if origin._named is None:
+                origin._named = *self.identity, tuple(tuple(t.shape) for t in self.lifted.theta)
+            kind, key = problem.kind, (what, *origin._named)
             symmetric = what in ("saddle", "hessian") or (what == "residual" and kind.symmetric)
-            known[what] = Sparsity(key, problem.pattern_of(what), diagonal=kind.iteration, symmetric=symmetric)
-        return known[what]
+            origin._sparsity[what] = Sparsity(key, problem.pattern_of(what), kind.iteration, symmetric)
+        return origin._sparsity[what]
 
     @property
     def identity(self) -> tuple[Hashable, ...]:

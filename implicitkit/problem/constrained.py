@@ -227,8 +227,11 @@ class ConstrainedMinimisation(Problem):
         if not getattr(self.prox, "of_bounds", False):
             return None
         far = torch.full_like(z, torch.finfo(z.dtype).max / 4)
-        lower, upper = self.proximal(kernel, -far, 1.0), self.proximal(kernel, far, 1.0)
-        return torch.where(lower == -far, -torch.inf, lower), torch.where(upper == far, torch.inf, upper)
+        ends = []
+        for beyond, given in ((-far, self.prox.lower), (far, self.prox.upper)):  # type: ignore[union-attr]
+            end = beyond if all(b is None for b in given) else self.proximal(kernel, beyond, 1.0)
+            ends.append(torch.where(end == beyond, beyond.sign() * torch.inf, end))
+        return ends[0], ends[1]
 
     def sides(self, like: Tensor) -> Tensor:
         """Which constraint values are one-sided, ``(m,)`` bool."""

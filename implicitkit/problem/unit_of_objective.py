@@ -65,7 +65,8 @@ def cost_of(
         return layout.pack(trees.tree_unflatten(list(pullback(torch.ones_like(out))), spec)).detach()
 
     try:
-        with compat.unwatched():  # by a solve around this one: the uses are those of the evaluations to come
+        # unwatched by a solve around this one: the uses are those of the evaluations to come
+        with compat.unwatched(), torch.no_grad():
             z = layout.pack(z0).detach()
             g = slope(z)
             size, share = _length(z).clamp_min(1), torch.finfo(z.dtype).eps ** 0.25

@@ -41,7 +41,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-import scipy.sparse as sp
 import scipy.sparse.linalg as sla
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ from implicitkit.foundation.linear_map import Map
 from implicitkit.foundation.numbers import array
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
-from implicitkit.linear.conditions.least_norm import LeastNorm
+from implicitkit.linear.conditions.least_norm import Doubled, LeastNorm
 from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 
@@ -198,9 +197,9 @@ class _ByFactors:
     def __init__(self, blocks: SparseBlocks, samples: int) -> None:
         J = blocks.T
         matrices = [J.ready.matrix(values) for values in J.values]
-        matrices = [sp.csc_matrix(M.T if J.transposed else M) for M in matrices]
+        doubled = J.ready.analysed(Doubled, J.transposed)
         finite = [np.isfinite(M.data).all() for M in matrices]
-        self._each = [LeastNorm(M) if fine else None for M, fine in zip(matrices, finite, strict=True)]
+        self._each = [LeastNorm(M, doubled) if fine else None for M, fine in zip(matrices, finite, strict=True)]
         norms = [(sla.norm(M, 1) * sla.norm(M, np.inf)) ** 0.5 for M in matrices[:samples]]  # or more
         self.size = torch.tensor(norms, device="cpu")
 

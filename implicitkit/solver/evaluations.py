@@ -259,7 +259,9 @@ class Evaluations(Counted):
     def beside(self, solves: str, system: System | None = None, theta: Sequence[Tensor] = ()) -> Evaluations:
         """This function for a solver of some kind, of some samples if their ``system`` is given: it remembers a point of its
         own, and its evaluations count here, too."""
-        return Evaluations(system or self.system, theta if system else self.theta, solves, self)
+        other = Evaluations(system or self.system, theta if system else self.theta, solves, self)
+        other._limits = None if system else self._limits
+        return other
 
     def prime(self, z: Tensor, output: Tensor) -> None:
         """Tell the kernel's value at ``z``, known from elsewhere: counted as the evaluation it was."""

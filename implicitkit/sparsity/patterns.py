@@ -75,6 +75,11 @@ class Sparsity:
         _found.move_to_end(self.key)
         return _found[self.key]
 
+    @property
+    def is_known(self) -> bool:
+        """Has a pattern worth having been found before, with a few shared numbers or without?"""
+        return _found.get(self.key) is not None or _found.get(("bordered", self.key)) is not None
+
     def find_bordered(self, function: Callable[[Tensor], Tensor], z: Tensor) -> Bordered | None:
         """The pattern of a matrix that has none, as it is, but would have without a few numbers that all unknowns share;
         ``None`` where it is not one of those, or small."""

@@ -161,7 +161,7 @@ def test_a_vector_is_split_into_null_space_and_range(scale: float) -> None:
     rng = np.random.default_rng(0)
     left, right = (sp.random(40, 30, 0.2, random_state=seed).toarray() for seed in (1, 2))
     A = scale * left @ right.T
-    factors, c = LeastNorm(sp.csc_matrix(A)), rng.standard_normal(40)
+    factors, c = LeastNorm(sp.csr_matrix(A)), rng.standard_normal(40)
     x, w = factors.split(c)
     range_of = np.linalg.pinv(A, rcond=1e-10) @ A
     np.testing.assert_allclose(x, c - range_of @ c, atol=1e-7)

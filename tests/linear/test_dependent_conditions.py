@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.foundation import autodiff
+from implicitkit.linear.conditions import kkt
 from implicitkit.linear.conditions.least_norm import least_norm
 from implicitkit.linear.conditions.sparse_saddle import SparseSaddle
+from implicitkit.linear.factors import ordering
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.sparsity.compression import known_entries
 
@@ -47,6 +50,24 @@ def test_least_norm_is_that_of_the_pseudo_inverse(transposed: bool, scale: float
     np.testing.assert_allclose(x[0].numpy(), dense, rtol=0, atol=1e-9 * np.abs(dense).max())
 
 
+def test_what_solutions_of_least_norm_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one pattern the system is laid out once, and its order is looked for once."""
+    C = grid_network(5)
+    pattern = sp.csr_matrix(sp.bmat([[sp.identity(C.shape[1]), C.T], [-C, None]]), dtype=bool)
+    ready, rng, orders = known_entries(pattern), np.random.default_rng(0), []
+    inner = ordering.superlu
+    monkeypatch.setattr(ordering, "superlu", lambda *a, **k: orders.append(k.get("permc_spec")) or inner(*a, **k))
+    for k in range(3):
+        blocks = SparseBlocks(ready, rng.uniform(1, 2, (1, pattern.nnz)))
+        b = rng.standard_normal(pattern.shape[0])
+        x = least_norm(blocks, torch.from_numpy(b[None]))
+        assert x is not None
+        np.testing.assert_allclose(ready.matrix(blocks.values[0]) @ x[0].numpy(), b, atol=1e-8)
+        if k == 0:
+            monkeypatch.delattr(sp, "bmat")
+    assert orders == [None, "NATURAL", "NATURAL"]
+
+
 def test_least_norm_of_what_is_no_block_and_of_nothing() -> None:
     assert least_norm(object(), torch.zeros(1, 3)) is None
     blocks = SparseBlocks(known_entries(sp.identity(3, dtype=bool, format="csr")), np.ones((2, 3)))
@@ -57,8 +78,11 @@ def test_least_norm_of_what_is_no_block_and_of_nothing() -> None:
 
 # ------------------------------------------------------------------------------------------------- by the whole library
 @pytest.mark.parametrize("balances", ["independent", "all of them"])
-def test_flow_in_a_network(balances: str) -> None:
-    """One balance too many changes nothing: 4,900 edges, by Newton's method for the conditions of the independent ones."""
+def test_flow_in_a_network(balances: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One balance too many changes nothing: 4,900 edges, by Newton's method for the conditions of the independent ones.  Its
+    factors are known to be singular, and no others of the same matrices are asked."""
+    asked, inner, products, grad = [], kkt.solve_with, [], autodiff._grad
+    monkeypatch.setattr(kkt, "solve_with", lambda *a, **k: asked.append(1) or inner(*a, **k))
     A = grid_network(50)
     nodes, edges = A.shape
     source = np.sin(np.arange(nodes))
@@ -75,7 +99,10 @@ def test_flow_in_a_network(balances: str) -> None:
     c = torch.linspace(0.5, 1.5, edges, dtype=D, requires_grad=True)
     f = ik.argmin(cost, torch.zeros(edges, dtype=D), (c,), constraints=[ik.Equality(balance)]).value
     weights = torch.cos(torch.arange(edges, dtype=D))
+    monkeypatch.setattr(autodiff, "_grad", lambda *a: products.append(1) or grad(*a))
     (slope,) = torch.autograd.grad((weights * f).sum(), c)
+    assert len(products) == 2
+    assert len(asked) == (balances == "independent")
     B, w, g = A[:-1], np.zeros(edges + nodes - 1), c.detach().numpy()
     for _ in range(12):
         z, y = w[:edges], w[edges:]

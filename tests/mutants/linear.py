@@ -768,8 +768,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/conditions/least_norm.py",
         "tests/linear/test_dependent_conditions.py",
-        ("K.data[layout.diagonal[n:]] = 0.0", "K.data[layout.diagonal[n:]] = 1.0"),
-        ("A.T if blocks.transposed else A", "A"),
+        ("self._numbers[self.layout.diagonal[n:]] = 0 ", "self._numbers[self.layout.diagonal[n:]] = 1 "),
+        ("numbers.T if transposed else numbers", "numbers"),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/frugal.py",

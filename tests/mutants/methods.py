@@ -994,8 +994,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/conditions/part_saddle.py",
         "tests/solver/test_short_programs.py -k arrowhead",
-        (".both_sides(free[self.places].astype(float))", ""),
-        ("part.shifted(added[self.places])", "part"),
+        ("np.where(rows[:, None], C, 0.0)", "C"),
+        ("K.d[unknowns] + added[unknowns]", "K.d[unknowns]"),
         ("found[self.places] = x", "found[: len(x)] = x"),
     ),
     *mutants(
@@ -1184,7 +1184,7 @@ MUTANTS = [
         "implicitkit/solver/qp/sparse.py",
         "tests/solver/test_sparse_programs.py -k 'quadratic or convex or infeasible or multipliers or penalties_by'",
         ("force = -(program.q + product[:n] + shift * d)", "force = -(program.q + product[:n])"),
-        ("np.where(active.rows, y > -weak, violated)", "active.rows | violated"),
+        ("np.where(active.rows, y > -weak, product[n:] > program.most)", "active.rows | (product[n:] > program.most)"),
         ("rho = weight * (1 + sizes) /", "rho = 1e-9 * weight * (1 + sizes) /"),
         ("free = np.concatenate([np.ones(n, dtype=bool), rows])", "free = np.ones(n + m, dtype=bool)"),
         (
@@ -1204,7 +1204,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/conditions/sparse_saddle.py",
         "tests/solver/test_sparse_programs.py -k 'factors or made_of'",
-        ("Layout(K) if layout is None else layout", "Layout(K)"),
+        ("regularised = Layout(K) if layout is None else layout", "regularised = Layout(K)"),
         ("regularised * signs, self.layout", "(regularised * signs - 1e-2) * (signs > 0), self.layout"),
         ("x, left, norm = trial, rest, new", "left, norm = rest, new"),
     ),

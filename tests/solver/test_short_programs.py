@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,21 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.foundation import autodiff
-from implicitkit.linear.conditions.active_factors import DenseActiveFactors
+from implicitkit.foundation import autodiff, clamping, graph
+from implicitkit.linear.conditions import sparse_saddle
+from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem, DenseActiveFactors
 from implicitkit.linear.conditions.part_saddle import PartSaddle
 from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle
 from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
+from implicitkit.linear.factors.direct import refined
+from implicitkit.problem.argmin import Bounded
+from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.rule import determinacy
 from implicitkit.solver.constrained import step_program
+from implicitkit.solver.qp import sparse as qp
 from implicitkit.solver.verdict import judge
+from implicitkit.system import System
 
 F64 = torch.float64
 
@@ -65,13 +72,98 @@ def test_a_dense_program_takes_three_evaluations(monkeypatch: pytest.MonkeyPatch
     assert (s.evaluations, int(s.steps), asked) == (3, 1, []) and is_optimal(parts, s)
 
 
-def test_a_portfolio_takes_two_evaluations() -> None:
+def test_a_portfolio_takes_two_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start and at the end, for the program of an arrowhead costs less than a third, where the first of its active
-    sets has led."""
+    sets has led; and four passes through graphs: for the unit of the objective, for the slopes at both ends, and one product
+    to show that the matrices are those of the last time, which need not be scaled again.  Seven: the start once more for its
+    second derivatives, those of the end, and a product for the budget."""
     parts, z0 = portfolio(1024, 8), torch.full((1024,), 1 / 1024, dtype=F64)
     solve(parts, z0)  # finds the pattern
+    twice: list[bool] = []  # of each pass, may it be differentiated?
+    for name in ("_run", "_engine_run_backward"):
+        inner = getattr(graph, name)
+        monkeypatch.setattr(graph, name, lambda *a, inner=inner, **k: twice.append(a[3]) or inner(*a, **k))
+    named, identity = [], System.identity.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(System, "identity", property(lambda self: named.append(1) or identity(self)))
+    monkeypatch.delattr(sparse_saddle, "equilibrated")
+    monkeypatch.delattr(Bounded, "natural")  # the bounds themselves say what it is
+    monkeypatch.setattr(ConstrainedMinimisation, "has_natural", True)
     s = solve(parts, z0)
-    assert (s.evaluations, int(s.steps)) == (2, 1) and is_optimal(parts, s)
+    assert (s.evaluations, int(s.steps), twice) == (2, 1, [False, True, False, False]) and is_optimal(parts, s)
+    assert len(named) == 1  # for two patterns
+
+
+@pytest.mark.parametrize("what", ["objective", "constraint", "off the start"])
+def test_matrices_of_the_last_time_are_not_taken_for_others(what: str) -> None:
+    """Where the risk is another, where the prices of the budget are, and where the Hessian is the same at the start only."""
+    n, k = 800, 5
+    g = torch.Generator().manual_seed(0)
+    F, one = torch.randn(n, k, generator=g, dtype=F64) / k**0.5, torch.ones(n, dtype=F64)
+    z0 = torch.zeros(n, dtype=F64)
+    found = []
+    for number in range(2):
+        price = one + 0.5 * number * (torch.arange(n) % 3 == 0) if what == "constraint" else one
+        weight = 1.0 + number if what == "objective" else 1.0
+        power = 1e3 * float(what == "off the start")
+
+        def risk(z: Tensor, r: Tensor, weight: float = weight, power: float = power) -> Tensor:
+            return 0.5 * weight * (z * z).sum() + 0.5 * (z @ F).square().sum() + power * (z**4).sum() - r @ z
+
+        parts = risk, lambda z, r, price=price: price @ z - 1, 0.01 * torch.randn(n, generator=g, dtype=F64)
+        s = solve(parts, z0)
+        assert is_optimal(parts, s)
+        found.append(s)
+    assert found[1].evaluations <= found[0].evaluations
+    if what == "off the start":
+        assert int(found[1].steps) > 1
+    again = solve(parts, z0)
+    torch.testing.assert_close(again.value, s.value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("side", [-1, 0, 1])
+def test_an_unknown_with_one_value_is_held_there(side: int) -> None:
+    """Whatever set of bounds it comes from, and on whichever side of it."""
+    K, none, half = sp.csc_matrix(np.eye(1)), np.zeros(0), np.full(1, 0.5)
+    program = qp.SparseProgram(K, np.zeros(1), none, none > 0, half, half)
+    for bounds in (-1, 0, 1):
+        active, d = qp.Active(np.full(1, bounds), none > 0), half + 0.25 * side
+        assert qp._following(program, active, (d, none), d, 0.0).bounds.tolist() == [1]
+
+
+def test_what_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size of what is added up at a point; of numbers, their order, without a tensor."""
+    system = ActiveSystem(sp.csc_matrix([[2.0, -1.0], [-1.0, 1.0]]), None, np.ones(2, dtype=bool), np.ones(2))  # type: ignore[arg-type]
+    factors, x = ActiveFactors([system]), torch.tensor([[1.0, -2.0]], dtype=F64)
+    size = factors.size(x)
+    assert factors.size(x) is size and size.tolist() == [[4.0, 3.0]]
+    assert factors.size(x.add_(1)).tolist() == [[5.0, 3.0]]
+    monkeypatch.delattr(clamping, "look")
+    for lower, upper in ((0.0, None), (-math.inf, 3), (None, 0), (1, 1)):
+        clamping.check_order("bounds", lower, upper)
+    for lower, upper in ((1.0, 0.0), (math.nan, None), (math.inf, None), (None, -math.inf)):
+        with pytest.raises(NameError, match="look"):
+            clamping.check_order("bounds", lower, upper)
+
+
+@pytest.mark.parametrize("digits", [None, 1e-3])
+def test_what_meets_the_target_is_corrected_without_another_product(digits: float | None) -> None:
+    """And not where a correction is no little one."""
+    g = torch.Generator().manual_seed(0)
+    M, b = torch.eye(6, dtype=F64) + 0.1 * torch.randn(6, 6, generator=g, dtype=F64), torch.randn(1, 6, 1, dtype=F64)
+    asked, want = [], torch.linalg.solve(M, b[0])
+
+    def by(inverse: Any) -> Any:
+        asked.clear()
+        ok, target = torch.ones(1, dtype=torch.bool), torch.full((1, 1), 1e-6, dtype=F64)
+        rounding = lambda x: torch.zeros(1, 1, dtype=F64)  # noqa: E731
+        return refined(inverse, lambda x: asked.append(1) or M @ x, b, target, rounding, ok, "", 4, digits)
+
+    found = by(lambda r: (1 + 1e-9) * torch.linalg.solve(M, r))
+    assert bool(found.converged.all()) and len(asked) == 1 and float(found.residual_norm) < 1e-7
+    off = float((found.x.T - want).abs().max())
+    assert off < 1e-14 if digits else 1e-12 < off < 1e-7
+    found = by(lambda r: torch.linalg.solve(M, r) + (1e-9 if r is b else torch.inf))
+    assert float((found.x.T - want).abs().max()) < 1e-8
 
 
 def test_bounds_are_handed_over_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +234,7 @@ def test_what_is_free_of_an_arrowhead(held: float) -> None:
     scale, rhs = np.ones(n + m), np.where(free, rng.standard_normal(n + m), 0.0)
     layout = Layout(sp.csc_matrix(np.ones((n + m, n + m))))
     whole = SparseSaddle(K.both_sides(free.astype(float)).shifted(added), n, scale, layout)
-    part = PartSaddle(K, free, added, scale, layout)
+    part = PartSaddle(K, free, added[:n], scale, layout)
     assert part.negative == whole.negative == m and part.regular == whole.regular
     if held < 1:
         np.testing.assert_allclose(part.solve(rhs)[0], whole.solve(rhs)[0], atol=1e-12)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from implicitkit.foundation.in_parts import absolute_product
 from implicitkit.foundation.numbers import array
+from implicitkit.foundation.unversioned_writes import version
 from implicitkit.linear.factors.dense import SINGULAR, Factor, factor_batched, mm
 from implicitkit.linear.factors.direct import Verdict
 
@@ -81,10 +82,15 @@ class ActiveSystem:
 
     def size(self, x: np.ndarray, transposed: bool) -> np.ndarray:
         """``|N| |x|``, or ``|N'| |x|``."""
-        x, K = np.abs(x), abs(self.K)
+        x, K = np.abs(x), self.moduli
         if transposed:
             return K @ np.where(self.free, x, 0.0) + np.where(self.free, 0.0, x)
         return np.where(self.free, K @ x, x)
+
+    @functools.cached_property
+    def moduli(self) -> Matrix:
+        """``|K|``."""
+        return abs(self.K)
 
 
 class _Begun:
@@ -112,6 +118,7 @@ class ActiveFactors(_Begun):
 
     def __init__(self, systems: list[ActiveSystem], transposed: bool = False) -> None:
         self.systems, self.transposed = systems, transposed
+        self._sized: tuple[Tensor, int, Tensor] | None = None  # a point, its version, and the size there
 
     @functools.cached_property
     def factor(self) -> Verdict:
@@ -139,8 +146,10 @@ class ActiveFactors(_Begun):
         )
 
     def size(self, x: Tensor) -> Tensor:
-        """``|A| |x|``, shaped as ``x``."""
-        return self._each(ActiveSystem.size, x)
+        """``|A| |x|``, shaped as ``x``; of the last ``x`` it is remembered, by identity."""
+        if self._sized is None or self._sized[0] is not x or self._sized[1] != version(x):
+            self._sized = x, version(x), self._each(ActiveSystem.size, x)
+        return self._sized[2]
 
     def _each(self, what: Callable[[ActiveSystem, np.ndarray, bool], np.ndarray], x: Tensor) -> Tensor:
         """``what`` of every sample's system and every column of ``x``, shaped as ``x``."""

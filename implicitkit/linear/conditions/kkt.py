@@ -76,9 +76,11 @@ class KKT(LinearSolver):
         check_options(self, degenerate=one_of("lstsq", "raise"), dense_size=at_least(1), small=at_least(1))
 
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        singular = False
         if A.known is not None and A.size > min(self.small, self.dense_size):
-            near = solve_with(A.known, A, b.unsqueeze(0), rtol=rtol, atol=atol)
-            if bool(near.converged.all()):
+            singular = not bool(A.known.factor.ok.any()) and self.degenerate != "raise"
+            near = None if singular else solve_with(A.known, A, b.unsqueeze(0), rtol=rtol, atol=atol)
+            if near is not None and bool(near.converged.all()):
                 return near
         target = tolerance(b, rtol, atol)
         if A.size <= min(self.small, self.dense_size):
@@ -93,6 +95,8 @@ class KKT(LinearSolver):
             met = norm <= target
             if bool(met.all()):
                 return self._on_both_sides(A, b, x, norm, met)
+        elif singular and A.size > self.dense_size:  # as any factors of these matrices would find once more
+            x = torch.full_like(b, torch.nan)
         elif A.sparse() is not None:
             blocks = A.sparse()
             if self.degenerate != "raise" and hasattr(blocks, "by_diagonal"):
@@ -104,8 +108,9 @@ class KKT(LinearSolver):
             x = GMRES().solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps).x
         zero = norms(b) == 0
         x = torch.where(zero.unsqueeze(1), 0, x)
-        norm = norms(b - A.mv(x)) if bool(x.isfinite().all()) else norms(b - A.mv(torch.nan_to_num(x)))
-        norm = torch.where(x.isfinite().all(1), norm, torch.inf)
+        finite = x.isfinite().all(1)
+        norm = norms(b - A.mv(torch.nan_to_num(x))) if bool(finite.any()) else torch.full_like(target, torch.inf)
+        norm = torch.where(finite, norm, torch.inf)
         converged = (norm <= target) | zero
         steps = torch.ones_like(norm, dtype=torch.int64)
         reason = ""
@@ -154,6 +159,8 @@ class KKT(LinearSolver):
                 rest = LSMR().solve(A, asked, rtol=rtol, atol=atol, max_steps=None)
             x = torch.where(bad.unsqueeze(1), rest.x, x)
             converged, reason = converged | rest.converged, rest.reason
+            if bool(bad.all()):
+                return x, rest.residual_norm, converged, reason
         return x, norms(b - A.mv(x)), converged, reason
 
 

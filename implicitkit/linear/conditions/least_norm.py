@@ -34,6 +34,7 @@ from torch import Tensor
 from implicitkit.foundation.numbers import array
 from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle, both_sides, equilibrated
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
+from implicitkit.sparsity.same_pattern import with_entries
 
 _ROUNDS = 3  # of refinement, each of several sweeps
 _SHIFT = 1e-10  # of rows of size one
@@ -53,7 +54,7 @@ def by_shifts(blocks: Any, b: Tensor) -> Tensor | None:
     return _each(blocks, b, _by_shifts)
 
 
-def _each(blocks: Any, b: Tensor, solve: Callable[[sp.csc_matrix, np.ndarray], np.ndarray]) -> Tensor | None:
+def _each(blocks: Any, b: Tensor, solve: Callable[[SparseBlocks, np.ndarray, np.ndarray], np.ndarray]) -> Tensor | None:
     if not isinstance(blocks, SparseBlocks):
         return None
     rhs = array(b)
@@ -62,25 +63,42 @@ def _each(blocks: Any, b: Tensor, solve: Callable[[sp.csc_matrix, np.ndarray], n
         if not rhs[i].any():
             x[i] = 0.0
         elif np.isfinite(rhs[i]).all():
-            A = blocks.ready.matrix(values)
-            x[i] = solve(sp.csc_matrix(A.T if blocks.transposed else A), rhs[i])
+            x[i] = solve(blocks, values, rhs[i])
     return torch.from_numpy(x).to(b)
+
+
+class Doubled:
+    """Where the entries of matrices of one pattern, ``A`` or the transposed of ``A``, stand in what stands above.
+
+    Args:
+        pattern: of ``A``, ``(n, n)``. transposed: is it the transposed of ``A`` that is meant?
+    """
+
+    def __init__(self, pattern: sp.csr_matrix, transposed: bool = False) -> None:
+        self.n = n = pattern.shape[0]
+        numbers = sp.csr_matrix((np.arange(2.0, pattern.nnz + 2), pattern.indices, pattern.indptr), shape=pattern.shape)
+        numbers, one = numbers.T if transposed else numbers, sp.identity(n)
+        self.K = sp.csc_matrix(sp.bmat([[one, numbers.T], [numbers, one]], format="csc"))
+        self.K.sort_indices()
+        self.layout, self._numbers = Layout(self.K), self.K.data.astype(np.intp)
+        self._numbers[self.layout.diagonal[n:]] = 0  # there, and zero
+
+    def matrix(self, A: sp.csr_matrix) -> sp.csc_matrix:
+        """The one of this ``A``."""
+        return with_entries(self.K, np.concatenate([[0.0, 1.0], A.data])[self._numbers])
 
 
 class LeastNorm:
     """A matrix ``A (n, n)``, singular or not, by the factors of what stands above.
 
     Args:
-        A: with finite entries.
+        A: with finite entries. doubled: of its pattern, where others have it, too; or of that of its transposed.
     """
 
-    def __init__(self, A: sp.csc_matrix) -> None:
-        self.n = n = A.shape[0]
-        K = sp.bmat([[sp.identity(n), A.T], [A, sp.identity(n)]], format="csc")
-        K.sort_indices()
-        layout = Layout(K)
-        K.data[layout.diagonal[n:]] = 0.0  # there, and zero
-        self.K, self._saddle = K, SparseSaddle(K, n, layout=layout)
+    def __init__(self, A: sp.csr_matrix, doubled: Doubled | None = None) -> None:
+        doubled = Doubled(A) if doubled is None else doubled
+        self.n, self.K = doubled.n, doubled.matrix(A)
+        self._saddle = SparseSaddle(self.K, self.n, layout=doubled.layout)
 
     def solve(self, b: np.ndarray) -> np.ndarray:
         """``A^+ b``, ``(n,)``; NaN where there are no factors."""
@@ -103,11 +121,14 @@ class LeastNorm:
         return found
 
 
-def _one(A: sp.csc_matrix, b: np.ndarray) -> np.ndarray:
-    return LeastNorm(A).solve(b)
+def _one(blocks: SparseBlocks, values: np.ndarray, b: np.ndarray) -> np.ndarray:
+    ready = blocks.ready
+    return LeastNorm(ready.matrix(values), ready.analysed(Doubled, blocks.transposed)).solve(b)
 
 
-def _by_shifts(A: sp.csc_matrix, b: np.ndarray) -> np.ndarray:
+def _by_shifts(blocks: SparseBlocks, values: np.ndarray, b: np.ndarray) -> np.ndarray:
+    A = blocks.ready.matrix(values)
+    A = sp.csc_matrix(A.T if blocks.transposed else A)
     scale = equilibrated(sp.csc_matrix(abs(A) + abs(A.T)))
     S, rhs = both_sides(A, scale), b * scale
     # a row without a diagonal whose entries stand in its column with the same signs is one of [[H, C'], [C, 0]]

@@ -18,23 +18,36 @@ Source: Mitra, Ellison & Scowcroft (2007), "Quadratic programming for portfolio 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import scipy.sparse as sp
 
 from implicitkit.linear.conditions.active_factors import Saddle
-from implicitkit.linear.conditions.sparse_saddle import Layout
+from implicitkit.linear.conditions.sparse_saddle import Layout, SaddleMatrix
 from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
 from implicitkit.linear.factors.low_rank_blocks import symmetric_border
 from implicitkit.sparsity.low_rank import Bordered, Entries
 
 
-def lifted_saddles(ready: Bordered, entries: Entries, J: np.ndarray) -> tuple[list[sp.csc_matrix], Layout, int]:
-    """The matrices of all samples, of one pattern, its layout, and ``k``.
+class Lifts(NamedTuple):
+    """The matrices of all samples, of one pattern, their entries ``(batch, nnz)``, and ``k``."""
+
+    matrices: list[SaddleMatrix]
+    entries: np.ndarray
+    more: int
+
+
+def lifted_saddles(ready: Bordered, entries: Entries, J: np.ndarray) -> tuple[Lifts, bool]:
+    """The matrices, and are they those of the last time?
 
     Args:
         entries: of the Hessians. J: ``(batch, m, n)``, all entries of which count.
     """
-    return ready.analysed(_Lifts).of(ready, entries, J)
+    last: _Lifts = ready.analysed(_Lifts)
+    before = last.last
+    found = last.of(ready, entries, J)
+    return found, before is not None and found is before[2]
 
 
 def _lifted(A: sp.csr_matrix, rows: np.ndarray, diagonal: np.ndarray, m: int) -> sp.csc_matrix:
@@ -72,7 +85,7 @@ class LiftedMatrix:
         n, m, none = self.n, self.m, np.zeros(self.k)
         beside = (self.K @ np.concatenate([x[:n], none, x[n:], none]))[n + self.k + m :]
         y = self.K @ np.concatenate([x[:n], none, x[n:], self.signs * beside])
-        return np.delete(y[: n + self.k + m], np.s_[n : n + self.k])
+        return np.concatenate([y[:n], y[n + self.k : n + self.k + m]])
 
     def __abs__(self) -> LiftedMatrix:
         return LiftedMatrix(abs(self.K), self.n, self.m)
@@ -97,7 +110,7 @@ class LiftedFactors:
         """``x`` with ``K x = b``, refined once."""
         n, none = self.n, np.zeros(self.k)
         x = self.saddle.once(np.concatenate([b[:n], none, b[n:], none]))
-        return np.delete(x[: n + self.k + self.m], np.s_[n : n + self.k])
+        return np.concatenate([x[:n], x[n + self.k : n + self.k + self.m]])
 
 
 class _Lifts:
@@ -109,10 +122,10 @@ class _Lifts:
     """
 
     def __init__(self, pattern: object) -> None:
-        self.last: tuple[Entries, np.ndarray, tuple[list[sp.csc_matrix], Layout, int]] | None = None
+        self.last: tuple[Entries, np.ndarray, Lifts] | None = None
 
-    def of(self, ready: Bordered, entries: Entries, J: np.ndarray) -> tuple[list[sp.csc_matrix], Layout, int]:
-        """Matrices, layout and ``k`` (:func:`lifted_saddles`)."""
+    def of(self, ready: Bordered, entries: Entries, J: np.ndarray) -> Lifts:
+        """The matrices of these (:func:`lifted_saddles`)."""
         last = self.last
         if last is not None and last[0] is entries and np.array_equal(last[1], J):
             return last[2]
@@ -124,7 +137,9 @@ class _Lifts:
             )
             for i in range(batch)
         ]
-        layout = None if last is None else last[2][1]  # how many numbers are shared may depend on the point
-        found = matrices, layout if layout is not None and layout.fits(matrices[0]) else Layout(matrices[0]), k
+        layout = last[2].matrices[0].layout if last is not None and last[2].matrices else None
+        if layout is None or not layout.fits(matrices[0]):  # how many numbers are shared may depend on the point
+            layout = Layout(matrices[0]) if matrices else None
+        found = Lifts([SaddleMatrix(K, n + k, layout) for K in matrices], np.stack([K.data for K in matrices]), k)
         self.last = entries, J.copy(), found
         return found

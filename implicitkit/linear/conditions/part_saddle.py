@@ -23,17 +23,22 @@ class PartSaddle:
 
     Args:
         K: the whole, ``(n + m, n + m)``. free: which unknowns and rows are, ``(n + m,)`` bool; of the other rows nothing is
-            left. added: to the diagonal, ``(n + m,)``. scale, layout: as of :class:`SparseSaddle`, of the whole.
+            left but -1 on the diagonal. added: to that of the unknowns, ``(n,)``. scale, layout: as of
+            :class:`SparseSaddle`, of the whole.
     """
 
     def __init__(
         self, K: ArrowheadMatrix, free: np.ndarray, added: np.ndarray, scale: np.ndarray, layout: Layout
     ) -> None:
         n, self.size = len(K.d), len(free)
-        unknowns = free[:n].nonzero()[0]
+        unknowns, rows = free[:n].nonzero()[0], free[n:]
         self.places = np.concatenate([unknowns, np.arange(n, self.size)])
-        part = ArrowheadMatrix(K.d[unknowns], K.C[:, unknowns], K.E).both_sides(free[self.places].astype(float))
-        self.saddle = SparseSaddle(part.shifted(added[self.places]), len(unknowns), scale[self.places], layout)
+        scale = scale[self.places]
+        d, C, E = K.d[unknowns] + added[unknowns], K.C.take(unknowns, 1), K.E
+        if not rows.all():
+            C, E = np.where(rows[:, None], C, 0.0), np.where(rows[:, None] & rows, E, 0.0) - np.diag(~rows * 1.0)
+            scale[len(unknowns) :] = np.where(rows, scale[len(unknowns) :], 1.0)
+        self.saddle = SparseSaddle(ArrowheadMatrix(d, C, E), len(unknowns), scale, layout)
 
     @property
     def lu(self) -> Any:

@@ -82,6 +82,43 @@ class Layout:
         return self._arrowhead[1]
 
 
+class SaddleMatrix:
+    """A matrix ``K`` of conditions, in the forms that systems with parts of it ask for, each made once.
+
+    Args:
+        K: ``(n + m, n + m)``, with its whole diagonal. n: unknowns in front. layout: of its pattern, where others have it.
+    """
+
+    def __init__(self, K: sp.csc_matrix, n: int, layout: Layout | None = None) -> None:
+        self.K, self.n, self.layout = K, n, Layout(K) if layout is None else layout
+
+    @functools.cached_property
+    def finite(self) -> bool:
+        """Is every entry finite?"""
+        return bool(np.isfinite(self.K.data).all())
+
+    @functools.cached_property
+    def matrix(self) -> sp.csc_matrix | ArrowheadMatrix:
+        """``K`` in the form in which it is multiplied with fastest."""
+        place = self.layout.arrowhead(self.n)
+        return self.K if place is None else place.matrix(self.K.data)
+
+    @functools.cached_property
+    def moduli(self) -> sp.csc_matrix | ArrowheadMatrix:
+        """``|K|``."""
+        return abs(self.matrix)
+
+    @functools.cached_property
+    def scale(self) -> np.ndarray:
+        """By what its rows and columns are multiplied to have the size one."""
+        return equilibrated(self.matrix)
+
+    @functools.cached_property
+    def scaled(self) -> sp.csc_matrix | ArrowheadMatrix:
+        """``diag(scale) K diag(scale)``."""
+        return both_sides(self.matrix, self.scale)
+
+
 class SparseSaddle:
     """``K``, factored by SuperLU with diagonal pivots, or where there is a band by Cholesky's method, or by its Schur
     complement where ``H`` is diagonal and the rows of ``C`` are full (:mod:`implicitkit.linear.factors.arrowhead`).
@@ -142,7 +179,7 @@ class SparseSaddle:
         of rounding.  Where it is, but refinement has far to go, :meth:`once` goes on for longer."""
         if self.lu is None:
             return False
-        b = np.random.default_rng(0).uniform(0.5, 1.5, len(self.scale))
+        b = _positive(len(self.scale))
         once = self._lu.solve(b)
         amplified = float(np.abs(once).max(initial=0.0))
         if self.hard or amplified < _AMPLIFIED:
@@ -216,6 +253,14 @@ class SparseSaddle:
             if slow:
                 break
         return x, norm
+
+
+@functools.lru_cache(maxsize=8)
+def _positive(n: int) -> np.ndarray:
+    """Random numbers about one, ``(n,)``, not to be written to."""
+    found = np.random.default_rng(0).uniform(0.5, 1.5, n)
+    found.flags.writeable = False
+    return found
 
 
 def equilibrated(K: Symmetric) -> np.ndarray:

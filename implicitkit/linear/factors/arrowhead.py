@@ -98,8 +98,9 @@ class ArrowheadMatrix(NamedTuple):
 
     def shifted(self, by: np.ndarray) -> ArrowheadMatrix:
         """``K + diag(by)``."""
-        n = len(self.d)
-        return self._replace(d=self.d + by[:n], E=self.E + np.diag(by[n:]))
+        n, E = len(self.d), self.E.copy()
+        E.reshape(-1)[:: len(E) + 1] += by[n:]
+        return ArrowheadMatrix(self.d + by[:n], self.C, E)
 
     def compressed(self) -> sp.csc_matrix:
         """By columns, zeros left out."""

@@ -9,14 +9,35 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.linear.factors.dense import mv
 from implicitkit.linear.factors.sparse_form import confirmed, confirmed_bordered
 from implicitkit.problem.argmin import Bounded
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.solver.evaluations import Evaluations
 
+_SAME = 1e3  # units of rounding that products with matrices which are the same may differ by
+_EVEN = 1e9  # times the least of a vector's entries, its largest one
 _LOST = 1e3  # units of rounding of the objective below which differences of it say nothing
 DENSE = 2048  # unknowns and multipliers up to which dense matrices are formed
 SPARSE = 256  # unknowns and multipliers from which sparse matrices are worth the loop over samples
+
+
+class _LastRows:
+    """The Jacobian of the constraints that was last found with a pattern of the Hessian; ``pattern``: not looked at."""
+
+    def __init__(self, pattern: object) -> None:
+        self.J: Tensor | None = None
+
+
+def _makes(J: Tensor, v: Tensor, product: Tensor) -> bool:
+    """Is ``J v`` this product, up to rounding, and no entry of ``v`` ``(batch, n)``, random ones, so small that it hides a
+    column?"""
+    if J.shape[:2] != product.shape or J.shape[2] != v.shape[1] or J.dtype != product.dtype or J.device != v.device:
+        return False
+    size = v.abs()
+    rounding = _SAME * torch.finfo(J.dtype).eps * mv(J.abs(), size)
+    even = size.amax(1, keepdim=True) <= _EVEN * size.amin(1, keepdim=True)
+    return bool(((mv(J, v) - product).abs() <= rounding).logical_and_(even).all())
 
 
 class First(NamedTuple):
@@ -128,22 +149,31 @@ class Model:
 
     def low_rank(self, w: Tensor) -> tuple[Tensor, Any, Any, Tensor] | None:
         """What :meth:`saddle` returns, where the Hessian of the Lagrangian is sparse but for a few numbers that all unknowns
-        share: its pattern, its entries, and ``J`` ``(batch, m, n)`` by as many products."""
+        share: its pattern, its entries, and ``J`` ``(batch, m, n)`` by as many products; or none, where it is that of the
+        last time, as the one that has confirmed the entries shows."""
         n = self.size
         out, A = self.f.saddle(w)
+        shown: list[tuple[Tensor, Tensor]] = []  # what ``J`` makes of vectors, but for those side by side
 
         def product(v: Tensor) -> Tensor:
-            return A.rmv(self.join(v))[:, :n]
+            moved = A.rmv(self.join(v))
+            if not compat.transforms_active():
+                shown.append((v, moved[:, n:]))
+            return moved[:, :n]
 
         stationarity = lambda z: self.problem.flat_stationarity(self.f.kernel, z)  # noqa: E731
         found = confirmed_bordered(self.f.system.sparsity("hessian"), stationarity, w[:, :n], product, product)
         if found is None:
             return None
-        rows = torch.zeros_like(w).repeat(self.count, 1, 1)
-        for i in range(self.count):
-            rows[i, :, n + i] = 1
-        J = torch.stack([A.rmv(row)[:, :n] for row in rows], 1) if self.count else w.new_zeros(len(w), 0, n)
-        return out, *found, J.detach()
+        last: _LastRows = found[0].analysed(_LastRows)
+        J = last.J
+        if J is None or not shown or not _makes(J, *shown[-1]):
+            rows = torch.zeros_like(w).repeat(self.count, 1, 1)
+            for i in range(self.count):
+                rows[i, :, n + i] = 1
+            J = torch.stack([A.rmv(row)[:, :n] for row in rows], 1) if self.count else w.new_zeros(len(w), 0, n)
+            last.J = J = J.detach()
+        return out, *found, J
 
     def _saddle(self, w: Tensor) -> Tensor:
         return self.problem.flat_saddle(self.f.kernel, w)

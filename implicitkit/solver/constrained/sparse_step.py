@@ -20,7 +20,7 @@ from torch import Tensor
 from implicitkit.foundation.numbers import array
 from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem, Saddle
 from implicitkit.linear.conditions.lifted_saddle import LiftedFactors, LiftedMatrix, lifted_saddles
-from implicitkit.linear.conditions.sparse_saddle import Layout
+from implicitkit.linear.conditions.sparse_saddle import Layout, SaddleMatrix
 from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.solver.constrained.model import First, Model
@@ -40,11 +40,12 @@ class SparseDirection:
     Attributes:
         first: what is known of first order at the point. conditions: ``(dL/dz, h, g)`` there, ``(batch, n + m)``. d: the
             step, ``(batch, n)``. y: the new multipliers, ``(batch, m)``. entries: of the matrices, ``(batch, nnz)``.
-            inside: was a program solved from inside?
+            inside: was a program solved from inside? same: are the matrices those of the last time, here or in another
+            solve, as where they do not depend on the point?
     """
 
-    def __init__(self, first: First, conditions: Tensor, entries: Tensor) -> None:
-        self.first, self.conditions, self.entries, self.inside = first, conditions, entries, False
+    def __init__(self, first: First, conditions: Tensor, entries: Tensor, same: bool = False) -> None:
+        self.first, self.conditions, self.entries, self.inside, self.same = first, conditions, entries, False, same
         self.d, self.y = torch.zeros_like(first.slope), torch.zeros_like(first.constraints)
         self._open: dict[int, tuple[qp.SparseProgram, qp.SparsePoint]] = {}
         self._settled: dict[int, ActiveSystem] = {}
@@ -147,7 +148,7 @@ def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | No
     if at is None:
         return None
     value, constraints = model.f.values(w)
-    direction = SparseDirection(First(value, torch.zeros_like(z), constraints), at.conditions, at.entries)
+    direction = SparseDirection(First(value, torch.zeros_like(z), constraints), at.conditions, at.entries, at.same)
     again = []
     for i in at.usable():
         reach = _REACH * (1 + float(z[i].abs().max())) if bool(blank[i]) else None
@@ -177,9 +178,9 @@ class Linear(NamedTuple):
     bounds: tuple[Tensor, Tensor] | None
     conditions: Tensor
     entries: Tensor
-    matrices: list[sp.csc_matrix]
-    layout: Layout
+    matrices: list[SaddleMatrix]
     more: int = 0  # unknowns, and as many rows
+    same: bool = False  # are the matrices those of the last time, here or in another solve?
 
     @classmethod
     def at(cls, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None) -> Linear | None:
@@ -191,19 +192,19 @@ class Linear(NamedTuple):
             if parts is None:
                 return None
             out, border, entries, J = parts
-            lifted = lifted_saddles(border, entries, array(J))
-            values = np.stack([K.data for K in lifted[0]])
-            return cls(model, z, multipliers, bounds, out, torch.from_numpy(values).to(z), *lifted)
+            lifted, same = lifted_saddles(border, entries, array(J))
+            values = torch.from_numpy(lifted.entries).to(z)
+            return cls(model, z, multipliers, bounds, out, values, lifted.matrices, lifted.more, same)
         out, ready, values = found
         one, zero = (torch.full((len(z),), x, dtype=torch.float64, device="cpu") for x in (1.0, 0.0))
         blocks = SparseBlocks(ready, values).shifted(zero, one)
         pattern, layout = blocks.ready.analysed(_by_columns)
-        matrices = [with_entries(pattern, v) for v in blocks.values]
-        return cls(model, z, multipliers, bounds, out, torch.from_numpy(values).to(z), matrices, layout)
+        matrices = [SaddleMatrix(with_entries(pattern, v), model.size, layout) for v in blocks.values]
+        return cls(model, z, multipliers, bounds, out, torch.from_numpy(values).to(z), matrices)
 
     def usable(self) -> list[int]:
         """Samples at work whose matrix is finite."""
-        return [i for i, K in enumerate(self.matrices) if bool(self.model.f.active[i]) and np.isfinite(K.data).all()]
+        return [i for i, K in enumerate(self.matrices) if bool(self.model.f.active[i]) and K.finite]
 
     def program(self, i: int) -> qp.SparseProgram:
         """The quadratic program of sample ``i``."""
@@ -213,10 +214,11 @@ class Linear(NamedTuple):
         if self.bounds is not None:
             lower[:n], upper[:n] = (array(b[i] - self.z[i]) for b in self.bounds)
         out = array(self.conditions[i])
-        slope = out[:n] - (K @ np.concatenate([np.zeros(n), none, array(self.multipliers[i]), none]))[:n]
+        y = array(self.multipliers[i])
+        slope = out[:n] - (K.matrix @ np.concatenate([np.zeros(n), none, y, none]))[:n] if y.any() else out[:n]
         one_sided = np.concatenate([self.model.one_sided.cpu().numpy(), none > 0])
         return qp.SparseProgram(
-            K, np.concatenate([slope, none]), np.concatenate([-out[n:], none]), one_sided, lower, upper, self.layout
+            K.K, np.concatenate([slope, none]), np.concatenate([-out[n:], none]), one_sided, lower, upper, K
         )
 
 

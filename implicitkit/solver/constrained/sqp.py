@@ -82,6 +82,8 @@ class SQP(Method):
         else:
             d, new = direction.d, direction.y
         trial = _moved(w, d, new, bounds)
+        if direction is not None and direction.same:
+            f.keeps, f.graphs = False, True  # the last step, as it seems: no products are asked for where it leads
         good = _fallen(f, trial)
         if dense is not None and bool((uphill := ~good & dense.is_uphill(d, new)).any()):
             d, new = dense.downhill(uphill, d, new)

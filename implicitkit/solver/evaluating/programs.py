@@ -24,8 +24,8 @@ def compute(f: Any, point: dict[str, Any], name: str) -> None:
     if name == "values":
         point[name] = f.kernel(z).detach() if fits is None else fits.at(z).value.unsqueeze(1)
         return
-    limits = f.limits(z) if f.keeps or fits is not None else None
-    if fits is not None:  # bounds are no function of the user's: their natural map is not counted
+    limits = f.limits(z)  # bounds are no function of the user's: their natural map is not counted
+    if fits is not None:
         saddle = fits.at(z).slope
     elif f.keeps:
         saddle = linearised(f, point)[0]

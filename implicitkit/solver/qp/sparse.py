@@ -22,7 +22,14 @@ import numpy as np
 import scipy.sparse as sp
 
 from implicitkit.linear.conditions.part_saddle import PartSaddle
-from implicitkit.linear.conditions.sparse_saddle import ENOUGH, Layout, SparseSaddle, both_sides, equilibrated
+from implicitkit.linear.conditions.sparse_saddle import (
+    ENOUGH,
+    Layout,
+    SaddleMatrix,
+    SparseSaddle,
+    both_sides,
+    equilibrated,
+)
 from implicitkit.linear.factors.arrowhead import ArrowheadMatrix
 from implicitkit.sparsity.same_pattern import with_entries
 
@@ -45,7 +52,7 @@ class SparseProgram:
     Attributes:
         K: ``[[H, C'], [C, 0]]``, ``(n + m, n + m)``, symmetric, with its whole diagonal. q: ``(n,)``. b: ``(m,)``.
         one_sided: which rows are ``<=``, ``(m,)`` bool. lower, upper: ``(n,)``, infinite where there is none.
-        layout: of the pattern of ``K``, where other programs have it, too.
+        shared: of ``K``, where other programs have it, too.
     """
 
     K: sp.csc_matrix
@@ -54,7 +61,7 @@ class SparseProgram:
     one_sided: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
-    layout: Layout | None = None
+    shared: SaddleMatrix | None = None
 
     @property
     def size(self) -> int:
@@ -63,20 +70,22 @@ class SparseProgram:
 
     def without_curvature(self) -> SparseProgram:
         """This program with ``H = 0``."""
-        layout = Layout(self.K) if self.layout is None else self.layout
-        return replace(self, K=with_entries(self.K, np.where(layout.among(self.size), 0.0, self.K.data)))
+        layout = self._forms.layout
+        K = with_entries(self.K, np.where(layout.among(self.size), 0.0, self.K.data))
+        return replace(self, K=K, shared=SaddleMatrix(K, self.size, layout))
 
     @property
     def largest_of_hessian(self) -> float:
         """The largest entry of ``|H|``."""
-        layout = Layout(self.K) if self.layout is None else self.layout
-        return float(np.abs(self.K.data[layout.among(self.size)]).max(initial=0.0))
+        return float(np.abs(self.K.data[self._forms.layout.among(self.size)]).max(initial=0.0))
 
     def system(self, free: np.ndarray, shift: float, diagonal: np.ndarray | None = None) -> Factored:
         """``K`` with ``diagonal`` and ``shift`` on that of ``H`` added, in the unknowns and rows that are ``free``; of the
         others nothing is left but 1 (unknowns) and -1 (rows) on the diagonal."""
-        at, n = self._scaled, self.size
-        shared, whole = at.layout, at.K
+        at, n = self._forms, self.size
+        shared, whole = at.layout, at.scaled
+        if isinstance(whole, ArrowheadMatrix) and diagonal is None:
+            return PartSaddle(whole, free, shift * at.scale[:n] ** 2, at.scale, shared)
         layout: Layout | None = shared
         there = free.astype(float)
         added = np.zeros(len(free)) if diagonal is None else diagonal.copy()
@@ -85,8 +94,6 @@ class SparseProgram:
         scale = np.where(free, at.scale, 1.0)
         added = np.where(free, added * scale**2, np.where(np.arange(len(free)) < n, 1.0, -1.0))
         matrix: sp.csc_matrix | ArrowheadMatrix
-        if isinstance(whole, ArrowheadMatrix) and diagonal is None:
-            return PartSaddle(whole, free, added, scale, shared)
         if isinstance(whole, ArrowheadMatrix):
             matrix = whole.both_sides(there).shifted(added)
         else:
@@ -104,36 +111,42 @@ class SparseProgram:
         more = equilibrated(matrix)
         return SparseSaddle(both_sides(matrix, more), n, scale * more, layout)
 
-    @functools.cached_property
+    @property
     def matrix(self) -> sp.csc_matrix | ArrowheadMatrix:
         """``K`` in the form in which it is multiplied with fastest."""
-        layout = Layout(self.K) if self.layout is None else self.layout
-        place = layout.arrowhead(self.size)
-        return self.K if place is None else place.matrix(self.K.data)
-
-    @functools.cached_property
-    def moduli(self) -> sp.csc_matrix | ArrowheadMatrix:
-        """``|K|``."""
-        return abs(self.matrix)
+        return self._forms.matrix
 
     @property
     def scale(self) -> np.ndarray:
         """By what rows and columns of ``K`` are multiplied to have the size one."""
-        return self._scaled.scale
+        return self._forms.scale
+
+    def sizes_of_rows(self, d: np.ndarray) -> np.ndarray:
+        """``|C| |d|``, ``(m,)``."""
+        moduli = self._forms.moduli
+        if isinstance(moduli, ArrowheadMatrix):
+            return moduli.C @ np.abs(d)
+        found: np.ndarray = moduli @ np.concatenate([np.abs(d), np.zeros(len(self.b))])
+        return found[self.size :]
 
     @functools.cached_property
-    def _scaled(self) -> _Scaled:
-        layout = Layout(self.K) if self.layout is None else self.layout
-        scale = equilibrated(self.matrix)
-        return _Scaled(both_sides(self.matrix, scale), layout, scale)
+    def _forms(self) -> SaddleMatrix:
+        return SaddleMatrix(self.K, self.size) if self.shared is None else self.shared
 
+    @functools.cached_property
+    def fixed(self) -> np.ndarray:
+        """Which unknowns have one value, ``(n,)``."""
+        return self.lower == self.upper
 
-class _Scaled(NamedTuple):
-    """``K`` with rows of size one, its layout, and by what its rows and columns were multiplied."""
+    @functools.cached_property
+    def largest_slope(self) -> float:
+        """``max |q|``."""
+        return float(np.abs(self.q).max(initial=0.0))
 
-    K: sp.csc_matrix | ArrowheadMatrix
-    layout: Layout
-    scale: np.ndarray
+    @functools.cached_property
+    def most(self) -> np.ndarray:
+        """``b``, and what rounding may add to it."""
+        return self.b + _NOISE * (1 + np.abs(self.b))
 
 
 class Active(NamedTuple):
@@ -176,7 +189,7 @@ def guess(program: SparseProgram, y: np.ndarray) -> Active:
         C = program.K[n:, :n]
         each = C.multiply(C) @ (1 / curvature)
         rows = rows | (y * np.where(each > 0, each, 1.0) > program.b)
-    return Active(np.where(program.lower == program.upper, 1, bounds), rows, y)
+    return Active(np.where(program.fixed, 1, bounds), rows, y)
 
 
 def lacks_curvature(program: SparseProgram, active: Active) -> bool:
@@ -234,16 +247,16 @@ def _with_active(
     fixed = np.where(active.bounds > 0, program.upper, np.where(active.bounds < 0, program.lower, 0.0))
     known = np.concatenate([fixed, np.where(active.rows, near, 0.0)])
     rhs = np.where(free, np.concatenate([-program.q, program.b]) - program.matrix @ known, 0.0)
-    size = float(np.abs(program.matrix.diagonal()[:n]).max(initial=0.0)) or 1.0
     for _ in range(shifts):
         saddle = program.system(free, shift)
         if saddle.negative == m:
             x, left = saddle.solve(rhs, enough)
-            x = np.where(np.concatenate([np.ones(n, dtype=bool), active.rows]), x + known, 0.0)
+            x += known  # zero in rows that are not active
             product = program.matrix @ x
             if left > _ACCURATE or not _holds(program, active.rows, x[:n], product[n:]):
                 return None
             return x[:n], x[n:], shift, saddle, product
+        size = float(np.abs(program.matrix.diagonal()[:n]).max(initial=0.0)) or 1.0
         shift = max(8 * shift, 1e-5 * size)
     return None
 
@@ -254,8 +267,7 @@ def _holds(program: SparseProgram, rows: np.ndarray, d: np.ndarray, value: np.nd
     left, size = np.abs(value - program.b)[rows].max(initial=0.0), np.abs(program.b)
     if left <= _ACCURATE * size.max(initial=0.0):
         return True
-    size = size + (program.moduli @ np.concatenate([np.abs(d), np.zeros(len(rows))]))[program.size :]
-    return bool(left <= _ACCURATE * size.max(initial=0.0))
+    return bool(left <= _ACCURATE * (size + program.sizes_of_rows(d)).max(initial=0.0))
 
 
 def _following(
@@ -264,14 +276,15 @@ def _following(
     """The active set that multipliers and violations say at ``(d, y)``; ``product``: ``K (d, y)``."""
     n, (d, y) = program.size, at
     force = -(program.q + product[:n] + shift * d)  # the multiplier of an active bound, positive at an upper one
-    noise = _NOISE * max(np.abs(program.q).max(initial=0.0), np.abs(product[:n]).max(initial=0.0))
+    noise = _NOISE * max(program.largest_slope, np.abs(product[:n]).max(initial=0.0))
     room = _NOISE * (1 + np.abs(d))
-    upper = np.where(active.bounds > 0, force > -noise, d > program.upper + room)
-    lower = np.where(active.bounds < 0, force < noise, d < program.lower - room)
-    bounds = np.where(program.lower == program.upper, 1, np.where(upper, 1, np.where(lower, -1, 0)))
-    weak = _NOISE * np.abs(y).max(initial=0.0)
-    violated = product[n:] > program.b + _NOISE * (1 + np.abs(program.b))
-    return Active(bounds, ~program.one_sided | np.where(active.rows, y > -weak, violated))
+    upper = np.where(active.bounds > 0, force > -noise, d > program.upper + room) | program.fixed
+    lower = np.where(active.bounds < 0, force < noise, d < program.lower - room) & ~upper
+    rows = ~program.one_sided
+    if not rows.all():
+        weak = _NOISE * np.abs(y).max(initial=0.0)
+        rows = rows | np.where(active.rows, y > -weak, product[n:] > program.most)
+    return Active(upper.astype(int) - lower, rows)
 
 
 def least_squares_multipliers(program: SparseProgram, rows: np.ndarray) -> np.ndarray:

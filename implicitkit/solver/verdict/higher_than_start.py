@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.problem.argmin import Bounded, Projected
-from implicitkit.solver.constrained.model import Model
+from implicitkit.solver.constrained.model import SPARSE, Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.differences import in_working_precision, row_norm
 from implicitkit.solver.verdict.rounding_level import ROUNDING
@@ -44,8 +44,11 @@ class Start:
         self._constraints = z0[:, :0]
         self.steep: Tensor | None = None  # |g(z0)| of minima without constraints, ``(batch,)``
         if f.kind.returns_program:
-            self.model = Model(f)
+            self.model, keeps = Model(f), f.keeps
+            if z0.shape[1] >= SPARSE and not keeps:  # a solver that has asked for a matrix before asks for it again
+                f.keeps = any([f.system.sparsity(what).is_known for what in ("saddle", "hessian")])
             f.residual(z0)
+            f.keeps = keeps
             self._level, self._constraints = f.values(z0)
         elif f.kind.returns_scalar or f.kind.of_residuals:
             self._level, self.steep = f.value(z0), torch.linalg.vector_norm(in_working_precision(f.residual(z0)), dim=1)
