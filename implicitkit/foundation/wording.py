@@ -90,7 +90,24 @@ def place_of(error: BaseException, default: str = "") -> str:
 def raised(name: str, error: BaseException) -> str:
     """What is said of an exception of a solver's own, with which it gave up."""
     text = f": {error}" if str(error) else ""
-    return f"{name} raised {type(error).__name__}{text} ({place_of(error)})"
+    return f"{name} raised {type(error).__name__}{text} ({place_of(error)}){of_gradients(error)}"
+
+
+def of_gradients(error: BaseException) -> str:
+    """What may be wrong where a solver's own backward finds no graph; else empty."""
+    if "does not require grad" not in str(error):
+        return ""
+    return " (a solver is called under torch.no_grad: use torch.enable_grad() inside it)"
+
+
+def in_a_solver(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a solver's own method returns; where its backward finds no graph, the error says why."""
+    try:
+        return call(*arguments, **options)
+    except RuntimeError as error:
+        if not of_gradients(error):
+            raise
+        raise RuntimeError(f"{error}{of_gradients(error)}") from error
 
 
 def of_the_objective(name: str, batch: tuple[int, ...], got: str) -> str:

@@ -270,7 +270,7 @@ class _Loop:
         self.judge.came_from = self.z, self.last.F
         written, values = version(self.z), Values([self.z]) if self.foreign else None
         self.foreign = self.foreign and not values  # of a state that is zero nothing is seen
-        z, self.state = stepped(self.method.step(f, self.z, self.state), self.z, type(self.method).__name__)
+        z, self.state = stepped(self.method, f, self.z, self.state)
         if version(self.z) != written or (values is not None and values.changed()):
             raise TypeError(
                 f"{type(self.method).__name__}.step wrote into the z that it was given, of which f remembers the values: "

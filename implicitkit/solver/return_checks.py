@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.wording import kind_of
+from implicitkit.foundation.wording import in_a_solver, kind_of
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Outcome
 
@@ -30,11 +30,14 @@ def point(found: Any, like: Tensor, name: str) -> Tensor:
     wrong = f"{name} returned {kind_of(found)}: a solver returns tensors, arrays or numbers, like z0"
     if not isinstance(found, (Tensor, int, float, complex, list, tuple)) and not hasattr(found, "__array__"):
         raise TypeError(wrong)
+    more = "what else it knows goes into ik.Found"
+    if isinstance(found, tuple) and len(found) > 1 and like.ndim and getattr(found[0], "shape", None) == like.shape:
+        raise TypeError(f"{wrong} ({more})")
     kind = None if hasattr(found, "__array__") else torch.complex128
     try:
         z = torch.as_tensor(found, dtype=kind, device=like.device).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{wrong} (what else it knows goes into ik.Found)") from error
+        raise TypeError(f"{wrong} ({more})") from error
     if z.is_complex() and not like.is_complex():
         if int(torch.count_nonzero(z.imag)):
             largest = float(z.imag.abs().max())
@@ -83,12 +86,13 @@ def steps_of(found: Found, name: str) -> Any:
     return found.steps
 
 
-def stepped(found: Any, z: Tensor, name: str) -> tuple[Tensor, Any]:
-    """The pair that the step of the method ``name`` returned for ``z``, which a tensor of two rows would pass for.
+def stepped(method: Any, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """The pair that the step of a method returns, which a tensor of two rows would pass for.
 
     Raises:
         TypeError: it is no pair, or its first is no tensor like ``z``.
     """
+    found, name = in_a_solver(method.step, f, z, state), type(method).__name__
     if not isinstance(found, tuple) or len(found) != 2:
         got = f"a tuple of {len(found)}" if isinstance(found, tuple) else kind_of(found)
         raise TypeError(
