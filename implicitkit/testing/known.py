@@ -21,6 +21,7 @@ from implicitkit.foundation.options import at_least, check_arguments, one_of, to
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.base import Problem
 from implicitkit.problem.fixed_point import FixedPoint
+from implicitkit.problem.kind import as_kind
 from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
@@ -197,7 +198,7 @@ def turning(kind: str, batch: int, size: int) -> Known:
 
     Of a fixed point ``z = (I - A) z + b``, ``I - A`` is 0.7 times a turn by 50 degrees.
     """
-    iteration = kind == "fixed_point"
+    iteration = as_kind(kind).iteration
     angle = math.radians(50 if iteration else 45)
     z = known_problems(kind, batch=batch, size=size)[0].solution
     turn = torch.eye(size, dtype=z.dtype, device=z.device)
