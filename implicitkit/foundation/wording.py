@@ -101,13 +101,22 @@ def of_gradients(error: BaseException) -> str:
 
 
 def in_a_solver(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What a solver's own method returns; where its backward finds no graph, the error says why."""
+    """What a method of a part, a solver or linear solver, returns; where its backward finds no graph, the error says why."""
     try:
         return call(*arguments, **options)
     except RuntimeError as error:
         if not of_gradients(error):
             raise
         raise RuntimeError(f"{error}{of_gradients(error)}") from error
+
+
+def of_a_part(error: BaseException) -> str:
+    """Where an exception was raised by lines of a part's own (:func:`in_a_solver`), which called neither us nor, through
+    us, the user's function; else empty."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = [i for i, frame in enumerate(frames) if frame.f_code is in_a_solver.__code__]
+    after = frames[inside[-1] + 1 :] if inside else []
+    return place_of(error) if after and not any(_OURS in frame.f_code.co_filename for frame in after) else ""
 
 
 def of_the_objective(name: str, batch: tuple[int, ...], got: str) -> str:

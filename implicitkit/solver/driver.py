@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.unversioned_writes import Values, version
+from implicitkit.foundation.wording import in_a_solver
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.claims_that_wait import Point, Waiting
@@ -75,7 +76,7 @@ class _Loop:
         self.cleared = torch.zeros_like(self.active)
         self.last: Point | None = None  # a step ago
         self.halted, f.weighs, self.claimed = False, False, 0
-        self.state = method.init(f, z0)
+        self.state = in_a_solver(method.init, f, z0)
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None
         self.traces: list[Tensor] = []

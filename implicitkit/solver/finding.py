@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.wording import in_a_solver
 from implicitkit.problem.constraint_qualification import balances_by_rounding
 from implicitkit.solution import Status
 from implicitkit.solver import return_checks
@@ -100,7 +101,7 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
 
 def _run(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
     """``solver.run``, looked at where it is somebody else's."""
-    found = solver.run(f, z0, options)
+    found = in_a_solver(solver.run, f, z0, options)
     ours = type(solver).run.__module__.partition(".")[0] == "implicitkit"
     return found if ours else return_checks.outcome(found, z0, solver.name or type(solver).__name__)
 

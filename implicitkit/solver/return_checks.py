@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.wording import in_a_solver, kind_of
+from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Outcome
+from implicitkit.solver.qp.polish import QPPoint
 
 _INSIDE = ("x", "value", "root", "params")  # where other libraries' results have their point
 
@@ -124,3 +126,21 @@ def kept(found: Any, rows: int, name: str) -> dict[str, Tensor]:
             what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else kind_of(value)
             raise TypeError(f"{name}.keep must return tensors with one row a sample, {rows} here: {key!r} is of {what}")
     return found
+
+
+def programs_point(solver: Any, data: QPData, tol: float, max_steps: int) -> QPPoint:
+    """What ``find`` of a solver of quadratic programs returns, in the precision of the programs.
+
+    Raises:
+        TypeError: it is no :class:`QPPoint`, or something in it is no tensor with a row for each program.
+    """
+    found, batch = in_a_solver(solver.find, data, tol, max_steps), len(data.q)
+    wanted = (*(tuple(t.shape) for t in (data.q, data.b, data.h)), (batch,), (batch,))
+    parts = tuple(found) if isinstance(found, QPPoint) else ()
+    got = tuple(tuple(t.shape) if isinstance(t, Tensor) else kind_of(t) for t in parts)
+    if got != wanted:
+        raise TypeError(
+            f"{type(solver).__name__}.find must return ik.extend.QPPoint(z, y, lam, status, steps), tensors of shapes "
+            f"{', '.join(map(str, wanted))}; it returned {', '.join(map(str, got)) or kind_of(found)}"
+        )
+    return QPPoint(*(t.to(data.q) for t in parts[:3]), *parts[3:])

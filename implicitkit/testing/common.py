@@ -76,7 +76,11 @@ def copies_and_pickles(subject: Any) -> None:
     if "<locals>" not in getattr(subject.part, "find", type(subject.part)).__qualname__:
         clones.append(lambda part: pickle.loads(pickle.dumps(part)))
     for clone in clones:
-        wrong = float((replace(subject, part=clone(subject.part)).act(given) - wanted).abs().max())
+        try:
+            part = clone(subject.part)
+        except Exception as error:
+            raise AssertionError(f"a copy raises {type(error).__name__}: {error}") from error
+        wrong = float((replace(subject, part=part).act(given) - wanted).abs().max())
         assert wrong <= _ROUNDING * (1 + float(wanted.abs().max())), f"a copy's answer differs by {wrong:.3g}"
 
 
