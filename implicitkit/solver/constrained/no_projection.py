@@ -25,7 +25,9 @@ def moved_by_projection(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
     """Which of the samples ``which`` does their projection move, though it has returned them, ``(batch,)``?  ``w``:
     ``(batch, n)``."""
     model = Model(f)
-    if not isinstance(model.problem.prox, Projected) or model.count or not bool(which.any()):
+    if (
+        type(model.problem.prox) is not Projected or model.count or not bool(which.any())
+    ):  # those with natural maps are ours
         return torch.zeros_like(which)
     z = model.split(w)[0]
     off = torch.linalg.vector_norm(model.proximal(z, 1.0) - z, dim=1)
