@@ -72,6 +72,19 @@ def kind_of(value: Any) -> str:
     return f"{'an' if vowel else 'a'} {name}"
 
 
+def shown(value: Any) -> str:
+    """A value as messages show it: as it is written, if that is one line, else its type, with shape and dtype if it has."""
+    text = repr(value)
+    if len(text) <= _LINE and "\n" not in text:
+        return text
+    return (
+        f"{kind_of(value)} of {value.dtype} and shape {tuple(value.shape)}"
+        if hasattr(value, "dtype")
+        else kind_of(value)
+    )
+
+
+_LINE = 100  # letters of a value
 _OURS = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}{os.sep}"
 _LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("torch", "numpy", "scipy"))
 
