@@ -360,6 +360,11 @@ def _writes_to_standard_error(f: Any, z0: Tensor, *, rtol: float, atol: float, m
     return _picard(f, z0, atol, max_steps)[0]
 
 
+def _writes_past_python(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> Tensor:
+    os.write(2, b"solving")
+    return _picard(f, z0, atol, max_steps)[0]
+
+
 def _black_box(find: Any, batch: str = "loop", solves: str = "fixed_point") -> ik.extend.BlackBox:
     return ik.extend.BlackBox(find, find.__name__, solves, batch)
 
@@ -409,6 +414,7 @@ BROKEN = [
     ("takes_the_jacobian_as_it_is", _black_box(_transposes)),
     ("leaves_the_process_alone", _black_box(_notes_the_day)),
     ("leaves_the_process_alone", _black_box(_writes_to_standard_error)),
+    ("leaves_the_process_alone", _black_box(_writes_past_python)),
 ]
 
 
@@ -594,6 +600,12 @@ def test_what_is_to_be_mended_follows_what_was_seen(find: Any) -> None:
     if result.cause == "unsolved":
         with pytest.raises(AssertionError, match=re.escape(mend)):
             SolverCheck(CHECKS["finds_known_solutions"])(solver)
+
+
+def test_what_cannot_be_copied_is_told_what_a_part_is() -> None:
+    """And not of the line on which the suite has copied it."""
+    (result,) = check_solver(CannotBeCopied(), checks=["copies_and_pickles"], raise_on_failure=False).results
+    assert "a copy raises" in result.message and result.mend == CHECKS["copies_and_pickles"].mend
 
 
 def test_one_cause_is_told_once() -> None:
