@@ -30,7 +30,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.constants import look
-from implicitkit.foundation.wording import did_you_mean, option_error
+from implicitkit.foundation.wording import did_you_mean, option_error, shown
 
 __all__ = [
     "Configured",
@@ -96,9 +96,9 @@ class Requirement:
         if type(value) not in plain and not (isinstance(value, plain) if self.types else _TYPES[self.kind](value)):
             words = [self.words or _WORDS[self.kind]] if self.kind != "tensor" else []
             words += ["a real tensor"] * self.tensors + ["None"] * self.absent
-            raise TypeError(f"{owner}{name} must be {' or '.join(words)}, got {value!r}{self._hint(value)}")
+            raise TypeError(f"{owner}{name} must be {' or '.join(words)}, got {shown(value)}{self._hint(value)}")
         if not self.holds(value):
-            raise ValueError(f"{owner}{name} {self.text}, got {value!r}{self._hint(value)}")
+            raise ValueError(f"{owner}{name} {self.text}, got {shown(value)}{self._hint(value)}")
 
     def _check_ends(self, name: str, mapped: bool, values: Tensor) -> None:
         """Raise unless the smallest and the largest number are allowed (a NaN among ``mapped`` ones spoils its sample)."""
@@ -223,7 +223,7 @@ def _check_names(cls: type, args: tuple[Any, ...], options: dict[str, Any]) -> N
             hint = f" {option} is declared in the class: with @dataclass(frozen=True) above it, it is one."
             raise TypeError(option_error(cls.__name__, option, known) + hint * declared)
     if args and not known and not _takes_any_number(cls):
-        raise TypeError(f"{cls.__name__} takes no arguments, got {args[0]!r}")
+        raise TypeError(f"{cls.__name__} takes no arguments, got {shown(args[0])}")
 
 
 @functools.lru_cache(maxsize=1024)

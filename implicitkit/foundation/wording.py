@@ -72,6 +72,19 @@ def kind_of(value: Any) -> str:
     return f"{'an' if vowel else 'a'} {name}"
 
 
+def shown(value: Any) -> str:
+    """A value as messages show it: as it is written, if that is one line, else its type, with shape and dtype if it has."""
+    text = repr(value)
+    if len(text) <= _LINE and "\n" not in text:
+        return text
+    return (
+        f"{kind_of(value)} of {value.dtype} and shape {tuple(value.shape)}"
+        if hasattr(value, "dtype")
+        else kind_of(value)
+    )
+
+
+_LINE = 100  # letters of a value
 _OURS = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}{os.sep}"
 _LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("torch", "numpy", "scipy"))
 
@@ -90,7 +103,33 @@ def place_of(error: BaseException, default: str = "") -> str:
 def raised(name: str, error: BaseException) -> str:
     """What is said of an exception of a solver's own, with which it gave up."""
     text = f": {error}" if str(error) else ""
-    return f"{name} raised {type(error).__name__}{text} ({place_of(error)})"
+    return f"{name} raised {type(error).__name__}{text} ({place_of(error)}){of_gradients(error)}"
+
+
+def of_gradients(error: BaseException) -> str:
+    """What may be wrong where a solver's own backward finds no graph; else empty."""
+    if "does not require grad" not in str(error):
+        return ""
+    return " (a solver is called under torch.no_grad: use torch.enable_grad() inside it)"
+
+
+def in_a_solver(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a method of a part, a solver or linear solver, returns; where its backward finds no graph, the error says why."""
+    try:
+        return call(*arguments, **options)
+    except RuntimeError as error:
+        if not of_gradients(error):
+            raise
+        raise RuntimeError(f"{error}{of_gradients(error)}") from error
+
+
+def of_a_part(error: BaseException) -> str:
+    """Where an exception was raised by lines of a part's own (:func:`in_a_solver`), which called neither us nor, through
+    us, the user's function; else empty."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = [i for i, frame in enumerate(frames) if frame.f_code is in_a_solver.__code__]
+    after = frames[inside[-1] + 1 :] if inside else []
+    return place_of(error) if after and not any(_OURS in frame.f_code.co_filename for frame in after) else ""
 
 
 def of_the_objective(name: str, batch: tuple[int, ...], got: str) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator, repeated
-from implicitkit.foundation.wording import kind_of
+from implicitkit.foundation.wording import in_a_solver, kind_of
 from implicitkit.linear.base import LinearSolution, LinearSolver
 
 _REFUTED = "it calls converged what a product with the matrix does not bear out"
@@ -30,9 +30,9 @@ def answer(solver: LinearSolver, A: Operator, b: Tensor, options: dict[str, Any]
     ours = not solver.exact or solver.checks_itself
     given = b if ours else b.clone()  # a solver may work in place
     if len(b) == A.batch:
-        found = solver.solve(A, given, **options)
+        found = in_a_solver(solver.solve, A, given, **options)
     else:
-        found = solver.solve_many(A, given.unflatten(0, (-1, A.batch)), **options)
+        found = in_a_solver(solver.solve_many, A, given.unflatten(0, (-1, A.batch)), **options)
     if ours:
         return found
     check_answer(solver, found, b)

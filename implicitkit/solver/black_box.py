@@ -12,7 +12,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, function, instance, one_of, optional, string
-from implicitkit.foundation.wording import raised
+from implicitkit.foundation.wording import in_a_solver, raised
 from implicitkit.linear.factors.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
@@ -199,7 +199,8 @@ class BlackBox(Solver):
         return any(name == "x_scale" for name, _ in getattr(self.find, "options", ()))
 
     def __call__(self, f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> Found:
-        found = self.find(f, z0, rtol=rtol, atol=atol, max_steps=max_steps, **dict(self.options))
+        given = {"rtol": rtol, "atol": atol, "max_steps": max_steps} | dict(self.options)
+        found = in_a_solver(self.find, f, z0, **given)
         return found if isinstance(found, Found) else Found(point(found, z0, self.name or "the solver"))
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.unversioned_writes import Values, version
+from implicitkit.foundation.wording import in_a_solver
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.claims_that_wait import Point, Waiting
@@ -75,7 +76,7 @@ class _Loop:
         self.cleared = torch.zeros_like(self.active)
         self.last: Point | None = None  # a step ago
         self.halted, f.weighs, self.claimed = False, False, 0
-        self.state = method.init(f, z0)
+        self.state = in_a_solver(method.init, f, z0)
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None
         self.traces: list[Tensor] = []
@@ -270,7 +271,7 @@ class _Loop:
         self.judge.came_from = self.z, self.last.F
         written, values = version(self.z), Values([self.z]) if self.foreign else None
         self.foreign = self.foreign and not values  # of a state that is zero nothing is seen
-        z, self.state = stepped(self.method.step(f, self.z, self.state), self.z, type(self.method).__name__)
+        z, self.state = stepped(self.method, f, self.z, self.state)
         if version(self.z) != written or (values is not None and values.changed()):
             raise TypeError(
                 f"{type(self.method).__name__}.step wrote into the z that it was given, of which f remembers the values: "

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.wording import in_a_solver
 from implicitkit.problem.constraint_qualification import balances_by_rounding
 from implicitkit.solution import Status
 from implicitkit.solver import return_checks
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
+from implicitkit.solver.constrained.no_projection import NO_PROJECTION, moved_by_projection
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_other_units
 from implicitkit.solver.evaluations import Evaluations
@@ -99,7 +101,7 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
 
 def _run(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
     """``solver.run``, looked at where it is somebody else's."""
-    found = solver.run(f, z0, options)
+    found = in_a_solver(solver.run, f, z0, options)
     ours = type(solver).run.__module__.partition(".")[0] == "implicitkit"
     return found if ours else return_checks.outcome(found, z0, solver.name or type(solver).__name__)
 
@@ -151,15 +153,17 @@ def _run_again(
 
 def _look_down(f: Evaluations, z0: Tensor, outcome: Outcome) -> None:
     """``UNBOUNDED`` where a claim lies so far out that a gradient vanishes by rounding, and the objective falls forever;
-    ``STALLED`` where multipliers have grown so large that only rounding meets the conditions, or by units."""
+    ``STALLED`` where multipliers have grown so large that only rounding meets the conditions, by units, or by a map that is
+    no projection."""
     if f.kind.returns_program:
         size, claims = f.problem.size, outcome.status == int(Status.CONVERGED)
         grown = balances_by_rounding(f.kernel, outcome.z, size, claims)
         outcome.status = torch.where(grown, int(Status.STALLED), outcome.status)
-        lower = lower_in_other_units(f, outcome.z, claims & ~grown)
-        if bool(lower.any()):
-            outcome.status = torch.where(lower, int(Status.STALLED), outcome.status)
-            outcome.message = UNITS_APART
+        for look, said in ((moved_by_projection, NO_PROJECTION), (lower_in_other_units, UNITS_APART)):
+            wrong = look(f, outcome.z, claims & ~grown)
+            if bool(wrong.any()):
+                outcome.status, outcome.message = torch.where(wrong, int(Status.STALLED), outcome.status), said
+                break
     far = outcome.z.abs().amax(1) > _FAR * z0.abs().amax(1).clamp_min(1)
     far = far & (outcome.status == int(Status.CONVERGED))
     if bool(far.any()):

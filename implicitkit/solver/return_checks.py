@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.wording import kind_of
+from implicitkit.foundation.wording import in_a_solver, kind_of
+from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Outcome
+from implicitkit.solver.qp.polish import QPPoint
 
 _INSIDE = ("x", "value", "root", "params")  # where other libraries' results have their point
 
@@ -30,11 +32,14 @@ def point(found: Any, like: Tensor, name: str) -> Tensor:
     wrong = f"{name} returned {kind_of(found)}: a solver returns tensors, arrays or numbers, like z0"
     if not isinstance(found, (Tensor, int, float, complex, list, tuple)) and not hasattr(found, "__array__"):
         raise TypeError(wrong)
+    more = "what else it knows goes into ik.Found"
+    if isinstance(found, tuple) and len(found) > 1 and like.ndim and getattr(found[0], "shape", None) == like.shape:
+        raise TypeError(f"{wrong} ({more})")
     kind = None if hasattr(found, "__array__") else torch.complex128
     try:
         z = torch.as_tensor(found, dtype=kind, device=like.device).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{wrong} (what else it knows goes into ik.Found)") from error
+        raise TypeError(f"{wrong} ({more})") from error
     if z.is_complex() and not like.is_complex():
         if int(torch.count_nonzero(z.imag)):
             largest = float(z.imag.abs().max())
@@ -83,12 +88,13 @@ def steps_of(found: Found, name: str) -> Any:
     return found.steps
 
 
-def stepped(found: Any, z: Tensor, name: str) -> tuple[Tensor, Any]:
-    """The pair that the step of the method ``name`` returned for ``z``, which a tensor of two rows would pass for.
+def stepped(method: Any, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """The pair that the step of a method returns, which a tensor of two rows would pass for.
 
     Raises:
         TypeError: it is no pair, or its first is no tensor like ``z``.
     """
+    found, name = in_a_solver(method.step, f, z, state), type(method).__name__
     if not isinstance(found, tuple) or len(found) != 2:
         got = f"a tuple of {len(found)}" if isinstance(found, tuple) else kind_of(found)
         raise TypeError(
@@ -120,3 +126,21 @@ def kept(found: Any, rows: int, name: str) -> dict[str, Tensor]:
             what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else kind_of(value)
             raise TypeError(f"{name}.keep must return tensors with one row a sample, {rows} here: {key!r} is of {what}")
     return found
+
+
+def programs_point(solver: Any, data: QPData, tol: float, max_steps: int) -> QPPoint:
+    """What ``find`` of a solver of quadratic programs returns, in the precision of the programs.
+
+    Raises:
+        TypeError: it is no :class:`QPPoint`, or something in it is no tensor with a row for each program.
+    """
+    found, batch = in_a_solver(solver.find, data, tol, max_steps), len(data.q)
+    wanted = (*(tuple(t.shape) for t in (data.q, data.b, data.h)), (batch,), (batch,))
+    parts = tuple(found) if isinstance(found, QPPoint) else ()
+    got = tuple(tuple(t.shape) if isinstance(t, Tensor) else kind_of(t) for t in parts)
+    if got != wanted:
+        raise TypeError(
+            f"{type(solver).__name__}.find must return ik.extend.QPPoint(z, y, lam, status, steps), tensors of shapes "
+            f"{', '.join(map(str, wanted))}; it returned {', '.join(map(str, got)) or kind_of(found)}"
+        )
+    return QPPoint(*(t.to(data.q) for t in parts[:3]), *parts[3:])

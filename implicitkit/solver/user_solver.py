@@ -77,8 +77,6 @@ class UserSolver(Solver):
                 raise
             except Exception as error:
                 message, raised = wording.raised(self.name, error), error
-                if "does not require grad" in message:
-                    message += " (a solver is called under torch.no_grad: use torch.enable_grad() inside it)"
                 points.append(part)
                 said.append(None)
                 continue

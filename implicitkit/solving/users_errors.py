@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.tracers import NO_NUMBERS, is_fake
 from implicitkit.foundation.trees import describe_leaves, tree_flatten
-from implicitkit.foundation.wording import OF_SHAPES, kind_of, of_operations
+from implicitkit.foundation.wording import OF_SHAPES, kind_of, of_a_part, of_operations
 from implicitkit.lifting.reach import reachable_modules
 
 _DEVICES = ("the same device", "expected device", "is on cpu, different from", "is on cuda")
@@ -29,7 +29,9 @@ def raise_in_words(
     if any(isinstance(t, Tensor) and is_fake(t) for t in tree_flatten(args)[0]):
         raise CapabilityError(NO_NUMBERS.format(what="fake tensors (FakeTensorMode), as in args,")) from error
     if type(error) in (TypeError, AttributeError, RuntimeError, ValueError, IndexError):
-        said = _of_types(error, text, z, args) or of_operations(text) or _of_leaves(text, z, args, function)
+        place = of_a_part(error)
+        said = f"It was raised by lines of the solver's own, {place}" if place else ""
+        said = said or _of_types(error, text, z, args) or of_operations(text) or _of_leaves(text, z, args, function)
         if said and isinstance(error, IndexError) and batch:
             said += f", all samples at once: with batch_dims={len(batch)} the i-th number of each is z[..., i]"
         if said and said not in text:
@@ -83,7 +85,7 @@ def _of_leaves(text: str, z: Any, args: tuple[Any, ...], function: Any) -> str:
     if any(clause in text for clause in OF_SHAPES):
         shape = lambda t: f" {tuple(t.shape)}"  # noqa: E731
         given = describe_leaves(z, "z", shape) + describe_leaves(args, "args", shape)
-        return f"The function was called with {', '.join(given)}"
+        return f"The function was called with {', '.join(given)}" if given else ""
     return ""
 
 

@@ -16,15 +16,11 @@ from implicitkit.solver.catalogue import serves
 from implicitkit.solver.method import Method
 from implicitkit.solving.verbs import solve
 from implicitkit.testing.check import PROBLEMS, Subject, Unsolved, all_converged, check, close
+from implicitkit.testing.diagnosis import ROWS, diagnosed
 from implicitkit.testing.known import ERRORS, KNOWN, Known, known_problems, twofold, unsolvable
 
 _SHARE = 3  # of the steps that are told of, which is not enough
 _PLACES = (2, 3, 4, 5, 8)  # in which evaluation a function raises
-_ROWS = (
-    "Rows of z are independent samples: norms, inner products, step lengths and coefficients are per row (dim=1, keepdim), "
-    "never over the whole matrix, and every tensor in the state has the batch as its first dimension."
-)
-_ORDER = "Row i of what is returned belongs to row i of z0."
 _MANY = 200  # evaluations: fewer may be what any tolerance takes
 
 
@@ -41,21 +37,8 @@ def finds_known_solutions(subject: Subject) -> None:
         try:
             all_converged(solution, known)
         except Unsolved as error:
-            if not error.mend and _solved_alone(subject, known):
-                raise Unsolved(f"{error}. Each sample alone is solved", f"{_ROWS} {_ORDER}") from None
-            raise
+            raise diagnosed(subject, known, solution, error) from None
         close(solution.value, known.solution, subject.tolerance(known), f"{known.name}: the solution")
-
-
-def _solved_alone(subject: Subject, known: Known) -> bool:
-    """Whether a solve of every sample by itself finds its solution."""
-    for i in range(len(known.z0)):
-        one = slice(i, i + 1)
-        found = subject.solve(known, known.theta[one], z0=known.z0[one], on_failure="ignore")
-        off = float((found.value - known.solution[one]).abs().max())
-        if not (bool(found.converged.all()) and off <= subject.tolerance(known)):
-            return False
-    return True
 
 
 @check(
@@ -242,7 +225,7 @@ def honours_the_norm(subject: Subject) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
-@check(_ROWS)
+@check(ROWS)
 def batch_equals_loop(subject: Subject) -> None:
     """A batch gives what its samples give one at a time."""
     for known in subject.known(batch=4):

@@ -3,7 +3,7 @@
 Nothing in them looks inside a part but the two checks of ``Method.init`` and ``Method.step``.
 """
 
-from implicitkit.testing import answers, conduct
+from implicitkit.testing import answers, conduct, unpolished
 from implicitkit.testing.check import CHECKS, SOLVERS, Check, Subject, Suite
 from implicitkit.testing.linear import LINEAR_SOLVERS
 from implicitkit.testing.programs import PROGRAMS
@@ -20,4 +20,5 @@ __all__ = [
     "Suite",
     "answers",
     "conduct",
+    "unpolished",
 ]

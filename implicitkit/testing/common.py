@@ -76,7 +76,11 @@ def copies_and_pickles(subject: Any) -> None:
     if "<locals>" not in getattr(subject.part, "find", type(subject.part)).__qualname__:
         clones.append(lambda part: pickle.loads(pickle.dumps(part)))
     for clone in clones:
-        wrong = float((replace(subject, part=clone(subject.part)).act(given) - wanted).abs().max())
+        try:
+            part = clone(subject.part)
+        except Exception as error:
+            raise AssertionError(f"a copy raises {type(error).__name__}: {error}") from error
+        wrong = float((replace(subject, part=part).act(given) - wanted).abs().max())
         assert wrong <= _ROUNDING * (1 + float(wanted.abs().max())), f"a copy's answer differs by {wrong:.3g}"
 
 
@@ -93,7 +97,7 @@ def leaves_the_process_alone(subject: Any) -> None:
             torch.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed)
-            with np.errstate(all=errors), warnings.catch_warnings():
+            with np.errstate(all=errors), warnings.catch_warnings(record=True):
                 warnings.resetwarnings()
                 before = _process()
                 with _printed() as text:
@@ -101,7 +105,7 @@ def leaves_the_process_alone(subject: Any) -> None:
                 after = _process()
             changed = [name for name, value in after.items() if value != before[name]]
             assert not changed, f"a use of it has changed {' and '.join(changed)}"
-            assert not text, f"it prints to standard output: {text[0].strip()[:60]!r}"
+            assert not text, f"it prints: {text[0].strip()[:60]!r}"
     finally:
         torch.set_default_dtype(kept[0])
         torch.set_rng_state(kept[1])
@@ -115,32 +119,47 @@ def _process() -> dict[str, Any]:
     generators = {"torch": torch.get_rng_state().numpy().tobytes()} | {k: pickle.dumps(s) for k, s in states.items()}
     return {f"the global generator of {name}": state for name, state in generators.items()} | {
         "the default dtype": torch.get_default_dtype(),
+        "the default device": torch.get_default_device(),
         "torch's number of threads": torch.get_num_threads(),
         "torch's choice of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "NumPy's handling of floating-point errors": np.geterr(),
         "the filters of warnings": list(warnings.filters),
+        "the working directory": os.getcwd(),
+        "the environment": dict(os.environ),
     }
 
 
 @contextlib.contextmanager
 def _printed() -> Iterator[list[str]]:
-    """What is written to standard output inside, by Python and by the process (a library, a program that is run)."""
+    """What is written to standard output and standard error inside, by Python and by the process (a library, a program that
+    is run)."""
     text: list[str] = []
-    with contextlib.redirect_stdout(io.StringIO()) as python, tempfile.TemporaryFile() as process:
+    with contextlib.ExitStack() as inside:
+        python = io.StringIO()
+        inside.enter_context(contextlib.redirect_stdout(python))
+        inside.enter_context(contextlib.redirect_stderr(python))
+        files = [inside.enter_context(_into_a_file(number)) for number in (1, 2)]
+        yield text
+        for file in files:
+            file.seek(0)
+        text += [t for t in (python.getvalue(), *(f.read().decode(errors="replace") for f in files)) if t]
+
+
+@contextlib.contextmanager
+def _into_a_file(number: int) -> Iterator[Any]:
+    """Inside, what the process writes to this descriptor goes into a file."""
+    with tempfile.TemporaryFile() as file:
         try:
-            usual = os.dup(1)
+            usual = os.dup(number)
         except OSError:  # there is none
-            usual = None
+            yield file
+            return
+        os.dup2(file.fileno(), number)
         try:
-            if usual is not None:
-                os.dup2(process.fileno(), 1)
-            yield text
+            yield file
         finally:
-            if usual is not None:
-                os.dup2(usual, 1)
-                os.close(usual)
-            process.seek(0)
-            text += [t for t in (python.getvalue(), process.read().decode(errors="replace")) if t]
+            os.dup2(usual, number)
+            os.close(usual)
 
 
 class _Elsewhere(TorchFunctionMode):

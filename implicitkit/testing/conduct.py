@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import trees
+from implicitkit.foundation import compat, trees
 from implicitkit.foundation.trees import Layout
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -18,8 +18,9 @@ from implicitkit.solving.verbs import solve
 from implicitkit.system import System
 from implicitkit.testing.check import PROBLEMS, SOLVERS, Subject, all_converged, check, close, same
 from implicitkit.testing.common import add_common_checks
-from implicitkit.testing.known import Known, known_problems
+from implicitkit.testing.known import Known, known_problems, turning
 
+_EQUATIONS = ("root", "fixed_point", "steady_state")  # Jacobians of the others are symmetric, or not square
 _NESTED = (4, 5, 8)  # in which evaluations a function solves another problem: some are the driver's own
 
 
@@ -146,6 +147,26 @@ def solves_pytrees(subject: Subject) -> None:
         problem, split(known.z0), (known.theta,), solver=subject.solver, batch_dims=1, rtol=tolerance, atol=tolerance
     )
     close(join(solution.value), known.solution, subject.tolerance(known), "the solution")
+
+
+@check(
+    "Row i of f.jacobian(z) is the derivative of equation i, and f.jvp(z, v) is that matrix times v: the transposed is "
+    "another matrix. A step is -J^{-1} F, torch.linalg.solve(J, -F.unsqueeze(-1)).",
+    lambda solver: solver.solves in _EQUATIONS and (solver.max_size is None or solver.max_size >= 2),
+)
+def takes_the_jacobian_as_it_is(subject: Subject) -> None:
+    """An equation whose Jacobian is far from its transposed is solved by all that ask for derivatives of ``f``."""
+    known, asked = turning(subject.kind, batch=3, size=subject.size), False
+    function = known.problem.function
+
+    def seen(z: Tensor, b: Tensor) -> Any:
+        nonlocal asked
+        asked = asked or z.requires_grad or compat.transforms_active()
+        return function(z, b)
+
+    solution = subject.solve(replace(known, problem=PROBLEMS[subject.kind](seen)), on_failure="ignore")
+    if asked:
+        all_converged(solution, known)
 
 
 add_common_checks(SOLVERS)

@@ -223,6 +223,8 @@ def check_rule(
 
 def _suite_of(part: Any, kind: str | None) -> tuple[Suite, Any]:
     """The checks of a part, and the part configured; ``kind``: where its name stands (a name is a solver's, if not said)."""
+    if not __debug__:
+        raise RuntimeError("the checks are assertions, which python -O (PYTHONOPTIMIZE) leaves out: run without it")
     if isinstance(part, Tensor):  # which has a method "solve"
         raise TypeError("a tensor is not a solver, linear solver or rule")
     if kind is None and not isinstance(part, str):

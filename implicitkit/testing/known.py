@@ -8,6 +8,7 @@ within the tolerance means a solution within ten times as much.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from implicitkit.foundation.options import at_least, check_arguments, one_of, to
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.base import Problem
 from implicitkit.problem.fixed_point import FixedPoint
+from implicitkit.problem.kind import as_kind
 from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
@@ -188,6 +190,30 @@ def _cubic_decay(z: Tensor) -> Known:
         return t - y - y**3 - y @ E.mT
 
     return _known("cubic decay", SteadyState(rhs), z, z**3 + z + z @ E.mT, rhs)
+
+
+def turning(kind: str, batch: int, size: int) -> Known:
+    """``A z = b`` as an equation, a fixed point or a state at rest; ``A`` turns pairs of unknowns by 45 degrees: it is as
+    well conditioned as can be, and steps by its transposed make an error grow.
+
+    Of a fixed point ``z = (I - A) z + b``, ``I - A`` is 0.7 times a turn by 50 degrees.
+    """
+    iteration = as_kind(kind).iteration
+    angle = math.radians(50 if iteration else 45)
+    z = known_problems(kind, batch=batch, size=size)[0].solution
+    turn = torch.eye(size, dtype=z.dtype, device=z.device)
+    for i in range(0, size - 1, 2):
+        turn[i : i + 2, i : i + 2] = z.new_tensor(
+            [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+        )
+    A = torch.eye(size, dtype=z.dtype, device=z.device) - 0.7 * turn if iteration else turn
+    b = z @ A.mT
+    residual = lambda y, b: y @ A.mT - b  # noqa: E731
+    problems: dict[str, Problem] = {
+        "fixed_point": FixedPoint(lambda y, b: y - residual(y, b)),
+        "steady_state": SteadyState(lambda y, b: -residual(y, b)),
+    }
+    return _known("equation that turns", problems.get(kind, Root(residual)), z, b, residual)
 
 
 def _known(name: str, problem: Problem, solution: Tensor, theta: Tensor, residual: Callable[..., Tensor]) -> Known:

@@ -50,9 +50,10 @@ def _solved(found: Any, M: Tensor, b: Tensor, rtol: float, what: str) -> None:
 
 # ------------------------------------------------------------------------------------------------------ right and honest
 @check(
-    "The solution of well-conditioned systems is not found: check the sign (A x = b, not A x + b = 0) and that the last "
-    "iterate is returned. Made for some matrices only? Say so: needs = ('symmetric',) or ('fixed_point',), which is "
-    "A = J - I; and if it is an approximation by intention, exact = False.",
+    "The solution of well-conditioned systems is not found: check the sign (A x = b, not A x + b = 0), that A is not taken "
+    "for its transposed (A.rmv, A.dense().mT), and that the last iterate is returned. Made for some matrices only? Say so: "
+    "needs = ('symmetric',) or ('fixed_point',), which is A = J - I; and if it is an approximation by intention, exact = "
+    "False.",
     _is_exact,
 )
 def solves_well_conditioned_systems(subject: LinearSubject) -> None:

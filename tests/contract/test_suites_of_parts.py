@@ -652,6 +652,24 @@ class CountsTooMany(Constrained):
         return found
 
 
+@dataclass(frozen=True)
+class OtherSigns(ik.extend.QPSolver):
+    """Multipliers of the other sign, of which Newton's steps afterwards made solutions."""
+
+    def find(self, data: Any, tol: float, max_steps: int) -> Any:
+        point = ik.extend.InteriorPoint().find(data, tol, max_steps)
+        return point._replace(y=-point.y, lam=-point.lam)
+
+
+@dataclass(frozen=True)
+class OtherOrder(ik.extend.QPSolver):
+    """Programs in another order."""
+
+    def find(self, data: Any, tol: float, max_steps: int) -> Any:
+        point = ik.extend.InteriorPoint().find(data, tol, max_steps)
+        return point._replace(z=point.z.flip(0), y=point.y.flip(0), lam=point.lam.flip(0))
+
+
 RIGHT_PROGRAMS = [Program(), BoundsOnly(), ManySteps()]
 WRONG_PROGRAMS = [
     ("finds_known_solutions", Elsewhere()),
@@ -670,6 +688,8 @@ WRONG_PROGRAMS = [
     ("leaves_the_process_alone", DefaultDtype()),
     ("honours_tolerance", StopsEarly()),
     ("honours_max_steps", CountsTooMany()),
+    ("finds_points_that_need_little_polish", OtherSigns()),
+    ("finds_points_that_need_little_polish", OtherOrder()),
 ]
 CHECKS_OF = {"linear": check_linear_solver, "rule": check_rule, "program": check_solver}
 RIGHT = {"linear": RIGHT_LINEAR, "rule": RIGHT_RULES, "program": RIGHT_PROGRAMS}

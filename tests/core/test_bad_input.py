@@ -98,6 +98,21 @@ class Lonely(ik.Method):
         return f(z)
 
 
+class FindsNothing(ik.extend.QPSolver):
+    def find(self, data: Any, tol: float, max_steps: int) -> Any:
+        return None
+
+
+class Steps(ik.Method):
+    solves = "fixed_point"
+
+    def __init__(self, map: Any) -> None:
+        self.map = map
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.map(f, z), state
+
+
 class Narrow(ik.Method):
     name, solves = "narrow", "fixed_point"
 
@@ -504,6 +519,23 @@ REFUSED: dict[str, Row] = {
     "a step that takes no state": (
         lambda: ik.fixed_point(half, zeros(2, 1), solver=Narrow(), batch_dims=1), TypeError,
         r"step\(\) takes 3 positional.*A method defines step\(f, z, state\), which returns z and the new state"),
+    "shapes, in a step": (
+        lambda: ik.fixed_point(half, zeros(2, 3), solver=Steps(lambda f, z: z @ zeros(2, 2)), batch_dims=1), RuntimeError,
+        r"cannot be multiplied.*It was raised by lines of the solver's own, .*test_bad_input\.py:\d+, in <lambda>$"),
+    "a precision, in a step": (
+        lambda: ik.fixed_point(half, zeros(2, 3), solver=Steps(lambda f, z: z @ torch.zeros(3, 3)), batch_dims=1),
+        RuntimeError, r"same dtype.*It was raised by lines of the solver's own, .*, in <lambda>$"),
+    "shapes of the function's, in a step": (
+        lambda: ik.fixed_point(
+            lambda z: z @ zeros(2, 2) if bool(z.all()) else z + 0.1, zeros(2, 3),
+            solver=Steps(lambda f, z: f(z + 1)), batch_dims=1,
+        ), RuntimeError, r"cannot be multiplied.*The function was called with z \(2, 3\)$"),
+    "a name that f has not, in a black box": (
+        lambda: ik.root(half, zeros(2), solver=ik.extend.BlackBox(lambda f, z, **_: f.grad(z), "box", "root", "loop")),
+        AttributeError, r"no attribute 'grad'\. It was raised by lines of the solver's own, .*, in <lambda>$"),
+    "no point of a program": (
+        lambda: ik.solve(ik.QuadraticProgram(torch.eye(2, dtype=D), zeros(2)), solver=FindsNothing()), TypeError,
+        r"FindsNothing\.find must return ik\.extend\.QPPoint\(z, y, lam, status, steps\).* \(1, 2\), .*a NoneType$"),
     "a module as unknowns": (
         lambda: ik.argmin(square, nn.Linear(2, 1)), TypeError,
         r"z0 is a Linear, not a tensor: .*z0=dict\(module\.named_parameters\(\)\).*functional_call"),

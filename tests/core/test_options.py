@@ -82,6 +82,13 @@ BAD: dict[str, tuple[Requirement, Any, type[Exception], str]] = {
         "x must be a number or a real tensor, got",
     ),
     "a truth value for a tensor": (tensor(), torch.ones(1, dtype=torch.bool), TypeError, "x must be a real tensor"),
+    "a long tensor": (
+        positive(),
+        torch.ones(9, 9),
+        TypeError,
+        r"a number, got a Tensor of torch\.float32 and shape \(9, 9\)$",
+    ),
+    "a long list": (positive(), [0] * 99, TypeError, "x must be a number, got a list$"),
     "the sign beside tensors": (or_tensor(positive()), -1.0, ValueError, "x must be positive, got -1.0"),
     "another part": (
         part("rule", ik.Rule),

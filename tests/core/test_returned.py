@@ -154,6 +154,13 @@ def test_a_black_box(row: str) -> None:
             solve()
 
 
+def test_a_pair_for_one_unknown_is_no_pair_of_numbers() -> None:
+    """``(z, steps)`` was taken for two numbers, and refused for its shape."""
+    box = ik.extend.BlackBox(lambda f, z0, **_: (z0, 3), "box", "root", "loop")
+    with pytest.raises(TypeError, match=r"box returned a tuple: .*what else it knows goes into ik\.Found"):
+        ik.root(equation, torch.ones(1, dtype=D), solver=box)
+
+
 def test_a_transposed_point_is_not_taken_for_rows() -> None:
     box = ik.extend.BlackBox(lambda f, z0, **limits: f(z0).mT, "box", "fixed_point", "native")
     with pytest.raises(ValueError, match=r"point of shape \(3, 2\) for a start of shape \(2, 3\)"):

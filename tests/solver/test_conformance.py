@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import os
 import re
+import sys
+import time
 import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,7 +18,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.testing import CHECKS, ConformanceError, SolverCheck, check_solver, known_problems
+from implicitkit.testing import CHECKS, ConformanceError, SolverCheck, check_solver, conformance, known_problems
 from implicitkit.testing.check import NATIVE
 from implicitkit.testing.known import KNOWN
 
@@ -339,8 +343,30 @@ def _works_in_one_buffer(f: Any, z0: Tensor, *, rtol: float, atol: float, max_st
     return ik.Found(z, steps=taken)
 
 
-def _black_box(find: Any, batch: str = "loop") -> ik.extend.BlackBox:
-    return ik.extend.BlackBox(find, find.__name__, "fixed_point", batch)
+def _transposes(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> Tensor:
+    z = z0
+    for _ in range(min(max_steps, 20)):
+        z = z - torch.linalg.solve(torch.func.jacrev(f)(z).mT - torch.eye(len(z)).to(z), f(z) - z)
+    return z
+
+
+def _notes_the_day(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> Tensor:
+    os.environ["DAY_OF_THE_LAST_SOLVE"] = str(time.monotonic_ns())
+    return _picard(f, z0, atol, max_steps)[0]
+
+
+def _writes_to_standard_error(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> Tensor:
+    sys.stderr.write("solving")
+    return _picard(f, z0, atol, max_steps)[0]
+
+
+def _writes_past_python(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> Tensor:
+    os.write(2, b"solving")
+    return _picard(f, z0, atol, max_steps)[0]
+
+
+def _black_box(find: Any, batch: str = "loop", solves: str = "fixed_point") -> ik.extend.BlackBox:
+    return ik.extend.BlackBox(find, find.__name__, solves, batch)
 
 
 BROKEN = [
@@ -385,6 +411,10 @@ BROKEN = [
     ("errors_of_the_function_surface", _black_box(_swallows_interrupts)),
     ("can_be_nested", _black_box(_works_in_one_buffer, "native")),
     ("names_a_device", StepsOnTheDefaultDevice()),
+    ("takes_the_jacobian_as_it_is", _black_box(_transposes)),
+    ("leaves_the_process_alone", _black_box(_notes_the_day)),
+    ("leaves_the_process_alone", _black_box(_writes_to_standard_error)),
+    ("leaves_the_process_alone", _black_box(_writes_past_python)),
 ]
 
 
@@ -520,7 +550,35 @@ def _in_single_precision(f: Any, z0: Tensor, *, max_steps: int, **options: Any) 
     return _newton(f, z0, max_steps).float()
 
 
+def _one_before_the_last(f: Any, z0: Tensor, *, max_steps: int, **options: Any) -> Tensor:
+    z = before = z0
+    for _ in range(min(max_steps, 12)):
+        z, before = _newton(f, z, 1), z
+        f(z)
+        if bool((f(z).norm(dim=1) < 1e-12).all()):
+            return before
+    return before
+
+
+def _five_steps(f: Any, z0: Tensor, *, max_steps: int, **options: Any) -> Tensor:
+    return _newton(f, z0, min(max_steps, 5))
+
+
+def _divides_by_zero(f: Any, z0: Tensor, **options: Any) -> Tensor:
+    return z0 / z0
+
+
+def _small_steps(f: Any, z0: Tensor, *, max_steps: int, **options: Any) -> ik.Found:
+    for _ in range(max_steps):
+        z0 = z0 - 1e-3 * f(z0)
+    return ik.Found(z0, steps=max_steps)
+
+
 NAMED: dict[Any, tuple[str, str]] = {
+    _one_before_the_last: ("It was at the solution: f was evaluated there", "Return the point that was looked at last"),
+    _five_steps: ("It ends there, too, where only rtol=0.5 is asked for", "Go on until"),
+    _divides_by_zero: ("NaN", "look for divisions by zero"),
+    _small_steps: ("In the first half of these steps", "go the right way, and are too short"),
     _gives_up: (
         r"raised ZeroDivisionError: of its own \(.*test_conformance\.py:\d+, in _gives_up\)",
         "what raises this",
@@ -544,6 +602,12 @@ def test_what_is_to_be_mended_follows_what_was_seen(find: Any) -> None:
             SolverCheck(CHECKS["finds_known_solutions"])(solver)
 
 
+def test_what_cannot_be_copied_is_told_what_a_part_is() -> None:
+    """And not of the line on which the suite has copied it."""
+    (result,) = check_solver(CannotBeCopied(), checks=["copies_and_pickles"], raise_on_failure=False).results
+    assert "a copy raises" in result.message and result.mend == CHECKS["copies_and_pickles"].mend
+
+
 def test_one_cause_is_told_once() -> None:
     class Raises(Good):
         def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -560,6 +624,19 @@ def test_an_endless_solve_is_the_last() -> None:
     failure = report.failures[-1]
     assert failure.check == "reports_failure" and "a solve does not end" in failure.message
     assert "stop after max_steps" in failure.message and report.results[-1].message == "not run: a solve does not end"
+
+
+def test_checks_are_refused_where_assertions_are_left_out() -> None:
+    """``python -O``: every solver would pass those that assert."""
+    source = inspect.getsource(conformance)
+    optimised: dict[str, Any] = {"__name__": conformance.__name__}
+    exec(compile(source, conformance.__file__, "exec", optimize=1), optimised)
+    for run in (
+        lambda: optimised["check_solver"]("picard"),
+        lambda: optimised["SolverCheck"](CHECKS["can_be_nested"])("picard"),
+    ):
+        with pytest.raises(RuntimeError, match="python -O"):
+            run()
 
 
 def test_nothing_checked_is_no_praise() -> None:

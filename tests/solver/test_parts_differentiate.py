@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -136,6 +137,35 @@ def test_newton_by_jacrev_in_a_black_box_solves_and_is_differentiated() -> None:
     torch.testing.assert_close(z.square(), torch.linalg.solve(A, T))
     (gradient,) = torch.autograd.grad(z.sum(), t)
     torch.testing.assert_close(gradient, torch.linalg.solve((2 * A * z.detach()).T, torch.ones_like(T)))
+
+
+def _of_length(solves: Callable[..., Tensor], z: Tensor) -> Tensor:
+    y = z.clone().requires_grad_()
+    return z - 0.01 * torch.autograd.grad(solves(y).square().sum(), y)[0]
+
+
+@dataclass(frozen=True)
+class Descends(ik.LinearSolver):
+    def solve(self, A: Any, b: Tensor, **_: Any) -> Any:
+        return _of_length(A.mv, b)
+
+
+@pytest.mark.parametrize("part", ["loop", "native", "method", "linear"])
+def test_a_part_that_differentiates_without_gradients_is_told_where_they_are(part: str) -> None:
+    """Parts are called under ``torch.no_grad``, and what torch says of it names nothing."""
+    said = r"does not require grad.*use torch\.enable_grad\(\) inside"
+    if part == "linear":
+        t = T.clone().requires_grad_()
+        z = ik.root(lambda z, t: z - t, torch.zeros_like(T), (t,), rule=ik.Implicit(linear_solver=Descends())).value
+        with pytest.raises(RuntimeError, match=said):
+            z.sum().backward()
+        return
+    verb, function, _ = FUNCTIONS["root"]
+    how: dict[str, Any] = {"solves": "root"}
+    step: Any = type("Descent", (ik.Method,), how | {"step": lambda self, f, z, state: (_of_length(f, z), state)})
+    solver = step() if part == "method" else ik.extend.BlackBox(lambda f, z, **_: _of_length(f, z), "box", "root", part)
+    with pytest.raises(RuntimeError, match=said):
+        verb(function, torch.zeros(2, dtype=torch.float64), (T,), solver=solver)
 
 
 @pytest.mark.parametrize("question", ["jacobian", "jvp", "second"])

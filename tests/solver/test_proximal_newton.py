@@ -287,3 +287,34 @@ def test_what_falls_for_long_has_an_end(weight: float) -> None:
     assert torch.allclose(found.value, z0 / weight)
     far = ik.argmin(lambda z: -2 * z.sum(), z0, project=ik.project.box(0.0, 1 / weight))
     assert torch.allclose(far.value, z0 / weight)
+
+
+def _into_the_box_by_halves(z: Tensor) -> Tensor:
+    """A projection, known to 1e-6 of itself."""
+    for _ in range(20):
+        z = 0.5 * (z + z.clamp(0, 1))
+    return z
+
+
+MAPS: dict[str, tuple[Any, bool]] = {
+    "sigmoid": (torch.sigmoid, False),
+    "softmax": (lambda z: torch.softmax(z, -1), False),
+    "half": (lambda z: 0.5 * z, False),
+    "one sample's": (lambda z: torch.stack([z[0].clamp(0, 1), z[1].sigmoid()]), False),
+    "box": (lambda z: z.clamp(0, 1), True),
+    "box, by halves": (_into_the_box_by_halves, True),
+    "origin": (lambda z: 0 * z, True),
+    "sphere": (lambda z: z / z.norm(dim=-1, keepdim=True), True),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_map_that_moves_its_own_points_is_no_projection(name: str) -> None:
+    """``z = P(z - df)`` has a solution, which is no minimum: it was returned as one."""
+    project, is_one = MAPS[name]
+    target = torch.tensor([[0.3, 0.9], [2.0, 4.0]], dtype=D)
+    how: dict[str, Any] = {"project": project, "batch_dims": 1, "on_failure": "ignore"}
+    found = ik.argmin(lambda z, t: (z - t).square().sum(1), torch.ones_like(target), (target,), **how)
+    assert bool(found.converged.all()) is is_one and ("is no projection" in found.message) is not is_one
+    if name == "one sample's":
+        assert found.status.tolist() == [int(ik.Status.CONVERGED), int(ik.Status.STALLED)]

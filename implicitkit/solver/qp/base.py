@@ -24,6 +24,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.qp.polish import QPPoint, polish
+from implicitkit.solver.return_checks import programs_point
 from implicitkit.solver.steps.refinement import refine
 
 _LENIENT, _ROUNDED = 100.0, 2.0  # times the tolerance, or the rounding error of one operation: what may be left
@@ -151,7 +152,7 @@ class QPSolver(Solver):
             return options.size(f.residual(w))
 
         start = norms(z0)
-        point = self.find(data, tol, options.max_steps or self.default_max_steps)
+        point = programs_point(self, data, tol, options.max_steps or self.default_max_steps)
         w = unit.back(problem.join(*point[:3])).to(z0)
         norm = norms(w)
         if unit.differs or not bool((norm <= _ROUNDING * start).all()):
