@@ -263,7 +263,7 @@ def test_derivatives_beside_what_is_stiff(name: str) -> None:
 
 
 #: what is too many, and what is said then.
-TOO_MANY = {"steps to keep": ("_ENTRIES", 1 << 12, "by 1 of"), "parts": ("_MORE", 30, "cannot be told")}
+TOO_MANY = {"steps to keep": ("_ENTRIES", 1 << 10, "by 1 of"), "parts": ("_MORE", 30, "cannot be told")}
 
 
 @pytest.mark.parametrize("what", [None, *TOO_MANY])
@@ -271,18 +271,18 @@ def test_derivatives_that_steps_do_not_follow_are_told(what: str | None, monkeyp
     """Where steps short enough are too many to look at: off by as much as they are, without a word.  What is too much as
     matrices is not along variations."""
     rhs, start, _ = BESIDE_STIFF["what turns"]
-    monkeypatch.setattr(steps_as_matrices, "_NUMBERS", 1 << 15)
+    monkeypatch.setattr(steps_as_matrices, "_NUMBERS", 1 << 13)
     solve = lambda end: ik.solve(ik.InitialValue(rhs, (0.0, end)), torch.tensor(start, **DOUBLE))  # noqa: E731
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         solve(0.1)
         if what is None:
-            solve(30.0)
+            solve(8.0)
             return
     name, value, says = TOO_MANY[what]
     monkeypatch.setattr(steps_along_variations, name, value)
     with pytest.warns(ik.ConvergenceWarning, match="but not its derivatives.*" + says):
-        solve(30.0)
+        solve(8.0)
 
 
 @pytest.mark.parametrize("rtol", [None, 1e-7])
