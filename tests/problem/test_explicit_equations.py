@@ -206,6 +206,7 @@ BESIDE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[float], list[li
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("few", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", BESIDE)
@@ -395,6 +396,7 @@ UNSEEN: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[float], list[fl
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "how"),
     [(name, how) for name in UNSEEN for how in ("args", "captured")]

@@ -545,7 +545,7 @@ def test_no_iterate_leaks(solver: Any) -> None:
     with torch.no_grad():
         layer.cell.W.weight.mul_(4)
     rose = False
-    for steps in range(1, 10):
+    for steps in (1, 2, 3, 5, 9):
         with layer.using(max_steps=steps, trace=True):
             assert future_leak(layer, x, 7, size=3.0) < 1e-13, steps
             norms = torch.stack(list(layer.solution.trace))
