@@ -1132,6 +1132,7 @@ def test_a_pullback_outlives_its_transform() -> None:
     assert_near(z, unrolled(W, x))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", ["closure", "default", "list", "object", "global", "partial"])
 def test_captured_tensors_are_not_constants(how: str) -> None:
     x = randn(3, seed=7)
