@@ -121,6 +121,7 @@ def assert_near(got: Any, want: Any, tol: float = 1e-7) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ transforms
+@pytest.mark.one_in(2)
 @cases
 def test_gradcheck_first_and_second_order(case: Case) -> None:
     """Entry by entry of one sample, along random directions of the batch."""
