@@ -1051,6 +1051,7 @@ def test_forward_mode_over_reverse_inside_a_dual_level() -> None:
         assert forward_ad.unpack_dual(g).tangent.item() == pytest.approx(-3 / 32)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "transform", [grad, jacrev, jacfwd, lambda f: grad(grad(f))], ids=["grad", "jacrev", "jacfwd", "2"]
 )

@@ -173,6 +173,7 @@ def test_derivatives_from_rest_are_those_of_the_linear_equation(name: str) -> No
     torch.testing.assert_close(both[0], wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rate", [2.0, -5.0])
 @pytest.mark.parametrize("off", [1e-9, 1e-7, 1e-5, 1e-3])
 def test_derivatives_near_a_state_of_rest(off: float, rate: float) -> None:
@@ -536,6 +537,7 @@ def test_an_event_that_first_goes_away_from_zero() -> None:
         ik.solve(ik.InitialValue(rhs, (0.0, 50.0), lambda t, y: torch.log(-1 - t)), torch.ones(2, **DOUBLE))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("integrator", ["auto", "dormand_prince", *(f"scipy.{name}" for name in SCIPY)])
 def test_an_event_by_each_integrator(integrator: str) -> None:
     """``cos(w t) = c``: on the long steps of a method of order eight, implicit ones of order five were off by 1e-4."""

@@ -32,7 +32,7 @@ def test_conformance(solver: Any, check: SolverCheck) -> None:
     check(solver)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @ik.testing.parametrize_with_checks(["integrate"])
 def test_conformance_of_integrate(solver: Any, check: SolverCheck) -> None:
     check(solver)

@@ -260,6 +260,7 @@ def test_a_future_that_overflows_ends_nothing_before_it(solver: str, future: flo
         assert set(layer.solution.status.tolist()) == {int(ik.Status.NONFINITE)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "start", [{}, {"init": "last"}, {"index": torch.tensor([4, 1])}], ids=["again", "last", "index"]
 )
