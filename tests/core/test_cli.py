@@ -132,6 +132,7 @@ def test_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
 def test_as_a_module(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process: another is one of test_a_reader_who_goes_away_is_no_error."""
     monkeypatch.setattr(sys, "argv", ["implicitkit", "list", "rules", "--json"])
+    monkeypatch.delitem(sys.modules, "implicitkit.__main__", raising=False)  # runpy warns of what is there already
     with pytest.raises(SystemExit) as left:
         runpy.run_module("implicitkit", run_name="__main__")
     assert left.value.code == 0
