@@ -15,12 +15,13 @@ SOURCES := implicitkit $(wildcard plugins) tests examples $(wildcard benchmarks)
 demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py
 
-# mypy, which uses one core, runs beside the tests and says what it found after them.
+# mypy, which uses one core, runs beside the tests and says what it found after them.  What one process has compiled is
+# kept for the others, of which tests start some dozens.
 test: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/codespell $(PAGES) $(SOURCES)
 	@$(BIN)/mypy > $(VENV)/types.txt & types=$$!; \
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"; tests=$$?; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) -m "not slow"; tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types.txt; exit $$((tests + types))
 
 lint: $(VENV)/.test

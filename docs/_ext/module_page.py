@@ -6,6 +6,7 @@ python docs/_ext/module_page.py WORDS    # the lines with these words in them, i
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "implicitkit", *sorted(path.parent for path in (ROOT / "plugins").glob("*/__init__.py")))
 
 
+@functools.cache
 def purpose(path: Path) -> str:
     """The first paragraph of a module's docstring, as one line; empty if there is none."""
     told = ast.get_docstring(ast.parse(path.read_text())) or ""

@@ -15,6 +15,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,19 @@ def modules(root: Path = LIBRARY) -> dict[str, Path]:
     }
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """A tree and its statements, in the order of ``ast.walk`` but without their expressions, which are most of a tree."""
+    todo: deque[ast.AST] = deque([tree])
+    while todo:
+        yield (node := todo.popleft())
+        for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+            todo.extend(getattr(node, part, ()))
+
+
 def imports(source: str, known: dict[str, Path]) -> set[str]:
     """The known modules that a source imports, wherever the import stands."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -99,7 +109,7 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
     """Functions of a file and their lines of code, docstrings, comments and blank lines left out."""
     source = path.read_text()
     lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(ast.parse(source)):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         skip: set[int] = set()
@@ -131,6 +141,7 @@ def kind_comparisons() -> list[str]:
     return found
 
 
+@functools.cache
 def makes_tensors(function: Any) -> bool:
     """Does it make a tensor, or move one, to a device that a call may name, and to torch's default where none is named?
 
@@ -157,7 +168,7 @@ def makes_tensors(function: Any) -> bool:
 def _names_of_torch(tree: ast.AST) -> dict[str, str]:
     """What a source calls torch, its modules and functions: ``{"F": "torch.nn.functional", "zeros": "torch.zeros"}``."""
     found = {}
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             found |= {a.asname: a.name for a in node.names if a.asname and a.name.split(".")[0] == "torch"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":

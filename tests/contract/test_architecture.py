@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import house
+import networkx as nx
 import pytest
 import torch
 
@@ -20,9 +22,13 @@ sys.path.insert(0, str(house.ROOT / "docs" / "_ext"))
 from module_page import folders, page, purpose
 
 MODULES = house.modules()
-ARROWS = house.graph(MODULES)
 PUBLIC_MODULES = [m for m in (getattr(ik, n) for n in ik.__all__) if isinstance(m, ModuleType)]
 PLUGIN_FILES = sorted(house.PLUGINS.rglob("*.py"))
+
+
+@functools.cache
+def _arrows() -> nx.DiGraph:
+    return house.graph(MODULES)
 
 
 # ---------------------------------------------------------------------------------------------------------------- law 1
@@ -32,7 +38,7 @@ def test_every_module_has_a_floor() -> None:
 
 
 def test_there_is_no_circle_of_imports() -> None:
-    assert house.circles(ARROWS) == []
+    assert house.circles(_arrows()) == []
 
 
 def test_no_circle_in_the_plugins() -> None:
@@ -41,7 +47,7 @@ def test_no_circle_in_the_plugins() -> None:
 
 
 def test_imports_go_down() -> None:
-    assert house.upward(ARROWS) == []
+    assert house.upward(_arrows()) == []
 
 
 def test_imports_count_wherever_they_stand() -> None:
@@ -75,7 +81,7 @@ RULES = ("implicit", "series", "unroll", "base", "catalogue")
 def test_solvers_know_nothing_of_rules_and_rules_nothing_of_solvers() -> None:
     wrong = [
         f"{a} -> {b}"
-        for a, b in ARROWS.edges
+        for a, b in _arrows().edges
         if (house.room(a) == "solver" and house.room(b) == "rule")
         or (house.room(a) == "rule" and a.rpartition(".")[2] in RULES and house.room(b) == "solver")
     ]
@@ -111,10 +117,11 @@ def test_every_public_name_is_where_the_list_says() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- law 4
-def _members(tree: ast.AST) -> dict[str, set[str]]:
+@functools.cache
+def _members(path: Path) -> dict[str, set[str]]:
     """For each class of a file the attributes it defines: methods, annotated fields, ``self.x = ...``."""
     found: dict[str, set[str]] = {}
-    for cls in (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)):
+    for cls in (n for n in house.statements(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef)):
         names = found.setdefault(cls.name, set())
         for node in ast.walk(cls):
             if isinstance(node, ast.FunctionDef):
@@ -124,7 +131,8 @@ def _members(tree: ast.AST) -> dict[str, set[str]]:
             elif (
                 isinstance(node, ast.Attribute)
                 and isinstance(node.ctx, ast.Store)
-                and ast.unparse(node.value) == "self"
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "self"
             ):
                 names.add(node.attr)
     return found
@@ -147,9 +155,9 @@ def test_plugins_use_no_attribute_of_a_private_object() -> None:
     public, private = set(), set()
     classes = _public_classes() | HANDED_OUT
     for path in MODULES.values():
-        for name, members in _members(ast.parse(path.read_text())).items():
+        for name, members in _members(path).items():
             (public if name in classes else private).update(members)
-    own = {m for path in PLUGIN_FILES for members in _members(ast.parse(path.read_text())).values() for m in members}
+    own = {m for path in PLUGIN_FILES for members in _members(path).values() for m in members}
     common = {n for kind in (torch.Tensor, torch.nn.Module, torch.Size, dict, list, str, set, tuple) for n in dir(kind)}
     forbidden = {n for n in private - public - own - common if not n.startswith("_")}
     found = []
@@ -162,7 +170,7 @@ def test_plugins_use_no_attribute_of_a_private_object() -> None:
 
 def test_the_private_attributes_would_be_found() -> None:
     """The check above can fail: these are attributes of objects that no plugin is handed."""
-    classes = {n: ms for p in MODULES.values() for n, ms in _members(ast.parse(p.read_text())).items()}
+    classes = {n: ms for p in MODULES.values() for n, ms in _members(p).items()}
     assert "outcome" in classes["Record"] and "Record" not in _public_classes()
     assert "slots" in classes["Lifted"] and "Lifted" not in _public_classes()
 
@@ -251,7 +259,7 @@ def test_kinds_are_compared_nowhere() -> None:
 
 
 def test_rooms_are_not_tied_together_further() -> None:
-    assert len(house.between_rooms(house.graph(house.modules()))) < 95
+    assert len(house.between_rooms(_arrows())) < 95
 
 
 def test_the_way_is_short() -> None:

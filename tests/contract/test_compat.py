@@ -1051,6 +1051,7 @@ def test_forward_mode_over_reverse_inside_a_dual_level() -> None:
         assert forward_ad.unpack_dual(g).tangent.item() == pytest.approx(-3 / 32)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "transform", [grad, jacrev, jacfwd, lambda f: grad(grad(f))], ids=["grad", "jacrev", "jacfwd", "2"]
 )
@@ -1132,6 +1133,7 @@ def test_a_pullback_outlives_its_transform() -> None:
     assert_near(z, unrolled(W, x))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", ["closure", "default", "list", "object", "global", "partial"])
 def test_captured_tensors_are_not_constants(how: str) -> None:
     x = randn(3, seed=7)

@@ -47,8 +47,8 @@ def _faults(cls: ast.ClassDef) -> list[str]:
 
 def test_every_jvp_goes_through_the_guard() -> None:
     checked, faults = [], []
-    for path in SOURCES:
-        for cls in _functions(ast.parse(path.read_text())):
+    for source, path in ((path.read_text(), path) for path in SOURCES):
+        for cls in _functions(ast.parse(source)) if "def jvp" in source else ():
             if any(isinstance(node, ast.FunctionDef) and node.name == "jvp" for node in cls.body):
                 checked.append(cls.name)
                 faults += [f"{path.relative_to(ROOT)}: {fault}" for fault in _faults(cls)]

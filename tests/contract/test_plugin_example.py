@@ -42,10 +42,35 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_plugin_is_found_by_name(python: Path, tmp_path: Path) -> None:
-    done = run(python, "-m", "implicitkit", "list", "--json", cwd=tmp_path)
+COMMANDS = {
+    "list": ["list", "--json"],
+    "a good one": ["check", "squarem"],
+    "a broken one": ["check", "broken_squarem", "--checks", "step_is_per_sample,nan_stays_in_its_sample", "--json"],
+}
+PROGRAM = """
+import contextlib, io, json, sys
+from implicitkit.cli.commands import main
+said = {}
+for name, arguments in json.loads(sys.argv[1]).items():
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main(arguments)
+    said[name] = code, out.getvalue()
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """The exit code of each command and what it prints, in one process."""
+    done = run(python, "-c", PROGRAM, json.dumps(COMMANDS), cwd=tmp_path_factory.mktemp("user"))
     assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    return dict(json.loads(done.stdout))
+
+
+def test_plugin_is_found_by_name(said: dict[str, tuple[int, str]]) -> None:
+    code, out = said["list"]
+    assert code == 0, out
+    report = json.loads(out)
     plugins = {row["name"]: row for row in report["plugins"]}
     assert plugins["squarem"]["loaded"] and plugins["squarem"]["distribution"] == "implicitkit-squarem"
     solvers = {row["name"]: row for row in report["solvers"]}
@@ -53,16 +78,15 @@ def test_plugin_is_found_by_name(python: Path, tmp_path: Path) -> None:
     assert solvers["squarem"]["options"] == {"slack": 1.0}
 
 
-def test_plugin_passes_the_conformance_suite(python: Path, tmp_path: Path) -> None:
-    done = run(python, "-m", "implicitkit", "check", "squarem", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_plugin_passes_the_conformance_suite(said: dict[str, tuple[int, str]]) -> None:
+    code, out = said["a good one"]
+    assert code == 0, out
 
 
-def test_broken_plugin_is_told_what_to_mend(python: Path, tmp_path: Path) -> None:
-    checks = "step_is_per_sample,nan_stays_in_its_sample"
-    done = run(python, "-m", "implicitkit", "check", "broken_squarem", "--checks", checks, "--json", cwd=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
-    failed = {row["check"]: row for row in json.loads(done.stdout)["results"] if row["outcome"] == "failed"}
+def test_broken_plugin_is_told_what_to_mend(said: dict[str, tuple[int, str]]) -> None:
+    code, out = said["a broken one"]
+    assert code == 1, out
+    failed = {row["check"]: row for row in json.loads(out)["results"] if row["outcome"] == "failed"}
     assert "step_is_per_sample" in failed and "nan_stays_in_its_sample" in failed
     assert "row by row" in failed["nan_stays_in_its_sample"]["mend"]
 

@@ -33,7 +33,7 @@ def test_a_rule_that_needs_a_certain_solver() -> None:
     assert check_rule("shine", solver=ik.Broyden(keep_inverse=True)).passed
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @ik.testing.parametrize_with_checks(
     [
         "filter_interior_point",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -128,12 +129,14 @@ def test_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert code == 0 and "list" in out and "info" in out
 
 
-def test_as_a_process() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "implicitkit", "list", "rules", "--json"], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert [row["name"] for row in json.loads(done.stdout)["rules"]] == ik.rules()
+def test_as_a_module(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process: another is one of test_a_reader_who_goes_away_is_no_error."""
+    monkeypatch.setattr(sys, "argv", ["implicitkit", "list", "rules", "--json"])
+    monkeypatch.delitem(sys.modules, "implicitkit.__main__", raising=False)  # runpy warns of what is there already
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module("implicitkit", run_name="__main__")
+    assert left.value.code == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["rules"]] == ik.rules()
 
 
 @pytest.mark.parametrize(
@@ -183,7 +186,8 @@ def test_check_of_a_module_that_is_not_installed(
         "    def step(self, f, z, state):\n"
         "        return z - 0.5 * (f(z) - z), state\n"
     )
-    code, out, _ = run(capsys, "check", "a_wrong_solver", "--import", "a_wrong_solver", "--json")
+    checks = ("--checks", "finds_known_solutions,is_deterministic")
+    code, out, _ = run(capsys, "check", "a_wrong_solver", "--import", "a_wrong_solver", *checks, "--json")
     report = json.loads(out)
     assert code == 1 and not report["passed"]
     outcomes = {row["check"]: row for row in report["results"]}

@@ -137,6 +137,7 @@ CUBIC: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", CUBIC)
 def test_cubic(kind: str) -> None:
     """x(2) = 1; x' = 1/(3x^2 + 1) = 1/4; x'' = -6x x'^3 = -3/32; x''' = -6 x'^4 - 18 x x'^2 x'' = 21/256."""

@@ -150,6 +150,7 @@ def _wrong(name: str) -> list[str]:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_rules_of_torch(name: str) -> None:
     assert _wrong(name) == [], name
@@ -219,6 +220,7 @@ OTHER_NAMES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["layer", "batch", "instance", *OTHER_NAMES])
 def test_third_derivatives_of_norms(name: str) -> None:
     norms: dict[str, Callable[[Tensor], Tensor]] = {
@@ -388,6 +390,7 @@ def test_products_by_a_transposed_derivative_are_finite() -> None:
     assert torch.allclose(A.mv(torch.ones_like(z))[0], J.sum(1))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("factor", [1.3, 1.7, 2.0])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_nearest_neighbours_by_a_factor(dims: int, factor: float) -> None:

@@ -90,6 +90,7 @@ SECOND: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tens
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", SECOND)
 @pytest.mark.parametrize("name", GAUGES)
 def test_differences_have_second_derivatives(name: str, how: str) -> None:

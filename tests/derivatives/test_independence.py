@@ -76,6 +76,7 @@ WITHIN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::implicitkit.ImpureFunctionWarning")
 @pytest.mark.parametrize("name", [*COUPLED, *(f"objective in {name}" for name in WITHIN)])
 @pytest.mark.parametrize("transform", [lambda f: f, torch.func.grad, torch.vmap])

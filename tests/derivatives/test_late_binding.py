@@ -66,6 +66,7 @@ WAYS: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_loop_that_binds_its_variables_anew(way: str) -> None:
     got, want = (
@@ -564,6 +565,7 @@ def _holders() -> dict[str, tuple[Callable[[float], Any], Callable[[Tensor], Any
     }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", _holders())
 def test_at_rest_wherever_the_step_is_kept(name: str) -> None:
     """As above; where a number is kept that a solve has read, all derivatives read it, and afterwards it is as it was."""

@@ -63,7 +63,7 @@ TRANSFORMS: dict[str, Callable[..., Any]] = {
 NAMES = ("W.weight", "U.weight", "U.bias", "s")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("tracked", [True, False], ids=["its own are tracked", "its own are not"])
 @pytest.mark.parametrize("scale", [1.0, 0.7], ids=["same values", "other values"])
 @pytest.mark.parametrize("name", NAMES)

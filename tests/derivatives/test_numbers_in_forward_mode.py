@@ -64,6 +64,7 @@ TRANSFORMS: dict[str, Callable[..., Callable[[Tensor], Tensor]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("solve", SOLVES)
 def test_derivatives_have_the_precision_of_what_they_are_of(solve: str, transform: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from blocks import ROOT, run_apart
 from comments import hooked, said, true
+from house import statements
 from presumed import COMMON, PRESUMED
 
 import implicitkit as ik
@@ -29,7 +30,7 @@ INDENTED = re.compile(r"(?:^ {4}.*\n|^ *\n)+", re.M)
 
 def snippets(path: Path) -> Iterator[tuple[str, str]]:
     """Name of the docstring and code, for each indented block of a file's docstrings that is Python."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
             for block in INDENTED.findall((ast.get_docstring(node) or "") + "\n"):
                 code = textwrap.dedent(block).strip("\n")

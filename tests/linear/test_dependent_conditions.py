@@ -233,10 +233,10 @@ def test_dependent_rows_on_an_ill_conditioned_chain() -> None:
     weights = torch.linspace(0, 1, n, dtype=D)
     slope = torch.autograd.grad(found.value @ weights, x)[0]
     zero = torch.zeros(n, dtype=D)
-    H, C = torch.func.hessian(objective)(zero, x.detach()), torch.func.jacrev(rows)(zero, x.detach())
+    H, C = torch.func.hessian(objective)(zero, x.detach()), torch.func.jacrev(rows)(zero, x.detach())[:-10]
     K = torch.cat([torch.cat([H, C.T], 1), torch.cat([C, C.new_zeros(len(C), len(C))], 1)])
-    inverse = torch.linalg.pinv(K, hermitian=True)[:n]
-    true = inverse @ torch.cat([x.detach(), -rows(zero, x.detach())])
+    inverse = torch.linalg.inv(K)[:n]
+    true = inverse @ torch.cat([x.detach(), -rows(zero, x.detach())[:-10]])
     torch.testing.assert_close(found.value.detach(), true, rtol=0, atol=1e-7 * float(true.abs().max()))
     expected = inverse[:, :n] @ weights
     torch.testing.assert_close(slope, expected, rtol=0, atol=1e-7 * float(expected.abs().max()))

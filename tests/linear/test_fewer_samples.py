@@ -277,6 +277,7 @@ def _broadcasts(x: Tensor, cell: Cell) -> Callable[[Tensor, Tensor], Tensor]:
     return _fails(x, cell)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("linear_solver", ["gmres", "neumann"])
 @pytest.mark.parametrize(
     "made", [_captures, _captures_far_out, _draws, _fails, _broadcasts], ids=lambda made: made.__name__[1:]

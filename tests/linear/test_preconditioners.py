@@ -331,6 +331,7 @@ def test_kept_factors_hold_for_dense_matrices() -> None:
     assert np.isfinite(keep.products)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("choice", ["jacobi", "block_jacobi", "ilu"])
 @pytest.mark.parametrize("make", [ik.linear.GMRES, ik.linear.BiCGStab])
 def test_a_name_on_the_linear_solver_itself(make: Any, choice: str) -> None:

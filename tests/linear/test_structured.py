@@ -215,7 +215,7 @@ def by_torch(f: Function, z: Tensor) -> Tensor:
     return torch.stack([whole[b, :, b] for b in range(len(z))])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float32, D], ids=str)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", FUNCTIONS)

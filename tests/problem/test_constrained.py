@@ -130,6 +130,7 @@ def test_closed_forms(name: str, solver: str) -> None:
     torch.testing.assert_close(s.value, expected, rtol=0, atol=1e-7)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("l1_ratio", [1.0, 0.5], ids=["lasso", "elastic net"])
 @pytest.mark.parametrize("solver", ["auto", "proximal_gradient", "block_coordinate_descent"])
 def test_lasso_and_elastic_net_against_scikit_learn(l1_ratio: float, solver: str) -> None:

@@ -50,6 +50,7 @@ LINEAR: dict[str, tuple[np.ndarray, np.ndarray, int]] = {
     "a dense network beside springs": (network(6), springs(2), 0),
 }
 END = 1.0
+SOON = 0.5  # what turns has turned four times
 
 
 def along_diagonals(A: np.ndarray) -> Callable[[Tensor], Tensor]:
@@ -106,7 +107,7 @@ def test_samples_are_followed_beside_one_that_is_lost(samples: str, monkeypatch:
     def end(y0: Tensor) -> Tensor:
         dims = 1 if y0.ndim == 2 else 0
         return ik.solve(
-            ik.InitialValue(lambda t, y: rhs(t, y, 0.0), (0.0, END)), y0, batch_dims=dims, on_failure="nan"
+            ik.InitialValue(lambda t, y: rhs(t, y, 0.0), (0.0, SOON)), y0, batch_dims=dims, on_failure="nan"
         ).value
 
     if samples == "vmap":
@@ -114,7 +115,7 @@ def test_samples_are_followed_beside_one_that_is_lost(samples: str, monkeypatch:
     else:
         y0.requires_grad_()
         slopes = torch.autograd.grad(end(y0)[::2, -1].sum(0) @ w.double(), y0)[0][::2]
-    true = w.numpy() @ scipy.linalg.expm(END * A)
+    true = w.numpy() @ scipy.linalg.expm(SOON * A)
     for slope in slopes:
         assert off(slope, true) < 5e-4
 
@@ -127,12 +128,12 @@ def test_samples_that_vmap_maps_over_have_each_its_own_rates(monkeypatch: pytest
 
     def end(y0: Tensor, rate: Tensor) -> Tensor:
         moving = lambda t, y, rate: torch.where(turns, rate, 1.0) * rhs(t, y, 0.0)  # noqa: E731
-        return ik.solve(ik.InitialValue(moving, (0.0, END)), y0, (rate,)).value[-1] @ w
+        return ik.solve(ik.InitialValue(moving, (0.0, SOON)), y0, (rate,)).value[-1] @ w
 
     slopes = torch.vmap(torch.func.grad(end))(start.expand(2, -1), rates)
     for slope, rate in zip(slopes, rates, strict=True):
         scale = np.where(turns.numpy(), float(rate), 1.0)[:, None]
-        assert off(slope, w.numpy() @ scipy.linalg.expm(END * scale * A)) < 5e-4
+        assert off(slope, w.numpy() @ scipy.linalg.expm(SOON * scale * A)) < 5e-4
 
 
 def test_what_cannot_be_followed_is_told_by_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +187,7 @@ def test_given_steps_are_followed_now_and_then_and_told_every_time(monkeypatch: 
     y0 = torch.ones(2, **DOUBLE, requires_grad=True)
     for matrix, told in ((np.diag([-400.0, -399.0]), False), (springs(1), True)):
         A = torch.tensor(matrix, **DOUBLE)
-        for solves in range(8):
+        for solves in range(5):
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 ik.solve(ik.InitialValue(lambda t, y, A: A @ y, (0.0, END), steps=10), y0, (A * (1 + 1e-9 * solves),))

@@ -173,6 +173,7 @@ def test_derivatives_from_rest_are_those_of_the_linear_equation(name: str) -> No
     torch.testing.assert_close(both[0], wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rate", [2.0, -5.0])
 @pytest.mark.parametrize("off", [1e-9, 1e-7, 1e-5, 1e-3])
 def test_derivatives_near_a_state_of_rest(off: float, rate: float) -> None:
@@ -206,6 +207,7 @@ BESIDE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[float], list[li
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("few", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", BESIDE)
@@ -263,7 +265,7 @@ def test_derivatives_beside_what_is_stiff(name: str) -> None:
 
 
 #: what is too many, and what is said then.
-TOO_MANY = {"steps to keep": ("_ENTRIES", 1 << 12, "by 1 of"), "parts": ("_MORE", 30, "cannot be told")}
+TOO_MANY = {"steps to keep": ("_ENTRIES", 1 << 10, "by 1 of"), "parts": ("_MORE", 30, "cannot be told")}
 
 
 @pytest.mark.parametrize("what", [None, *TOO_MANY])
@@ -271,18 +273,18 @@ def test_derivatives_that_steps_do_not_follow_are_told(what: str | None, monkeyp
     """Where steps short enough are too many to look at: off by as much as they are, without a word.  What is too much as
     matrices is not along variations."""
     rhs, start, _ = BESIDE_STIFF["what turns"]
-    monkeypatch.setattr(steps_as_matrices, "_NUMBERS", 1 << 15)
+    monkeypatch.setattr(steps_as_matrices, "_NUMBERS", 1 << 13)
     solve = lambda end: ik.solve(ik.InitialValue(rhs, (0.0, end)), torch.tensor(start, **DOUBLE))  # noqa: E731
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         solve(0.1)
         if what is None:
-            solve(30.0)
+            solve(8.0)
             return
     name, value, says = TOO_MANY[what]
     monkeypatch.setattr(steps_along_variations, name, value)
     with pytest.warns(ik.ConvergenceWarning, match="but not its derivatives.*" + says):
-        solve(30.0)
+        solve(8.0)
 
 
 @pytest.mark.parametrize("rtol", [None, 1e-7])
@@ -395,6 +397,7 @@ UNSEEN: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[float], list[fl
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "how"),
     [(name, how) for name in UNSEEN for how in ("args", "captured")]
@@ -534,6 +537,7 @@ def test_an_event_that_first_goes_away_from_zero() -> None:
         ik.solve(ik.InitialValue(rhs, (0.0, 50.0), lambda t, y: torch.log(-1 - t)), torch.ones(2, **DOUBLE))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("integrator", ["auto", "dormand_prince", *(f"scipy.{name}" for name in SCIPY)])
 def test_an_event_by_each_integrator(integrator: str) -> None:
     """``cos(w t) = c``: on the long steps of a method of order eight, implicit ones of order five were off by 1e-4."""

@@ -250,6 +250,7 @@ def test_fits_in_a_batch_are_the_fits_one_by_one() -> None:
         torch.testing.assert_close(fit.covariance[i], one.covariance, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("loss", ["linear", "soft_l1"])
 @pytest.mark.parametrize("what", ["parameters", "covariance"])
 def test_fits_are_differentiable_in_every_mode(what: str, loss: str) -> None:

@@ -236,7 +236,7 @@ def test_steps_count_on(in_dims):
     found = solve(trace=True, callback=lambda k, z, norm: seen.append(k))
     assert seen == list(range(1, len(seen) + 1)) and len(found.trace) == len(seen) + 1
     assert int(found.steps[0]) > 40, "the plain iteration's, in vain, are counted"
-    for last in (9, 40, 60, 80, 100, 160, 200):
+    for last in (9, 60, 100, 200):
         seen.clear()
         found = solve(callback=lambda k, z, norm, last=last: seen.append(k) or k == last)
         assert seen == list(range(1, last + 1)), last

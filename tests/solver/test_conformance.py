@@ -28,7 +28,7 @@ OF_EQUATIONS = [name for name in ik.solvers() if ik.extend.get_solver(name).solv
 
 # SciPy's methods, of which there are many, run through the suite in test_scipy_solvers.py; nelder_mead, which compares
 # values only and cannot reach the accuracy of the others, in test_direct_search.py; integrate follows a flow to its rest
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @ik.testing.parametrize_with_checks(
     [name for name in OF_EQUATIONS if not name.startswith("scipy.") and name not in ("nelder_mead", "integrate")]
 )
@@ -36,7 +36,7 @@ def test_conformance(solver: Any, check: SolverCheck) -> None:
     check(solver)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @ik.testing.parametrize_with_checks(["integrate"])
 def test_conformance_of_integrate(solver: Any, check: SolverCheck) -> None:
     check(solver)

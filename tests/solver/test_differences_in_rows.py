@@ -70,6 +70,7 @@ def slope(n: int) -> Chain:
 CHAINS = {"beam": beam, "pendulum": pendulum, "decay": decay, "slope": slope}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("n", [50, 100, 200, 1000])
 @pytest.mark.parametrize("dtype", [F64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", CHAINS)

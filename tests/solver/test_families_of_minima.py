@@ -123,6 +123,7 @@ def test_an_objective_that_changes_along_a_curve_has_no_minima_there(falls: bool
     assert bool(on_a_curve_of_minima(f, z, torch.ones(1, dtype=torch.bool))) is not falls
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("far", (1e9, 1e10))
 def test_a_curve_along_which_the_objective_falls_for_ever_is_none_of_minima(far: float) -> None:
     """On ``z_0 z_1 = 1`` the gradient is rounding, ``z_0^2`` falls on; without that every point of it is a minimum."""
@@ -203,6 +204,7 @@ FAINT: dict[str, tuple[Callable[[Tensor], Tensor], list[float]]] = {
 SIDES = torch.tensor([1.0, 2.0, 3.0], dtype=F64)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("unit", (1e-3, 1.0, 1e3))
 @pytest.mark.parametrize("name", FAINT)
 def test_what_runs_away_does_so_in_any_unit(name: str, unit: float) -> None:

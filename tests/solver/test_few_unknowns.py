@@ -168,13 +168,11 @@ def test_robust_means_take_few_steps(name: str) -> None:
 @pytest.mark.parametrize("name", ["huber", "cauchy", "soft_l1"])
 def test_robust_means_take_few_steps_under_a_loss_of_somebody_else(name: str) -> None:
     """Levenberg-Marquardt alone does not see the curvature."""
-    loss, total = lambda s: s * LOSSES[name](s), 0
-    for seed in range(2):
-        s, slow = (robust_mean(loss, seed, solver=solver) for solver in ("auto", "levenberg_marquardt"))
-        torch.testing.assert_close(s.value, slow.value, rtol=0, atol=1e-8)
-        assert int(s.steps) <= 20
-        total += int(slow.steps) - 2 * int(s.steps)
-    assert name == "soft_l1" or total > 0
+    loss = lambda s: s * LOSSES[name](s)  # noqa: E731
+    s, slow = (robust_mean(loss, 0, solver=solver) for solver in ("auto", "levenberg_marquardt"))
+    torch.testing.assert_close(s.value, slow.value, rtol=0, atol=1e-8)
+    assert int(s.steps) <= 20
+    assert name == "soft_l1" or int(slow.steps) > 2 * int(s.steps)
 
 
 def test_a_batch_of_good_fits_is_judged_without_singular_values(monkeypatch: pytest.MonkeyPatch) -> None:

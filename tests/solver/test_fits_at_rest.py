@@ -335,7 +335,7 @@ FITS = {"small": decay, "large": walk}
 STEPS = {"huber": 20, "soft_l1": 20, "cauchy": 40, "arctan": 60}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("outliers", [1.0, 1e4])
 @pytest.mark.parametrize("loss", NAMES)
 @pytest.mark.parametrize("size", FITS)

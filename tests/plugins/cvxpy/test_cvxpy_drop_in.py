@@ -49,6 +49,7 @@ SOLVERS = [None, "CLARABEL", "SCS", "OSQP", "daqp", "interior_point"]
 SPELT = [{"eps": 1e-8}, {"tol": 1e-8}, {"max_iters": 5000}, {"max_iter": 5000}, {"max_steps": 5000}, {"verbose": False}]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("options", SPELT, ids=lambda o: next(iter(o)))
 def test_common_words_are_understood_by_every_solver(solver: Any, options: dict[str, Any]) -> None:

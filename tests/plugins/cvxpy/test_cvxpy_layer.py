@@ -121,6 +121,7 @@ def assert_near(got: Any, want: Any, tol: float = 1e-7) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ transforms
+@pytest.mark.one_in(2)
 @cases
 def test_gradcheck_first_and_second_order(case: Case) -> None:
     """Entry by entry of one sample, along random directions of the batch."""
@@ -131,6 +132,7 @@ def test_gradcheck_first_and_second_order(case: Case) -> None:
     assert gradgradcheck(layer, args, atol=1e-5, rtol=1e-3, fast_mode=True)
 
 
+@pytest.mark.one_in(2)
 @cases
 @pytest.mark.parametrize("how", ["autograd", "func"])
 def test_what_a_layer_returns_may_be_changed_in_place(case: Case, how: str) -> None:
@@ -170,6 +172,7 @@ def test_transforms_agree(case: Case) -> None:
     assert_near(torch.autograd.functional.hessian(lambda first: f(first, *args[1:]), args[0]), hessian)
 
 
+@pytest.mark.one_in(2)
 @cases
 @pytest.mark.parametrize("tracked", [True, False])
 def test_a_checkpoint_around_a_layer(tracked: bool, case: Case) -> None:
@@ -194,6 +197,7 @@ def test_vmap_is_the_batch(case: Case) -> None:
         assert_near(tuple(g[i] for g in found), torch.func.grad(f, argnums=where)(*args))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch._dynamo looks at it after a graph break
 @cases
 def test_compile_copy_pickle(case: Case) -> None:
@@ -567,6 +571,7 @@ ATOMS: dict[str, Callable[[Any, Any], tuple[Any, list[Any]]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("atom", ATOMS)
 def test_atoms_of_cvxpy_to_second_order(atom: str) -> None:
     x, p = cp.Variable(3), cp.Parameter(3)
@@ -743,6 +748,7 @@ def test_an_error_of_the_solver_comes_out_of_transforms(monkeypatch: pytest.Monk
         torch.func.jacrev(lambda low: interval()(low, torch.ones_like(low))[0])(torch.zeros((), dtype=F64))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd])
 @pytest.mark.parametrize("on_failure", ["nan", "ignore"])
 @pytest.mark.parametrize(("curved", "degenerate"), [(False, "lstsq"), (False, "raise"), (True, "lstsq")])

@@ -108,6 +108,7 @@ def pulled(convex: ConvexLayer, args: list[Tensor]) -> tuple[tuple[Tensor, ...],
     return found, torch.autograd.grad(loss, leaves), weights
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda f: f.__name__)
 def test_values_and_gradients_are_those_of_the_dense_form_and_of_differences(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Program]

@@ -173,7 +173,7 @@ def test_no_leak_at_any_tolerance(name: str, solver: str) -> None:
     torch.manual_seed(0)
     layer = DEQ(CELLS[name](), rtol=rtol, atol=0.0, solver=SOLVERS[solver], on_failure="raise")
     x = torch.randn(2, 20, 4, dtype=F64)
-    assert max(future_leak(layer, x, 10, size=2.0) for _ in range(4)) < 1e-12
+    assert max(future_leak(layer, x, 10, size=2.0) for _ in range(2)) < 1e-12
     assert layer.solution is not None and bool(layer.solution.converged.all())
 
 
@@ -221,7 +221,7 @@ def test_a_sequence_that_does_not_contract_leaks_nothing_of_its_own_future(solve
     x, other = torch.randn(3, 16, 4, dtype=F64), torch.randn(3, 16, 4, dtype=F64)
     other[:, :8] = x[:, :8]
     how: dict[str, Any] = {"rtol": 1e-4, "atol": 0.0, "solver": solver, "on_failure": "ignore"}
-    how["max_steps"] = 4 if solver == "trust_region" else 20  # each of those is dear
+    how["max_steps"] = 4 if solver in ("trust_region", "newton_krylov") else 20  # each of those is dear
     layer = DEQ(cell, **how)
     alone = torch.cat([x[:1], other[1:2], x[2:]])
     with torch.no_grad():
@@ -260,6 +260,7 @@ def test_a_future_that_overflows_ends_nothing_before_it(solver: str, future: flo
         assert set(layer.solution.status.tolist()) == {int(ik.Status.NONFINITE)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "start", [{}, {"init": "last"}, {"index": torch.tensor([4, 1])}], ids=["again", "last", "index"]
 )
@@ -318,7 +319,7 @@ def test_stacked_layers_and_a_batch_as_one_system_leak_nothing(solver: str) -> N
 def test_newton_with_krylov_vectors_costs_what_it_costs_on_the_whole_sequence(name: str) -> None:
     torch.manual_seed(0)
     cell = CELLS[name]()
-    x, evaluations = torch.randn(3, 40, 4, dtype=F64), {}
+    x, evaluations = torch.randn(3, 24, 4, dtype=F64), {}
     for causal in (True, False):
         layer = DEQ(cell, rtol=1e-4, atol=0.0, solver="newton_krylov", causal=causal)
         layer(x)

@@ -582,11 +582,11 @@ def test_a_learned_start_saves_steps(kind: str) -> None:
     layer(x)
     first = float(layer.solution.steps.double().mean())
     start = list(layer.init.parameters())
-    optimiser = torch.optim.Adam(start, lr=0.05)
+    optimiser = torch.optim.Adam(start, lr=0.1)
     with pytest.raises(RuntimeError, match="no start to train"):
         DEQ(cell).start_loss()
     losses = []
-    for _ in range(120):
+    for _ in range(60):
         layer(x)
         value = layer.start_loss()
         optimiser.zero_grad()

@@ -545,7 +545,7 @@ def test_no_iterate_leaks(solver: Any) -> None:
     with torch.no_grad():
         layer.cell.W.weight.mul_(4)
     rose = False
-    for steps in range(1, 10):
+    for steps in (1, 2, 3, 5, 9):
         with layer.using(max_steps=steps, trace=True):
             assert future_leak(layer, x, 7, size=3.0) < 1e-13, steps
             norms = torch.stack(list(layer.solution.trace))
@@ -564,6 +564,7 @@ def test_a_solver_that_mixes_positions_says_what_it_costs() -> None:
         assert future_leak(DEQ(CausalSum(), solver="newton_krylov", **{**ROUGH, "max_steps": 2}), x, 3) == 0.0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("two", [False, True], ids=["tensor", "tuple"])
 @pytest.mark.parametrize("solver", ["anderson", "broyden", ik.Blocks(), ik.Blocks("broyden")], ids=str)
 def test_a_batch_as_one_system_and_a_cell_as_one_block_do_not_leak(solver: Any, two: bool) -> None:

@@ -185,6 +185,7 @@ def frequency(r: dict[str, Any]) -> None:
 
 
 SLOW = (
+    "gradient",
     "regions",
     "conditioning",
     "audio",

@@ -394,6 +394,7 @@ class Keeping(Half):
         return self.kept["out"] if self.how == "dict" else self.kept
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("how", ["attribute", "dict", "buffer", "hook", "drawn", "normed"])
 def test_what_a_cell_keeps_is_of_the_equilibrium_with_its_derivative(how: str, training: bool) -> None:
