@@ -101,8 +101,24 @@ class L2Sphere(Ball):
     """
 
     def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
-        norm = length(v)
-        zero = norm == 0
-        first = torch.zeros_like(v)
-        first[..., 0] = 1
-        return radius * torch.where(zero, first, v / torch.where(zero, 1, norm))
+        return radius * _direction(v)
+
+    def natural(self, z: Any, slope: Any) -> Any:
+        """``z - P(z) + slope - (u'slope) u``, ``u = (z - centre) / |z - centre|``, of a tensor, or of each leaf of a pytree:
+        zero on the sphere where no slope is left along it.  ``z - P(z - slope)`` says so for short slopes only: one that is
+        longer than the radius leads past the centre."""
+        return trees.tree_map(self._natural, z, slope)
+
+    def _natural(self, z: Tensor, slope: Tensor) -> Tensor:
+        off, radius = z if self.centre is None else z - self.centre, against(self.radius, z)
+        u = _direction(off)
+        return off - (radius + (u * slope).sum(-1, keepdim=True)) * u + slope
+
+
+def _direction(v: Tensor) -> Tensor:
+    """``v / |v|`` along the last dimension, of zero the first unit vector."""
+    norm = length(v)
+    zero = norm == 0
+    first = torch.zeros_like(v)
+    first[..., 0] = 1
+    return torch.where(zero, first, v / torch.where(zero, 1, norm))

@@ -19,6 +19,7 @@ from implicitkit.solution import Status
 from implicitkit.solver import return_checks
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
+from implicitkit.solver.constrained.out_of_domain import OUT_OF_DOMAIN, no_value_in_the_set
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_other_units
 from implicitkit.solver.evaluations import Evaluations
@@ -151,12 +152,16 @@ def _run_again(
 
 def _look_down(f: Evaluations, z0: Tensor, outcome: Outcome) -> None:
     """``UNBOUNDED`` where a claim lies so far out that a gradient vanishes by rounding, and the objective falls forever;
-    ``STALLED`` where multipliers have grown so large that only rounding meets the conditions, or by units."""
+    ``STALLED`` where multipliers have grown so large that only rounding meets the conditions, by units, or beside the set."""
     if f.kind.returns_program:
         size, claims = f.problem.size, outcome.status == int(Status.CONVERGED)
         grown = balances_by_rounding(f.kernel, outcome.z, size, claims)
         outcome.status = torch.where(grown, int(Status.STALLED), outcome.status)
-        lower = lower_in_other_units(f, outcome.z, claims & ~grown)
+        nowhere = no_value_in_the_set(f, outcome.z, claims)
+        if bool(nowhere.any()):
+            outcome.status = torch.where(nowhere, int(Status.STALLED), outcome.status)
+            outcome.message = OUT_OF_DOMAIN
+        lower = lower_in_other_units(f, outcome.z, claims & ~grown & ~nowhere)
         if bool(lower.any()):
             outcome.status = torch.where(lower, int(Status.STALLED), outcome.status)
             outcome.message = UNITS_APART

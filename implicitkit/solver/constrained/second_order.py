@@ -42,6 +42,7 @@ from implicitkit.solver.verdict.unbounded import POWERS
 
 _AFFORDABLE = 2e8  # numbers times rows of the constraints' Jacobian up to which its null space is looked for
 _LONG = 100.0  # times 1 / |H|: the step s, so that a kink that is just active counts as open
+_SHORTER = 20  # times a tenth of it, at least
 _CURVED = 1e-2  # of |H|: less than this is not told from errors of a proximal map that is only known by differences
 _LEAVES = 0.1  # of what moves along a row of the constraints' Jacobian: a violation below is of second order
 _HOLDS, _ALONG = 1e-6, 1e-9  # of that, where a ray begins, and along it: what is linear stays far below
@@ -260,7 +261,21 @@ class _Look:
         v = torch.where(self.slope.abs().amax(1, keepdim=True) > 0, self.slope, 1.0)
         v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
         size = torch.linalg.vector_norm(self.hessian(v), dim=1, keepdim=True)
-        return torch.where(size > 0, _LONG / size, 1.0)
+        return self._shortened(torch.where(size > 0, _LONG / size, 1.0))
+
+    def _shortened(self, s: Tensor) -> Tensor:
+        """``s`` where ``P(z - s dL/dz)`` is ``z``, as at a stationary point of a convex set; of another (a sphere: its map
+        is another beyond the centre) as much less as it takes."""
+        if self.term:
+            return s
+        near = torch.finfo(self.z.dtype).eps ** 0.25 * torch.linalg.vector_norm(self.z, dim=1, keepdim=True)
+        for _ in range(_SHORTER):
+            moved = self.model.proximal(self.z - s * self.slope, 1.0) - self.z
+            past = torch.linalg.vector_norm(moved, dim=1, keepdim=True) > near
+            if not bool(past.any()):
+                break
+            s = torch.where(past, 0.1 * s, s)
+        return s
 
     def hessian(self, v: Tensor) -> Tensor:
         """``d^2 L/dz^2 v``, ``(batch, n)``, by a difference of gradients."""
