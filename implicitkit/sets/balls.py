@@ -92,6 +92,16 @@ class L1Sphere(Ball):
         sign = torch.where(v < 0, -1, 1).to(v.dtype)
         return sign * onto_simplex(sign * v, radius)
 
+    def natural(self, z: Any, slope: Any) -> Any:
+        """``z - P(z - slope)`` of the face that ``z`` lies in, whatever the length of ``slope``, of a tensor, or of each leaf
+        of a pytree: numbers keep the signs that they have."""
+        return trees.tree_map(self._natural, z, slope)
+
+    def _natural(self, z: Tensor, slope: Tensor) -> Tensor:
+        off, radius = z if self.centre is None else z - self.centre, against(self.radius, z)
+        sign = torch.where(torch.where(off == 0, -slope, off) < 0, -1, 1).to(z.dtype)
+        return off - sign * onto_simplex(sign * (off - slope), radius)
+
 
 @dataclass(frozen=True)
 class L2Sphere(Ball):
@@ -112,7 +122,7 @@ class L2Sphere(Ball):
     def _natural(self, z: Tensor, slope: Tensor) -> Tensor:
         off, radius = z if self.centre is None else z - self.centre, against(self.radius, z)
         u = _direction(off)
-        return off - (radius + (u * slope).sum(-1, keepdim=True)) * u + slope
+        return (off - radius * u) + (slope - (u * slope).sum(-1, keepdim=True) * u)
 
 
 def _direction(v: Tensor) -> Tensor:
