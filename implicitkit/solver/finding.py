@@ -23,6 +23,7 @@ from implicitkit.solver.constrained.out_of_domain import OUT_OF_DOMAIN, no_value
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_other_units
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.functions_of_steps import refuse_steps
 from implicitkit.solver.norms import warn_of_seminorm
 from implicitkit.solver.polyalgorithm import Polyalgorithm
 from implicitkit.solver.root.along_the_flow import rest_of_flow
@@ -81,6 +82,7 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
     if f.kind.returns_scalar:
         _look_at_value(f, outcome)
+    refuse_steps(f, outcome)
     _look_down(f, z0, outcome)
     _leave_saddles(solver, begun, options, outcome)
     if _look_up(solver, begun, options, outcome):
