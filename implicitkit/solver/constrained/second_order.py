@@ -42,6 +42,7 @@ from implicitkit.solver.verdict.unbounded import POWERS
 
 _AFFORDABLE = 2e8  # numbers times rows of the constraints' Jacobian up to which its null space is looked for
 _LONG = 100.0  # times 1 / |H|: the step s, so that a kink that is just active counts as open
+_INWARDS, _FAR_LOWER = 1e-6, 1e-2  # of |z|, and of the objective: so much lower so close by is no minimum
 _SHORTER = 20  # times a tenth of it, at least
 _CURVED = 1e-2  # of |H|: less than this is not told from errors of a proximal map that is only known by differences
 _LEAVES = 0.1  # of what moves along a row of the constraints' Jacobian: a violation below is of second order
@@ -66,6 +67,9 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
     z, eps = look.z, torch.finfo(w.dtype).eps
     if look.unknown or not bool(which.any()):
         return w
+    inwards = _off_an_edge(look, which)
+    if inwards is not None:
+        return torch.cat([inwards, w[:, look.model.size :]], 1)
     start = random_unit(z)
     if not look.curved:  # in a corner, where nothing is free, every way leads up
         start = look.unit(start)
@@ -100,6 +104,26 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
         lower = walled & holds & (new < least) & (here - new >= promised(t * reach.squeeze(1), lowest))
         best, least = torch.where(lower.unsqueeze(1), trial, best), torch.where(lower, new, least)
     return torch.cat([best, w[:, look.model.size :]], 1)
+
+
+def _off_an_edge(look: _Look, which: Tensor) -> Tensor | None:
+    """Points of the set close to those of the samples ``which`` whose ``z`` is lost in ``z - dL/dz`` by rounding, where the
+    objective is far lower, ``(batch, n)``, others as they are; ``None`` where there are none.
+
+    The edge of an objective's domain (``-log(1 - |z|^2)`` in the ball), where it is infinite but for rounding, is stationary
+    by rounding alone."""
+    z, eps = look.z, torch.finfo(look.z.dtype).eps
+    steep = torch.linalg.vector_norm(look.slope, dim=1, keepdim=True)
+    lost = which & (torch.linalg.vector_norm(z, dim=1) <= eps * steep.squeeze(1))
+    if not bool(lost.any()):
+        return None
+    size, best, least = torch.linalg.vector_norm(z, dim=1, keepdim=True), z, look.value
+    for t in (_INWARDS, -_INWARDS):
+        trial = look.feasible(z + t * size * look.slope / steep)
+        new = look.model.values(trial)[0]
+        lower = lost & (least - new > _FAR_LOWER * torch.maximum(least.abs(), new.abs()))
+        best, least = torch.where(lower.unsqueeze(1), trial, best), torch.where(lower, new, least)
+    return best if bool((best != z).any()) else None
 
 
 def _is_convex(f: Evaluations, w: Tensor) -> Tensor:
