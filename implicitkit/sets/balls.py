@@ -93,8 +93,8 @@ class L1Sphere(Ball):
         return sign * onto_simplex(sign * v, radius)
 
     def natural(self, z: Any, slope: Any) -> Any:
-        """``z - P(z - slope)`` of the face that ``z`` lies in, whatever the length of ``slope``, of a tensor, or of each leaf
-        of a pytree: numbers keep the signs that they have."""
+        """``z - P(z - slope)`` of the face that ``z`` lies in, whatever the length of ``slope``, of a tensor, or of each
+        leaf of a pytree: numbers keep the signs that they have."""
         return trees.tree_map(self._natural, z, slope)
 
     def _natural(self, z: Tensor, slope: Tensor) -> Tensor:

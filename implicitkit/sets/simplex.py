@@ -61,8 +61,8 @@ class SparseSimplex(Projection):
         return torch.zeros_like(v).scatter(-1, order, few)
 
     def natural(self, z: Any, slope: Any) -> Any:
-        """``z - P(z - slope)`` of the face that ``z`` lies in, whatever the length of ``slope``, of a tensor, or of each leaf
-        of a pytree: entries that are not zero come before others."""
+        """``z - P(z - slope)`` of the face that ``z`` lies in, whatever the length of ``slope``, of a tensor, or of each
+        leaf of a pytree: entries that are not zero come before others."""
         return trees.tree_map(self._natural, z, slope)
 
     def _natural(self, z: Tensor, slope: Tensor) -> Tensor:

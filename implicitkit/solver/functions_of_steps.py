@@ -20,15 +20,15 @@ from implicitkit.solver.evaluations import Evaluations
 _HIDDEN = "autograd sees no z"  # what fits say of such a function themselves
 _REACH = (1.0, 10.0, 100.0)
 STEPS = (
-    "The objective changes with z, and yet its gradient is zero wherever it was asked, near and far: torch takes round, floor, "
-    "sign, argmax and comparisons for constants, so that every point would be a minimum. Put something smooth in their place "
-    "(a sigmoid for a comparison)"
+    "The objective changes with z, and yet its gradient is zero wherever it was asked, near and far: torch takes round, "
+    "floor, sign, argmax and comparisons for constants, so that every point would be a minimum. Put something smooth in "
+    "their place (a sigmoid for a comparison)"
 )
 
 
 def refuse_steps(f: Evaluations, outcome: Outcome) -> None:
-    """``STALLED`` where the gradient is exactly zero at the start, and everywhere else, and the objective changes; up to four
-    evaluations, for samples that have a slope somewhere two."""
+    """``STALLED`` where the gradient is exactly zero at the start, and everywhere else, and the objective changes; up to
+    four evaluations, for samples that have a slope somewhere two."""
     flat = (outcome.status == int(Status.CONVERGED)) & (outcome.residual_norm == 0) & (outcome.steps == 0)
     if not bool(flat.any()) or (f.kind.returns_program and Model(f).count):
         return

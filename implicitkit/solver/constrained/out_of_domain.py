@@ -2,9 +2,9 @@ r"""A minimum over a set, claimed beside the set, or at zero: has the objective 
 
     z = P(z - g),   g = df(z)
 
-is met to any tolerance by a ``z`` that is small enough and a ``g`` that points out of the set, wherever the step may lead.  A
-search that is led to the edge of an objective's domain (``-log det Z`` on the cone: to ``Z = 0``, where it is infinite) ends
-at such a point: beside the set by as much as the point is large, where the objective is another function, or none.
+is met to any tolerance by a ``z`` that is small enough and a ``g`` that points out of the set, wherever the step may lead.
+A search that is led to the edge of an objective's domain (``-log det Z`` on the cone: to ``Z = 0``, where it is infinite)
+ends at such a point: beside the set by as much as the point is large, where the objective is another function, or none.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
 _TRIALS = 60  # step lengths
-_STEEP = 100.0  # times the curvature that a step length stands for: a step along which the gradient rises by more is too long
+_STEEP = 100.0  # times the curvature that a step length stands for: along a step the gradient rises by no more
 _OUTSIDE = 9  # halvings that nothing comes of: then where ``y`` is the objective may be another than in the domain
 Slope = Callable[[Tensor], tuple[Tensor, Tensor]]
 Value = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # the gradient with it, where that costs nothing
@@ -46,8 +46,8 @@ def proximal_step(
 
     ``t`` is halved until ``f(z+) <= f(y) + <df(y), z+ - y> + |z+ - y|^2 / 2t``, or, where rounding hides the decrease,
     until the gradients say so: ``<df(z+) - df(y), z+ - y> <= |z+ - y|^2 / t``; the next step tries a slightly longer one.
-    Where gradients are known beside ``value``, a hundred times that is asked of every step: where an objective ends at the edge of
-    its domain (``-log det`` on the cone) its value there is infinite but for rounding, which may leave any number.
+    Where gradients are known beside ``value``, a hundred times that is asked of every step: where an objective ends at the
+    edge of its domain (``-log det`` on the cone) its value is infinite but for rounding, which may leave any number.
     Momentum starts again whenever it points uphill, ``<y - z+, z+ - z> > 0``.
     """
     last, theta, t = state

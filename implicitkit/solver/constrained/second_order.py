@@ -110,8 +110,8 @@ def _off_an_edge(look: _Look, which: Tensor) -> Tensor | None:
     """Points of the set close to those of the samples ``which`` whose ``z`` is lost in ``z - dL/dz`` by rounding, where the
     objective is far lower, ``(batch, n)``, others as they are; ``None`` where there are none.
 
-    The edge of an objective's domain (``-log(1 - |z|^2)`` in the ball), where it is infinite but for rounding, is stationary
-    by rounding alone."""
+    The edge of an objective's domain (``-log(1 - |z|^2)`` in the ball), where it is infinite or NaN but for rounding, is
+    stationary by rounding alone."""
     z, eps = look.z, torch.finfo(look.z.dtype).eps
     steep = torch.linalg.vector_norm(look.slope, dim=1, keepdim=True)
     lost = which & (torch.linalg.vector_norm(z, dim=1) <= eps * steep.squeeze(1))
@@ -121,7 +121,8 @@ def _off_an_edge(look: _Look, which: Tensor) -> Tensor | None:
     for t in (_INWARDS, -_INWARDS):
         trial = look.feasible(z + t * size * look.slope / steep)
         new = look.model.values(trial)[0]
-        lower = lost & (least - new > _FAR_LOWER * torch.maximum(least.abs(), new.abs()))
+        far = ~torch.isfinite(least) | (least - new > _FAR_LOWER * torch.maximum(least.abs(), new.abs()))
+        lower = lost & torch.isfinite(new) & far
         best, least = torch.where(lower.unsqueeze(1), trial, best), torch.where(lower, new, least)
     return best if bool((best != z).any()) else None
 

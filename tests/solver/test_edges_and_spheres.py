@@ -1,8 +1,8 @@
-"""Minima over spheres and over few entries of a simplex, and over cones at whose edge the objective has no value."""
+"""Minima over spheres and few entries of a simplex, and over sets at whose edge the objective has no value."""
 
 import pytest
 import torch
-from torch.func import jvp
+from torch.func import jacrev, jvp
 
 import implicitkit as ik
 from implicitkit.solver.constrained.out_of_domain import OUT_OF_DOMAIN
@@ -71,3 +71,21 @@ def test_no_minimum_is_claimed_where_the_objective_has_no_value():
     with pytest.raises(ik.ConvergenceError) as refused:
         ik.argmin(objective, torch.eye(2).double(), project=ik.project.psd_cone(), solver="newton")
     assert OUT_OF_DOMAIN in str(refused.value)
+
+
+# at |z| = 1 the objective is infinite, but 1 - |z|^2 is 1e-16 by rounding: those points were claimed
+@pytest.mark.parametrize("c", [[297.0, 100, -198], [295, 101, -200]])
+def test_a_barrier_at_the_surface_of_a_ball_is_no_minimum(c):
+    c = torch.tensor(c, dtype=torch.float64)
+    objective = lambda z, c: (c * z).sum() - (1 - z.square().sum()).log()  # noqa: E731
+    z = ik.argmin(objective, torch.zeros(3).double(), (c,), project=ik.project.l2_ball()).value
+    steep = c.norm()
+    torch.testing.assert_close(z, c / steep * (1 - (1 + steep**2).sqrt()) / steep, rtol=1e-8, atol=1e-8)
+
+
+def test_shares_that_are_far_apart_have_derivatives():
+    counts = torch.tensor([1e-3, 1e3], dtype=torch.float64)
+    objective = lambda p, counts: -(counts * p.log()).sum()  # noqa: E731
+    solve = lambda c: ik.argmin(objective, torch.full((2,), 0.5).double(), (c,), project=ik.project.simplex()).value  # noqa: E731
+    share = jacrev(lambda c: c / c.sum())
+    torch.testing.assert_close(jacrev(solve)(counts), share(counts), rtol=1e-7, atol=0)
