@@ -42,6 +42,7 @@ from implicitkit.solver.verdict.unbounded import POWERS
 
 _AFFORDABLE = 2e8  # numbers times rows of the constraints' Jacobian up to which its null space is looked for
 _LONG = 100.0  # times 1 / |H|: the step s, so that a kink that is just active counts as open
+_HIDDEN = 1e3  # units in the last place of a slope, of which so large a ``z`` has few digits left beside it
 _INWARDS, _FAR_LOWER = 1e-6, 1e-2  # of |z|, and of the objective: so much lower so close by is no minimum
 _SHORTER = 20  # times a tenth of it, at least
 _CURVED = 1e-2  # of |H|: less than this is not told from errors of a proximal map that is only known by differences
@@ -107,19 +108,20 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
 
 
 def _off_an_edge(look: _Look, which: Tensor) -> Tensor | None:
-    """Points of the set close to those of the samples ``which`` whose ``z`` is lost in ``z - dL/dz`` by rounding, where the
-    objective is far lower, ``(batch, n)``, others as they are; ``None`` where there are none.
+    """Points of the set close to those of the samples ``which`` whose ``z`` has hardly a digit left in ``z - dL/dz``, or no
+    value, where the objective is far lower, ``(batch, n)``, others as they are; ``None`` where there are none.
 
     The edge of an objective's domain (``-log(1 - |z|^2)`` in the ball), where it is infinite or NaN but for rounding, is
     stationary by rounding alone."""
     z, eps = look.z, torch.finfo(look.z.dtype).eps
     steep = torch.linalg.vector_norm(look.slope, dim=1, keepdim=True)
-    lost = which & (torch.linalg.vector_norm(z, dim=1) <= eps * steep.squeeze(1))
+    hidden = torch.linalg.vector_norm(z, dim=1) <= _HIDDEN * eps * steep.squeeze(1)
+    lost = which & (hidden | ~torch.isfinite(look.value))
     if not bool(lost.any()):
         return None
     size, best, least = torch.linalg.vector_norm(z, dim=1, keepdim=True), z, look.value
     for t in (_INWARDS, -_INWARDS):
-        trial = look.feasible(z + t * size * look.slope / steep)
+        trial = look.feasible(z + t * size * look.slope / steep.clamp_min(torch.finfo(z.dtype).tiny))
         new = look.model.values(trial)[0]
         far = ~torch.isfinite(least) | (least - new > _FAR_LOWER * torch.maximum(least.abs(), new.abs()))
         lower = lost & torch.isfinite(new) & far
