@@ -351,12 +351,12 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
         if problem.kind.returns_scalar and (not alone or shape != batch):
             got = f"shape {shape}" if alone else f"{len(leaves)} tensors{hint_of_pair(out)}"
             raise ValueError(of_the_objective(name, batch, got))
-        for leaf in leaves:
-            if tuple(leaf.shape[: len(batch)]) != batch:
-                raise ValueError(
-                    f"{name} must return tensors whose first dimensions are the batch {batch}; "
-                    f"it returned shape {tuple(leaf.shape)}"
-                )
+        for found in (tuple(leaf.shape) for leaf in leaves):
+            if found[: len(batch)] != batch:
+                must = f"{name} must return tensors whose first dimensions are the batch {batch}"
+                raise ValueError(f"{must}; it returned shape {found}")
+        if not any(leaf.shape[len(batch) :].numel() for leaf in leaves):
+            raise ValueError(f"{name} returned no number (shape {shape}): there is nothing to find z from")
 
     return check
 
@@ -365,9 +365,9 @@ def _size_of(x: Any) -> Hashable:
     """A flag or a word; of a number its sign and how large it is, to a power of two."""
     if isinstance(x, (bool, str)):
         return x
-    if isinstance(x, int):
-        return (x > 0) - (x < 0), x.bit_length()
     sign = 0 if isinstance(x, complex) else (x > 0) - (x < 0)
+    if isinstance(x, int):
+        return sign, x.bit_length()
     return sign, math.frexp(math.hypot(x.real, x.imag))[1]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import seeded
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError
 from implicitkit.foundation.operators import Operator
 from implicitkit.lifting.lifted import Lifted, check_leaves
@@ -26,6 +27,7 @@ _CURE = (
     "Take the derivative before the change, bind a new tensor to the name instead of writing into this one, or pass it as "
     "an argument: ik.solve(problem, z0, (x, k))"
 )
+_ROUNDED = 64.0  # units in the last place of the largest number: what putting a point into its set moves it by
 _FACTOR = 10.0  # how many times what was asked for, or reached, the residual may be: sums are taken in another order
 
 
@@ -36,7 +38,8 @@ def refuse_changed(
 
     Equal norms pass at once.  Otherwise ``|F| <= 10 max(|F| recorded, atol + rtol * scale)`` passes, with the scale
     ``max(|A z|, |z|)`` of the residual near ``z`` (``|z|`` where the iteration is ``z <- f(z)``) and ``rtol`` no finer than
-    rounding: the saved point then solves the present function as well as it was asked to solve the first.
+    rounding: the saved point then solves the present function as well as it was asked to solve the first.  So does one that
+    rounding of its largest numbers tells from it (points are put into their set by that), whatever that means to small ones.
 
     Args:
         out: ``F(z)``, ``(batch, n)``. A: its Jacobian. samples: which to judge, ``None``: all.
@@ -62,7 +65,13 @@ def refuse_changed(
     with torch.no_grad():
         scale = norm(A.mv(z.detach()))
     scale = torch.maximum(scale, norm(z)) if A.fixed_point else scale
-    accepted = options.atol + max(options.rtol, 32 * torch.finfo(z.dtype).eps) * scale
+    eps = torch.finfo(z.dtype).eps
+    accepted = options.atol + max(options.rtol, 32 * eps) * scale
+    if bool((judged & ~(now <= _FACTOR * accepted)).any()):
+        largest = z.detach().abs().amax(1, keepdim=True)
+        signs = seeded.signs(1, z.shape[1], seed=0).to(z)
+        with torch.no_grad():
+            accepted = torch.maximum(accepted, norm(A.mv(_ROUNDED * eps * largest * signs)))
     bad = judged & ~(now <= _FACTOR * torch.maximum(recorded, accepted))
     if bool(bad.any()):
         worst = int(torch.where(bad, now.nan_to_num(torch.inf), -1.0).argmax())

@@ -92,6 +92,16 @@ class L1Sphere(Ball):
         sign = torch.where(v < 0, -1, 1).to(v.dtype)
         return sign * onto_simplex(sign * v, radius)
 
+    def natural(self, z: Any, slope: Any) -> Any:
+        """``z - P(z - slope)`` of the face that ``z`` lies in, whatever the length of ``slope``, of a tensor, or of each
+        leaf of a pytree: numbers keep the signs that they have."""
+        return trees.tree_map(self._natural, z, slope)
+
+    def _natural(self, z: Tensor, slope: Tensor) -> Tensor:
+        off, radius = z if self.centre is None else z - self.centre, against(self.radius, z)
+        sign = torch.where(torch.where(off == 0, -slope, off) < 0, -1, 1).to(z.dtype)
+        return off - sign * onto_simplex(sign * (off - slope), radius)
+
 
 @dataclass(frozen=True)
 class L2Sphere(Ball):
@@ -101,8 +111,24 @@ class L2Sphere(Ball):
     """
 
     def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
-        norm = length(v)
-        zero = norm == 0
-        first = torch.zeros_like(v)
-        first[..., 0] = 1
-        return radius * torch.where(zero, first, v / torch.where(zero, 1, norm))
+        return radius * _direction(v)
+
+    def natural(self, z: Any, slope: Any) -> Any:
+        """``z - P(z) + slope - (u'slope) u``, ``u = (z - centre) / |z - centre|``, of a tensor, or of each leaf of a pytree:
+        zero on the sphere where no slope is left along it.  ``z - P(z - slope)`` says so for short slopes only: one that is
+        longer than the radius leads past the centre."""
+        return trees.tree_map(self._natural, z, slope)
+
+    def _natural(self, z: Tensor, slope: Tensor) -> Tensor:
+        off, radius = z if self.centre is None else z - self.centre, against(self.radius, z)
+        u = _direction(off)
+        return (off - radius * u) + (slope - (u * slope).sum(-1, keepdim=True) * u)
+
+
+def _direction(v: Tensor) -> Tensor:
+    """``v / |v|`` along the last dimension, of zero the first unit vector."""
+    norm = length(v)
+    zero = norm == 0
+    first = torch.zeros_like(v)
+    first[..., 0] = 1
+    return torch.where(zero, first, v / torch.where(zero, 1, norm))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import trees
 from implicitkit.foundation.options import at_least, check_options, each, positive
 from implicitkit.sets.base import Projection, against
 from implicitkit.sets.groups import ByRow
@@ -52,9 +53,23 @@ class SparseSimplex(Projection):
         check_options(self, radius=each(positive()), max_nonzero=at_least(1))
 
     def project(self, v: Tensor) -> Tensor:
-        order = v.detach().sort(dim=-1, descending=True, stable=True).indices[..., : self.max_nonzero]
+        return self._of_the_first(v, v.detach())
+
+    def _of_the_first(self, v: Tensor, rank: Tensor) -> Tensor:
+        order = rank.sort(dim=-1, descending=True, stable=True).indices[..., : self.max_nonzero]
         few = onto_simplex(v.gather(-1, order), against(self.radius, v))
         return torch.zeros_like(v).scatter(-1, order, few)
+
+    def natural(self, z: Any, slope: Any) -> Any:
+        """``z - P(z - slope)`` of the face that ``z`` lies in, whatever the length of ``slope``, of a tensor, or of each
+        leaf of a pytree: entries that are not zero come before others."""
+        return trees.tree_map(self._natural, z, slope)
+
+    def _natural(self, z: Tensor, slope: Tensor) -> Tensor:
+        v = z - slope
+        rank = v.detach()
+        ahead = 1 + 2 * rank.abs().amax(-1, keepdim=True)
+        return z - self._of_the_first(v, torch.where(z.detach() > 0, rank + ahead, rank))
 
 
 def onto_simplex(v: Tensor, radius: Tensor) -> Tensor:

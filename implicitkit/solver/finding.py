@@ -21,9 +21,11 @@ from implicitkit.solver import return_checks
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.no_projection import NO_PROJECTION, moved_by_projection
+from implicitkit.solver.constrained.out_of_domain import OUT_OF_DOMAIN, no_value_in_the_set
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_other_units
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.functions_of_steps import refuse_steps
 from implicitkit.solver.norms import warn_of_seminorm
 from implicitkit.solver.polyalgorithm import Polyalgorithm
 from implicitkit.solver.root.along_the_flow import rest_of_flow
@@ -82,6 +84,7 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
     if f.kind.returns_scalar:
         _look_at_value(f, outcome)
+    refuse_steps(f, outcome)
     _look_down(f, z0, outcome)
     _leave_saddles(solver, begun, options, outcome)
     if _look_up(solver, begun, options, outcome):
@@ -153,17 +156,21 @@ def _run_again(
 
 def _look_down(f: Evaluations, z0: Tensor, outcome: Outcome) -> None:
     """``UNBOUNDED`` where a claim lies so far out that a gradient vanishes by rounding, and the objective falls forever;
-    ``STALLED`` where multipliers have grown so large that only rounding meets the conditions, by units, or by a map that is
-    no projection."""
+    ``STALLED`` where multipliers have grown so large that only rounding meets the conditions, by units, off the set, or by
+    a map that is no projection."""
     if f.kind.returns_program:
         size, claims = f.problem.size, outcome.status == int(Status.CONVERGED)
         grown = balances_by_rounding(f.kernel, outcome.z, size, claims)
         outcome.status = torch.where(grown, int(Status.STALLED), outcome.status)
-        for look, said in ((moved_by_projection, NO_PROJECTION), (lower_in_other_units, UNITS_APART)):
+        for look, said in (
+            (moved_by_projection, NO_PROJECTION),
+            (no_value_in_the_set, OUT_OF_DOMAIN),
+            (lower_in_other_units, UNITS_APART),
+        ):
             wrong = look(f, outcome.z, claims & ~grown)
             if bool(wrong.any()):
                 outcome.status, outcome.message = torch.where(wrong, int(Status.STALLED), outcome.status), said
-                break
+                claims = claims & ~wrong
     far = outcome.z.abs().amax(1) > _FAR * z0.abs().amax(1).clamp_min(1)
     far = far & (outcome.status == int(Status.CONVERGED))
     if bool(far.any()):

@@ -481,7 +481,7 @@ MUTANTS = [
         ("*numbers, *(math.frexp(size)[1] for size in sizes)", "*numbers"),
         ("[_size_of(arg) for arg", "[arg for arg", "tests/linear/test_frugal.py -k situation"),
         (
-            "return (x > 0) - (x < 0), x.bit_length()",
+            "return sign, x.bit_length()",
             "return x.bit_length()",
             "tests/linear/test_frugal.py -k situation",
         ),

@@ -8,6 +8,8 @@ PROJECT = "tests/problem/test_project.py"
 PROX = "tests/problem/test_prox.py"
 DERIVATIVES = "tests/problem/test_prox.py"
 SMALL = "tests/problem/test_objectives_in_small_units.py"
+EDGES = "tests/solver/test_edges_and_spheres.py"
+STARTS = "tests/solver/test_starts_without_slope.py -k 'steps or plateaus'"
 NATURAL = "tests/problem/test_natural_maps.py -k 'same_map or bounded_fits or (bounds and below)'"
 
 MUTANTS = [
@@ -218,5 +220,40 @@ MUTANTS = [
             "                    if sweep:\n                        known[own] = value",
             "                    if not sweep:\n                        known[own] = value",
         ),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/out_of_domain.py",
+        EDGES + " -k no_value",
+        ("~torch.isfinite(model.values(inside)[0])", "torch.zeros_like(which)"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/second_order.py",
+        EDGES,
+        ("inwards = _off_an_edge(look, which)", "inwards = None", EDGES + " -k barrier"),
+        ("s = torch.where(past, 0.1 * s, s)", "pass", EDGES + " -k rayleigh"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/proximal_gradient.py",
+        EDGES + " -k precision",
+        ("(short & ~(rise.abs() > _STEEP * straight))", "short"),
+        ("bad = ~short & (y != z).any(1) if trial == _OUTSIDE else bad", "pass"),
+    ),
+    *mutants(
+        "implicitkit/sets/balls.py",
+        EDGES + " -k any_slope",
+        ("torch.where(off == 0, -slope, off)", "off - slope"),
+        ("(slope - (u * slope).sum(-1, keepdim=True) * u)", "slope", EDGES + " -k rayleigh"),
+    ),
+    *mutants("implicitkit/sets/simplex.py", EDGES + " -k any_slope", ("rank + ahead", "rank")),
+    *mutants(
+        "implicitkit/rule/changed_function.py",
+        EDGES + " -k shares",
+        ("norm(A.mv(_ROUNDED * eps * largest * signs))", "accepted"),
+    ),
+    *mutants(
+        "implicitkit/solver/functions_of_steps.py",
+        STARTS,
+        ("flat = flat & (slope == 0).all(1) & torch.isfinite(value)", "flat = flat & torch.isfinite(value)"),
+        ("changed | (value != here)", "torch.ones_like(changed)"),
     ),
 ]

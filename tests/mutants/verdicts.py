@@ -226,7 +226,7 @@ MUTANTS = [
         ("which = which & within.all(1)", "which = which"),
         ("((constraints >= 0) & (slopes < 0))", "(constraints >= 0)"),
         ("self.slope = self.slope + (self.forces", "self.slope = self.slope - (self.forces"),
-        ("return torch.where(size > 0, _LONG / size, 1.0)", "return torch.ones_like(size)"),
+        ("torch.where(size > 0, _LONG / size, 1.0)", "torch.ones_like(size)"),
         (
             "suspect, u = suspect | flat, torch.where(flat.unsqueeze(1), along, u)",
             "pass",

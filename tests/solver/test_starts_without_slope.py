@@ -313,3 +313,31 @@ def test_a_sample_without_idle_unknowns_is_left_to_the_next_method() -> None:
     assert [int(s) for s in found.status] == [int(ik.Status.CONVERGED), int(ik.Status.STALLED)]
     torch.testing.assert_close(found.value, torch.tensor([[1.0], [0.5]], dtype=F64))
     assert found.steps.tolist()[1] == 0
+
+
+STEPPED = {
+    "round": lambda z, c: (z.round() - c).square().sum(),
+    "floor, of residuals": lambda z, c: z.floor() - c,
+    "hard decisions": lambda z, c: ((z - 0.1).sign() - c).square().sum(),
+}
+
+
+# torch's derivative of a step is zero, and every start was a minimum
+@pytest.mark.parametrize("bounds", [None, (-3.0, 3.0)], ids=["free", "bounds"])
+@pytest.mark.parametrize("name", list(STEPPED))
+def test_a_function_of_steps_is_no_minimum_wherever_one_starts(name, bounds):
+    verb = ik.least_squares if "residuals" in name else ik.argmin
+    with pytest.raises(RuntimeError, match=r"gradient is zero wherever it was asked|or steps \(round, sign\)"):
+        verb(STEPPED[name], torch.full((2,), 0.2, dtype=torch.float64), (torch.tensor(2.7).double(),), bounds=bounds)
+
+
+def test_plateaus_and_constants_are_minima_still():
+    z0 = torch.full((2,), -1.0, dtype=torch.float64)
+    for objective in (lambda z: (z.relu() - 0.7).square().sum(), lambda z: (0 * z).sum(), lambda z: z.square().sum()):
+        start = z0 if objective(z0) != 2 else 0 * z0
+        assert bool(ik.argmin(objective, start).converged)
+
+
+def test_residuals_without_a_number_are_named():
+    with pytest.raises(ValueError, match="returned no number"):
+        ik.least_squares(lambda z: z[:0], torch.ones(2, dtype=torch.float64))

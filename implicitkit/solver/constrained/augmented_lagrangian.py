@@ -81,7 +81,9 @@ class AugmentedLagrangian(Method):
         goal = 0.1 * torch.minimum(f.norm.to(z.dtype), state["violation"])
         for number in range(self.inner_steps):
             before = z
-            z, momentum = proximal_step(slope, lambda x: augmented(*model.values(x)), model.proximal, z, momentum)
+            z, momentum = proximal_step(
+                slope, lambda x: (augmented(*model.values(x)), None), model.proximal, z, momentum
+            )
             if number % 5 == 4:
                 moved = torch.linalg.vector_norm(z - before, dim=1) / momentum.length
                 if bool(((moved <= goal.clamp_min(0.1 * f.tolerance)) | ~f.active).all()):

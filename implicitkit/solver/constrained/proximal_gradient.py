@@ -24,7 +24,10 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
 _TRIALS = 60  # step lengths
+_STEEP = 100.0  # times the curvature that a step length stands for: along a step the gradient rises by no more
+_OUTSIDE = 9  # halvings that nothing comes of: then where ``y`` is the objective may be another than in the domain
 Slope = Callable[[Tensor], tuple[Tensor, Tensor]]
+Value = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # the gradient with it, where that costs nothing
 
 
 class Momentum(NamedTuple):
@@ -36,13 +39,15 @@ class Momentum(NamedTuple):
 
 
 def proximal_step(
-    slope: Slope, value: Callable[[Tensor], Tensor], prox: Callable[[Tensor, Tensor], Tensor], z: Tensor, state: Momentum,
+    slope: Slope, value: Value, prox: Callable[[Tensor, Tensor], Tensor], z: Tensor, state: Momentum,
     *, accelerated: bool = True,
 ) -> tuple[Tensor, Momentum]:  # fmt: skip
     r"""One step ``z <- prox(y - t df(y), t)`` from the extrapolated ``y = z + beta (z - last)``.
 
     ``t`` is halved until ``f(z+) <= f(y) + <df(y), z+ - y> + |z+ - y|^2 / 2t``, or, where rounding hides the decrease,
     until the gradients say so: ``<df(z+) - df(y), z+ - y> <= |z+ - y|^2 / t``; the next step tries a slightly longer one.
+    Where gradients are known beside ``value``, a hundred times that is asked of every step: where an objective ends at the
+    edge of its domain (``-log det`` on the cone) its value is infinite but for rounding, which may leave any number.
     Momentum starts again whenever it points uphill, ``<y - z+, z+ - z> > 0``.
     """
     last, theta, t = state
@@ -51,24 +56,29 @@ def proximal_step(
     y = z + beta * (z - last) if accelerated else z
     base, g = slope(y)
     bad = ~(base.isfinite() & g.isfinite().all(1))
-    if bool(bad.any()):  # extrapolated out of the domain
-        y = torch.where(bad.unsqueeze(1), z, y)
-        base, g = slope(y)
-    noise, lost = 1e-10 * (1 + base.abs()), ~(base.isfinite() & g.isfinite().all(1))
     for trial in range(_TRIALS):
+        if bool(bad.any()):  # extrapolated out of the domain
+            y, t = torch.where(bad.unsqueeze(1), z, y), torch.where(bad, state.length, t)
+            base, g = slope(y)
+            bad = torch.zeros_like(bad)
+        noise, lost = 1e-10 * (1 + base.abs()), ~(base.isfinite() & g.isfinite().all(1))
         z_next = prox(y - t.unsqueeze(1) * g, t)
         d = z_next - y
         square = d.square().sum(1)
-        new = value(z_next)
+        new, there = value(z_next)
         model = base + (g * d).sum(1) + 0.5 * square / t
-        short = (new <= model) | lost  # no length mends what is not finite here
+        short = new <= model
         close = ~short & (new <= model + noise)
-        if bool(close.any()):
-            curvature = ((slope(z_next)[1] - g) * d).sum(1)
-            short = short | (close & (curvature <= square / t))
+        if there is None and bool(close.any()):
+            there = slope(z_next)[1]
+        if there is not None:
+            rise, straight = ((there - g) * d).sum(1), square / t
+            short = (short & ~(rise.abs() > _STEEP * straight)) | (close & (rise <= straight))
+        short = short | lost  # no length mends what is not finite here
         if trial == _TRIALS - 1 or bool(short.all()):
             break
         t = torch.where(short, t, 0.5 * t)
+        bad = ~short & (y != z).any(1) if trial == _OUTSIDE else bad
     uphill = ((y - z_next) * (z_next - z)).sum(1) > 0
     theta_next = torch.where(uphill, 1.0, theta_next)
     last = torch.where(uphill.unsqueeze(1), z_next, z)
@@ -119,10 +129,10 @@ class ProximalGradient(Method):
         model, seen = Model(f), z
         slope_seen = z
 
-        def value(x: Tensor) -> Tensor:  # its slope with it: at the next point it is asked for
+        def value(x: Tensor) -> tuple[Tensor, Tensor | None]:  # its slope with it: at the next point it is asked for
             nonlocal seen, slope_seen
             seen, (found, _, slope_seen) = x, model.slope(x)
-            return found
+            return found, slope_seen
 
         z_next, momentum = proximal_step(
             _slope(model), value, model.proximal, z, Momentum(*state), accelerated=self.accelerated

@@ -42,6 +42,9 @@ from implicitkit.solver.verdict.unbounded import POWERS
 
 _AFFORDABLE = 2e8  # numbers times rows of the constraints' Jacobian up to which its null space is looked for
 _LONG = 100.0  # times 1 / |H|: the step s, so that a kink that is just active counts as open
+_HIDDEN = 1e3  # units in the last place of a slope, of which so large a ``z`` has few digits left beside it
+_INWARDS, _FAR_LOWER = 1e-6, 1e-2  # of |z|, and of the objective: so much lower so close by is no minimum
+_SHORTER = 20  # times a tenth of it, at least
 _CURVED = 1e-2  # of |H|: less than this is not told from errors of a proximal map that is only known by differences
 _LEAVES = 0.1  # of what moves along a row of the constraints' Jacobian: a violation below is of second order
 _HOLDS, _ALONG = 1e-6, 1e-9  # of that, where a ray begins, and along it: what is linear stays far below
@@ -65,6 +68,9 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
     z, eps = look.z, torch.finfo(w.dtype).eps
     if look.unknown or not bool(which.any()):
         return w
+    inwards = _off_an_edge(look, which)
+    if inwards is not None:
+        return torch.cat([inwards, w[:, look.model.size :]], 1)
     start = random_unit(z)
     if not look.curved:  # in a corner, where nothing is free, every way leads up
         start = look.unit(start)
@@ -99,6 +105,28 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
         lower = walled & holds & (new < least) & (here - new >= promised(t * reach.squeeze(1), lowest))
         best, least = torch.where(lower.unsqueeze(1), trial, best), torch.where(lower, new, least)
     return torch.cat([best, w[:, look.model.size :]], 1)
+
+
+def _off_an_edge(look: _Look, which: Tensor) -> Tensor | None:
+    """Points of the set close to those of the samples ``which`` whose ``z`` has hardly a digit left in ``z - dL/dz``, or no
+    value, where the objective is far lower, ``(batch, n)``, others as they are; ``None`` where there are none.
+
+    The edge of an objective's domain (``-log(1 - |z|^2)`` in the ball), where it is infinite or NaN but for rounding, is
+    stationary by rounding alone."""
+    z, eps = look.z, torch.finfo(look.z.dtype).eps
+    steep = torch.linalg.vector_norm(look.slope, dim=1, keepdim=True)
+    hidden = torch.linalg.vector_norm(z, dim=1) <= _HIDDEN * eps * steep.squeeze(1)
+    lost = which & (hidden | ~torch.isfinite(look.value))
+    if not bool(lost.any()):
+        return None
+    size, best, least = torch.linalg.vector_norm(z, dim=1, keepdim=True), z, look.value
+    for t in (_INWARDS, -_INWARDS):
+        trial = look.feasible(z + t * size * look.slope / steep.clamp_min(torch.finfo(z.dtype).tiny))
+        new = look.model.values(trial)[0]
+        far = ~torch.isfinite(least) | (least - new > _FAR_LOWER * torch.maximum(least.abs(), new.abs()))
+        lower = lost & torch.isfinite(new) & far
+        best, least = torch.where(lower.unsqueeze(1), trial, best), torch.where(lower, new, least)
+    return best if bool((best != z).any()) else None
 
 
 def _is_convex(f: Evaluations, w: Tensor) -> Tensor:
@@ -260,7 +288,21 @@ class _Look:
         v = torch.where(self.slope.abs().amax(1, keepdim=True) > 0, self.slope, 1.0)
         v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
         size = torch.linalg.vector_norm(self.hessian(v), dim=1, keepdim=True)
-        return torch.where(size > 0, _LONG / size, 1.0)
+        return self._shortened(torch.where(size > 0, _LONG / size, 1.0))
+
+    def _shortened(self, s: Tensor) -> Tensor:
+        """``s`` where ``P(z - s dL/dz)`` is ``z``, as at a stationary point of a convex set; of another (a sphere: its map
+        is another beyond the centre) as much less as it takes."""
+        if self.term:
+            return s
+        near = torch.finfo(self.z.dtype).eps ** 0.25 * torch.linalg.vector_norm(self.z, dim=1, keepdim=True)
+        for _ in range(_SHORTER):
+            moved = self.model.proximal(self.z - s * self.slope, 1.0) - self.z
+            past = torch.linalg.vector_norm(moved, dim=1, keepdim=True) > near
+            if not bool(past.any()):
+                break
+            s = torch.where(past, 0.1 * s, s)
+        return s
 
     def hessian(self, v: Tensor) -> Tensor:
         """``d^2 L/dz^2 v``, ``(batch, n)``, by a difference of gradients."""
