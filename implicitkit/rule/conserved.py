@@ -33,6 +33,15 @@ Rates may be 1e6 beside 1e-7, and what is slow is not conserved: with diagonal `
 
     B = L^{-1} U^T Q R^{-1},    Q the orthonormal rows nearest to U L R.
 
+Where more is left than the sums tell (whoever an epidemic spares: ``F = 0`` wherever none is infected) the state that the
+flow comes to depends on all of the way, and ``J`` is singular beside ``C``, too.  Of what dies out something is left, as
+little as 1e-70, which makes it regular, and every ``dz`` that comes of it means nothing.  With Newton's correction ``d``
+such a ``dz`` would change by all of itself,
+
+    |e| >= 0.4 |dz| in units R,    (J + B) e = (J(z - d) - J(z)) dz,
+
+as at a double root (:mod:`implicitkit.rule.determinacy`): it is refused.
+
 A change of ``\theta`` that breaks a sum (one entry of a stochastic matrix) leaves no state at rest, and what comes out along
 it means nothing: that is said where there is such a parameter.
 
@@ -43,12 +52,12 @@ Source: Meyer (1975), SIAM Review 17(3), 443-464, for the group inverse of a Mar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import graph, seeded
+from implicitkit.foundation import autodiff, graph, seeded
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
@@ -61,6 +70,11 @@ _POINTS = 3  # at which F is to keep the sums
 _PASSES = 4  # for rows and columns of one size
 _ROUNDED, _NEARLY = 20.0, 10.0  # units of rounding; times what F leaves at rest, beside what it is elsewhere
 _AWAY = 0.3  # of each unknown, and of the mean one: how far away they are, at most
+_SLIGHT, _OWN_CHANGE = (
+    1e-3,
+    0.4,
+)  # of a column: changes of the Jacobian on the way to the solution; of a derivative by them
+BY_THE_WAY = "what the flow conserves does not tell this state from others beside it: the way there decides"
 _SAID = (
     "sums that the flow conserves are not conserved where a parameter changes by itself: the derivative holds for changes "
     "of the parameters that keep them (a matrix whose rows still add up to one). If those are made outside of the "
@@ -75,6 +89,7 @@ class Held:
     Attributes:
         B: ``(samples, n, n)``. L, R: diagonals, ``(samples, n)``. U: the null space, in columns, the others zero.
         way: ``w``, ``J w = z - z_0``, ``(samples, n)``, where the sums depend on ``theta``.
+        change: ``J(z - d) - J(z)``, ``(samples, n, n)``, where it is more than slight.
     """
 
     B: Tensor
@@ -82,6 +97,7 @@ class Held:
     R: Tensor
     U: Tensor
     way: Tensor | None = None
+    change: Tensor | None = None
 
 
 def hold(record: Record, J: Operator, tolerance: float, quietly: bool) -> None:
@@ -91,10 +107,11 @@ def hold(record: Record, J: Operator, tolerance: float, quietly: bool) -> None:
     held = sums(J, record, z, start, tolerance)
     if held is not None:
         moves, broken = _depend(record, held, record.theta)
+        matrix = J.dense()[: len(z)].detach().to(held.B)
         if moves:
-            matrix = J.dense()[: len(z)].detach().to(held.B) + held.B
-            way, _ = _solved(matrix, held.L, held.R, (z - start).to(held.B).unsqueeze(2))
-            held = Held(held.B, held.L, held.R, held.U, way.squeeze(2).nan_to_num(0, 0, 0))
+            way, _ = _solved(matrix + held.B, held.L, held.R, (z - start).to(held.B).unsqueeze(2))
+            held = replace(held, way=way.squeeze(2).nan_to_num(0, 0, 0))
+        held = replace(held, change=_change(record, held, matrix, z))
         if broken and not quietly:
             warn(_SAID, DegenerateWarning)
     record.held = held
@@ -114,13 +131,14 @@ def sums(J: Operator, record: Record, z: Tensor, start: Tensor, tolerance: float
         return None
     matrix, eps = J.dense()[:samples].detach(), torch.finfo(z.dtype).eps
     finite = torch.isfinite(matrix).flatten(1).all(1)
-    matrix, L, R = _even(torch.where(finite[:, None, None], matrix, 0))
+    size = torch.maximum(z.abs(), start.abs())
+    units = torch.where(size > 0, size, _size(z, start))
+    matrix, L, R = _even(torch.where(finite[:, None, None], matrix, 0), units.to(matrix))
     left, values, _ = torch.linalg.svd(matrix)
     null = (values <= eps**0.75 * values[:, :1]) & (values[:, :1] > 0) & finite.unsqueeze(1)
     if not bool(null.any()):
         return None
     U = torch.where(null.unsqueeze(1), left, 0)
-    size = torch.maximum(z.abs(), start.abs())
     off, terms = _added(U * L.unsqueeze(2), z - start), _added((U * L.unsqueeze(2)).abs(), size)
     kept = null.any(1) & (off.abs() <= max(tolerance, eps**0.4) * terms).all(1)
     size = _size(z, start)
@@ -146,6 +164,19 @@ def sums(J: Operator, record: Record, z: Tensor, start: Tensor, tolerance: float
     return Held(torch.where(kept[:, None, None], B, 0), L, R, U) if bool(kept.any()) else None
 
 
+def _change(record: Record, held: Held, matrix: Tensor, z: Tensor) -> Tensor | None:
+    """``J(z - d) - J(z)``, zero of samples that hold nothing; ``None`` where it is slight."""
+    residual = lambda y: record.system.residual(y, *record.theta)  # noqa: E731
+    with torch.no_grad():
+        F = residual(z).to(held.B).unsqueeze(2)
+    d = _solved(matrix + held.B, held.L, held.R, F)[0].squeeze(2).to(z)
+    change = autodiff.jacobian(residual, z - d).detach().to(matrix) - matrix
+    change = torch.where(held.U.flatten(1).any(1)[:, None, None], change, 0).nan_to_num(0, 0, 0)
+    each, size = (held.L.unsqueeze(2) * M.abs() for M in (change, matrix))
+    slight = each <= _SLIGHT * size.amax(1, keepdim=True)
+    return None if bool(slight.all()) else change
+
+
 def _added(C: Tensor, v: Tensor) -> Tensor:
     """``C' v``."""
     return (C.mT @ v.to(C).unsqueeze(2)).squeeze(2)
@@ -156,8 +187,13 @@ def _elsewhere(z: Tensor, size: Tensor, k: int) -> Tensor:
     return z + _AWAY * ((2 * own - 1) * z + mean * size)
 
 
-def _even(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``L J R``, ``L`` and ``R``, the largest of every row and column near one; rows of rounding are zero."""
+def _even(matrix: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``L J R``, ``L`` and ``R``, the largest of every row and column near one; rows of rounding are zero, and so are columns
+    of which no row would see more than rounding, were all unknowns as large as they are, or were."""
+    size = matrix.abs() * units.unsqueeze(1)
+    most = size.amax(2, keepdim=True)
+    seen = (size / torch.where(most > 0, most, 1)).amax(1, keepdim=True)
+    matrix = torch.where(seen > _ROUNDED * torch.finfo(size.dtype).eps, matrix, 0)
     size = matrix.abs()
     most, each = size.amax((1, 2)), size.amax(2)
     matrix = torch.where((each > _ROUNDED * torch.finfo(size.dtype).eps * most.unsqueeze(1)).unsqueeze(2), matrix, 0)
@@ -183,7 +219,7 @@ def is_suspect(A: Operator) -> bool:
 
 
 def at_constant_sums(A: Operator, b: Tensor, found: LinearSolution, held: Held, transposed: bool) -> LinearSolution:
-    """``found``, and where sums are ``held`` the ``x`` with ``(A + B) x = b``.
+    """``found``, and where sums are ``held`` the ``x`` with ``(A + B) x = b``, unless the way decides.
 
     Args:
         A: ``J`` of every sample or, ``transposed``, its transpose. b: right-hand sides, the blocks running fastest,
@@ -196,11 +232,19 @@ def at_constant_sums(A: Operator, b: Tensor, found: LinearSolution, held: Held, 
     columns = b.to(matrix).view(-1, A.batch, b.shape[1]).permute(1, 2, 0)
     x, good = _solved(matrix, left, right, columns)
     off = torch.linalg.vector_norm((matrix @ x - columns).permute(2, 0, 1).reshape(b.shape), dim=1)
+    by_the_way = torch.zeros_like(asked)
+    if held.change is not None:
+        change = (held.change.mT if transposed else held.change).to(matrix).repeat(many, 1, 1)
+        e, size = _solved(matrix, left, right, change @ x)[0] / right.unsqueeze(2), x / right.unsqueeze(2)
+        e, size = (torch.linalg.vector_norm(v, dim=1).T.reshape(len(b)) for v in (e, size))
+        by_the_way = asked & (size > 0) & ~(e < _OWN_CHANGE * size)
     x, good = x.permute(2, 0, 1).reshape(b.shape).to(b), good.T.reshape(len(b))
     taken = asked & good & x.isfinite().all(1)
     x = torch.where(taken.unsqueeze(1), x, found.x)
     norm = torch.where(taken, off.to(found.residual_norm), found.residual_norm)
-    return found._replace(x=x, residual_norm=norm, converged=found.converged | taken)
+    if bool(by_the_way.any()):
+        found = found._replace(reason=BY_THE_WAY)
+    return found._replace(x=x, residual_norm=norm, converged=(found.converged | taken) & ~by_the_way)
 
 
 def _solved(matrix: Tensor, left: Tensor, right: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

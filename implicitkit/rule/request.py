@@ -26,7 +26,7 @@ from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.iterative.preconditioners import preconditioner
 from implicitkit.reporting import failed_samples, linear_failure
 from implicitkit.rule.changed_function import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
-from implicitkit.rule.conserved import LARGEST, Held, at_constant_sums, hold, is_suspect
+from implicitkit.rule.conserved import BY_THE_WAY, LARGEST, Held, at_constant_sums, hold, is_suspect
 from implicitkit.rule.determinacy import warn_if_singular
 from implicitkit.rule.gauge import without_gauge
 from implicitkit.rule.hidden_dependence import warn_if_hidden
@@ -246,7 +246,7 @@ class Request:
         asks = self.record.start is not None and (not whole or is_suspect(A))
         if (held := self._held(A.T if transposed else A) if asks else None) is not None:
             answer = at_constant_sums(A, b, answer, held, transposed)
-            whole = bool(answer.converged.all())
+            whole, gauges = bool(answer.converged.all()), gauges and answer.reason != BY_THE_WAY
         if gauges and not whole:
             answer, whole = self._without_gauge(A, b, answer, transposed, limited)
         if answer.error is not None and not whole:
