@@ -132,7 +132,7 @@ def sums(J: Operator, record: Record, z: Tensor, start: Tensor, tolerance: float
     matrix, eps = J.dense()[:samples].detach(), torch.finfo(z.dtype).eps
     finite = torch.isfinite(matrix).flatten(1).all(1)
     size = torch.maximum(z.abs(), start.abs())
-    units = torch.where(size > 0, size, _size(z, start))
+    units = torch.maximum(size, eps**0.5 * _size(z, start))
     matrix, L, R = _even(torch.where(finite[:, None, None], matrix, 0), units.to(matrix))
     left, values, _ = torch.linalg.svd(matrix)
     null = (values <= eps**0.75 * values[:, :1]) & (values[:, :1] > 0) & finite.unsqueeze(1)
@@ -188,8 +188,8 @@ def _elsewhere(z: Tensor, size: Tensor, k: int) -> Tensor:
 
 
 def _even(matrix: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``L J R``, ``L`` and ``R``, the largest of every row and column near one; rows of rounding are zero, and so are columns
-    of which no row would see more than rounding, were all unknowns as large as they are, or were."""
+    """``L J R``, ``L`` and ``R``, the largest of every row and column near one; rows of rounding are zero, and so are
+    columns of which no row would see more than rounding, were all unknowns as large as they are, or were."""
     size = matrix.abs() * units.unsqueeze(1)
     most = size.amax(2, keepdim=True)
     seen = (size / torch.where(most > 0, most, 1)).amax(1, keepdim=True)

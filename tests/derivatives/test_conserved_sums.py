@@ -175,7 +175,7 @@ def test_who_is_left_of_an_epidemic_depends_on_the_way(mode: Any) -> None:
         z0 = torch.tensor([0.999, 0.001, 0.0], dtype=D)
         return ik.fixed_point(lambda z, k: z + 0.3 * flow(z, k), z0, (k,)).value
 
-    with pytest.raises(ik.ConvergenceError, match="one of many beside each other.*InitialValue"):
+    with pytest.raises(ik.ConvergenceError, match=r"one of many beside each other.*InitialValue"):
         mode(left)(torch.tensor([2.0, 1.0], dtype=D))
 
 
