@@ -298,6 +298,28 @@ def test_one_bad_sample_does_not_spoil_its_batch(stiff: bool) -> None:
         ik.solve(problem, y0, batch_dims=1)
 
 
+def test_a_sample_that_ends_under_vmap() -> None:
+    """Refused in words about times that cannot be mapped over; then a variation of it was followed for ever."""
+    problem = ik.InitialValue(lambda t, y, p: p * y * y, T[::2])
+
+    def last(p: Tensor) -> tuple[Tensor, Tensor]:
+        return (ik.solve(problem, torch.ones_like(p), (p,), on_failure="ignore").value[-1],) * 2
+
+    slope, value = torch.func.vmap(torch.func.jacrev(last, has_aux=True))(double(0.5, 2, 0.1)[:, None])
+    torch.testing.assert_close(value.ravel(), double(2, torch.nan, 1 / 0.9), equal_nan=True, rtol=1e-5, atol=0)
+    torch.testing.assert_close(slope.ravel()[::2], double(4, 1 / 0.81), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_what_begins_to_move_at_a_kink(power: int) -> None:
+    """From rest at zero its error is as large as itself, however short the step: no trajectory was found."""
+    p = double(1.0).requires_grad_()
+    t = double(0.0, 0.5, 2.0)
+    y = ik.solve(ik.InitialValue(lambda t, y, p: (t - p).relu() ** power, t), double(0.0), (p,)).value[:, 0]
+    torch.testing.assert_close(y.detach(), double(0, 0, 1 / (1 + power)), rtol=1e-6, atol=0)
+    torch.testing.assert_close(torch.autograd.grad(y[-1], p)[0], double(-1.0), rtol=1e-5, atol=0)
+
+
 def test_a_sample_that_ends_before_others_are_stiff() -> None:
     def rhs(t: Tensor, y: Tensor) -> Tensor:
         return torch.stack((y[:, 0] ** 2, -1e4 * (y[:, 1] - 1)), 1)

@@ -30,7 +30,7 @@ from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.trajectory.accuracy_remarks import APART, tell_lost
 from implicitkit.problem.trajectory.collocation import radau
 from implicitkit.problem.trajectory.explicit_steps import Between, Followed
-from implicitkit.problem.trajectory.integrators import auto
+from implicitkit.problem.trajectory.integrators import auto, beside
 from implicitkit.problem.trajectory.steps_along_variations import FINEST, allowed, along, units_of
 from implicitkit.problem.trajectory.steps_as_matrices import Propagation, explicit_rule
 
@@ -120,11 +120,16 @@ def with_variation(
 def _anew(
     integrate: Callable[..., Followed], along: Variation, t: Tensor, y0: Tensor, found: Followed, accuracy: float
 ) -> Followed:
-    """The trajectory by the steps of itself and a variation."""
-    both, count = integrate(along.slope, t, along.begin(y0), accuracy), len(y0)
+    """The trajectory by the steps of itself and a variation, of samples that have not ended."""
+    lost, count = ~torch.isfinite(found.states[-1]).all(1), len(y0)
+    start = along.begin(torch.where(lost.unsqueeze(1), torch.nan, y0))
+    both = integrate(along.slope, t, start, accuracy)
     between = both.interpolant
     alone = None if between is None else lambda step, x: between(step, x)[:, :count]
-    return both._replace(states=both.states[:, :count], interpolant=alone, growth=found.growth)
+    states = both.states[:, :count]
+    if bool(compat.batches_in_front(lost)[0].any()):
+        states = beside(lost, found, both.edges, states, along.slope_of)
+    return both._replace(states=states, interpolant=alone, growth=found.growth)
 
 
 def turns_of(f: Slope, edges: Tensor, states: Tensor, units: Tensor) -> Tensor:
