@@ -354,7 +354,9 @@ def test_jumps_whose_time_moves_are_said(rhs: Any, at: str) -> None:
         torch.func.grad(lambda p: solve(p).sum())(p)
     jumps = " ".join(str(w.message) for w in said if "rhs jumps" in str(w.message))
     assert bool(jumps) == (at != "") and re.search(at, jumps), jumps
-    if rhs is _step:
+    if rhs is _step:  # at their ends nothing is said: an event's may be a little beyond
+        short = ik.InitialValue(_step, double(0.0, 1 + 1e-8))
+        torch.func.grad(lambda p: ik.solve(short, double(0.0), (p,)).value[-1].sum())(p)
         torch.testing.assert_close(torch.func.jacrev(_legs)(p), double(2.0, -2.0)[None], rtol=1e-6, atol=1e-6)
 
 
