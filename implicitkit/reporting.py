@@ -287,6 +287,12 @@ def _cause(record: Record, sample: int) -> str:
         )
     if size > 1e3:
         return f"{text}: is that a solution, or has z run away? ik.certify(solution) tells"
+    if record.system is not None and record.system.problem.kind.flow > 0:
+        return (
+            f"{text}: a double or otherwise singular solution, or one of many beside each other, of which the way from the "
+            "start chooses one (who is left of an epidemic). The derivative of that is the way's own: for a flow that of "
+            "ik.InitialValue(rhs, (0, T)) to a time at which it rests, for a map that of rule=ik.Unroll()"
+        )
     return (
         f"{text}: a double or otherwise singular solution, one of a whole curve of solutions, or an equation that does not "
         "depend on z; ik.certify(solution) tells how far a solution can be"

@@ -35,6 +35,15 @@ With ``L`` and ``R`` that make rows and columns of ``L J R`` of one size (:mod:`
 
 :mod:`~implicitkit.rule.constant_sums` solves with it.
 
+Where more is left than the sums tell (whoever an epidemic spares: ``F = 0`` wherever none is infected) the state that the
+flow comes to depends on all of the way, and ``J`` is singular beside ``C``, too.  Of what dies out something is left, as
+little as 1e-70, which makes it regular, and every ``dz`` that comes of it means nothing.  With Newton's correction ``d``
+such a ``dz`` would change by all of itself,
+
+    |e| >= 0.4 |dz| in units R,    (J + B) e = (J(z - d) - J(z)) dz,
+
+as at a double root (:mod:`implicitkit.rule.determinacy`): it is refused.
+
 A change of ``\theta`` that breaks a sum (one entry of a stochastic matrix) leaves no state at rest, and what comes out along
 it means nothing: that is said where there is such a parameter.
 
@@ -45,11 +54,12 @@ Source: Meyer (1975), SIAM Review 17(3), 443-464, for the group inverse of a Mar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import graph, seeded
+from implicitkit.foundation import autodiff, graph, seeded
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import Operator
 from implicitkit.rule.constant_sums import Held, solved
@@ -59,6 +69,7 @@ from implicitkit.solution import Record
 _POINTS = 3  # at which F is to keep the sums
 _ROUNDED, _NEARLY = 20.0, 10.0  # units of rounding; times what F leaves at rest, beside what it is elsewhere
 _AWAY = 0.3  # of each unknown, and of the mean one: how far away they are, at most
+_SLIGHT = 1e-3  # of a column: changes of the Jacobian on the way to the solution
 _SAID = (
     "sums that the flow conserves are not conserved where a parameter changes by itself: the derivative holds for changes "
     "of the parameters that keep them (a matrix whose rows still add up to one). If those are made outside of the "
@@ -75,7 +86,8 @@ def hold(record: Record, J: Operator, tolerance: float, quietly: bool) -> None:
         moves, broken = _depend(record, held, record.theta)
         if moves:
             way, *_ = solved(J, held, (z - start).unsqueeze(2).repeat(J.batch // len(z), 1, 1), transposed=False)
-            held = Held(held.space, held.Q, way[: len(z)].squeeze(2).nan_to_num(0, 0, 0))
+            held = replace(held, way=way[: len(z)].squeeze(2).nan_to_num(0, 0, 0))
+        held = replace(held, change=_change(record, held, J, z))
         if broken and not quietly:
             warn(_SAID, DegenerateWarning)
     record.held = held
@@ -90,11 +102,13 @@ def sums(J: Operator, record: Record, z: Tensor, start: Tensor, tolerance: float
         J: ``dF/dz``, whose first blocks are those of the samples. record: of the solve. z: the solution, ``(samples, n)``.
         start: where the solve began. tolerance: of what adds up in a sum, by which the solver may have changed it.
     """
-    space = left_null_space(J, len(z)) if start.shape == z.shape else None
+    if start.shape != z.shape:
+        return None
+    size, eps = torch.maximum(z.abs(), start.abs()), torch.finfo(z.dtype).eps
+    space = left_null_space(J, torch.maximum(size, eps**0.5 * _size(z, start)))
     if space is None:
         return None
-    (U, L, R, *_), eps = space, torch.finfo(z.dtype).eps
-    size = torch.maximum(z.abs(), start.abs())
+    U, L, R, *_ = space
     off, terms = _added(U * L.unsqueeze(2), z - start), _added((U * L.unsqueeze(2)).abs(), size)
     kept = (space.dimension > 0) & (off.abs() <= max(tolerance, eps**0.4) * terms).all(1)
     size = _size(z, start)
@@ -116,6 +130,21 @@ def sums(J: Operator, record: Record, z: Tensor, start: Tensor, tolerance: float
     kept = (kept & (alive.sum(1) == space.dimension))[:, None, None]
     Q, V = P @ torch.where(alive.unsqueeze(2), Q, 0), None if space.V is None else space.V * kept
     return Held(space._replace(U=U * kept, V=V), Q * kept) if bool(kept.any()) else None
+
+
+def _change(record: Record, held: Held, J: Operator, z: Tensor) -> Tensor | None:
+    """``J(z - d) - J(z)``, zero of samples that hold nothing; ``None`` where it is slight, or not asked: of sparse ones."""
+    if held.space.V is not None:
+        return None
+    residual = lambda y: record.system.residual(y, *record.theta)  # noqa: E731
+    with torch.no_grad():
+        F = residual(z).unsqueeze(2)
+    matrix = J.dense()[: len(z)].detach()
+    d = solved(J, held, F.repeat(J.batch // len(z), 1, 1), transposed=False)[0][: len(z)].squeeze(2).to(z)
+    change = autodiff.jacobian(residual, z - d).detach().to(matrix) - matrix
+    change = torch.where(held.which[:, None, None], change, 0).nan_to_num(0, 0, 0)
+    each, size = (held.space.L.unsqueeze(2) * M.abs() for M in (change, matrix))
+    return None if bool((each <= _SLIGHT * size.amax(1, keepdim=True)).all()) else change
 
 
 def _added(C: Tensor, v: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.rule.null_spaces import NullSpace
 
+BY_THE_WAY = "what the flow conserves does not tell this state from others beside it: the way there decides"
+_OWN_CHANGE = 0.4  # of a derivative, by the change of the Jacobian on the way to the solution
 _OTHER = 1e-2  # of a vector, by which another one differs
 _REFINED = 2  # times sparse factors are asked, the second one for what the first has left
 
@@ -43,11 +45,13 @@ class Held:
     Attributes:
         space: the null spaces, zero where nothing is conserved. Q: ``(samples, k, n)``.
         way: ``w``, ``J w = z - z_0``, ``(samples, n)``, where the sums depend on ``theta``.
+        change: ``J(z - d) - J(z)``, ``(samples, n, n)``, where it is more than slight.
     """
 
     space: NullSpace
     Q: Tensor
     way: Tensor | None = None
+    change: Tensor | None = None
 
     @property
     def samples(self) -> int:
@@ -93,20 +97,28 @@ def is_ambiguous(A: Operator, solve: Callable[[Tensor], Tensor]) -> bool:
 
 
 def at_constant_sums(A: Operator, b: Tensor, found: LinearSolution, held: Held, transposed: bool) -> LinearSolution:
-    """``found``, and where sums are ``held`` the ``x`` with ``(A + B) x = b``.
+    """``found``, and where sums are ``held`` the ``x`` with ``(A + B) x = b``, unless the way decides.
 
     Args:
         A: ``J`` of every sample or, ``transposed``, its transpose. b: right-hand sides, the blocks running fastest,
             ``(k batch, n)``.
     """
     asked = torch.isfinite(b).all(1) & held.which.repeat(len(b) // held.samples)
-    columns = b.view(-1, A.batch, b.shape[1]).permute(1, 2, 0)
-    x, good, off = solved(A, held, columns, transposed)
+    x, good, off = solved(A, held, b.view(-1, A.batch, b.shape[1]).permute(1, 2, 0), transposed)
+    by_the_way = torch.zeros_like(asked)
+    if held.change is not None:
+        many, right = A.batch // held.samples, held.space.L if transposed else held.space.R
+        change = (held.change.mT if transposed else held.change).to(x).repeat(many, 1, 1)
+        scaled = (v / right.repeat(many, 1).unsqueeze(2) for v in (solved(A, held, change @ x, transposed)[0], x))
+        e, size = (torch.linalg.vector_norm(v, dim=1).T.reshape(len(b)) for v in scaled)
+        by_the_way = asked & (size > 0) & ~(e < _OWN_CHANGE * size)
     x, good, off = x.permute(2, 0, 1).reshape(b.shape).to(b), good.T.reshape(len(b)), off.T.reshape(len(b))
     taken = asked & good & x.isfinite().all(1)
     x = torch.where(taken.unsqueeze(1), x, found.x)
     norm = torch.where(taken, off.to(found.residual_norm), found.residual_norm)
-    return found._replace(x=x, residual_norm=norm, converged=found.converged | taken)
+    if bool(by_the_way.any()):
+        found = found._replace(reason=BY_THE_WAY)
+    return found._replace(x=x, residual_norm=norm, converged=(found.converged | taken) & ~by_the_way)
 
 
 def unsolved(b: Tensor) -> LinearSolution:
@@ -124,7 +136,10 @@ def solved(A: Operator, held: Held, b: Tensor, transposed: bool) -> tuple[Tensor
     left, right = (R, L) if transposed else (L, R)
     if here.space.V is None:
         matrix = A.dense().detach()
-        b, matrix = b.to(matrix), matrix + here.product(torch.eye(A.size).to(matrix), transposed)
+        b, matrix = (
+            b.to(matrix),
+            matrix + here.product(torch.eye(A.size, dtype=matrix.dtype, device=matrix.device), transposed),
+        )
         y, failed = torch.linalg.solve_ex(left.unsqueeze(2) * matrix * right.unsqueeze(1), left.unsqueeze(2) * b)
         x, ok = right.unsqueeze(2) * y, failed == 0
         off = matrix @ x - b

@@ -61,23 +61,26 @@ class NullSpace(NamedTuple):
         return NullSpace(U, of_rows, of_columns, self.size.repeat(times, 1, 1), V)
 
 
-def left_null_space(J: Operator, samples: int) -> NullSpace | None:
-    """Of the first ``samples`` blocks of ``J``; ``None`` where they are regular, or neither small nor sparse."""
+def left_null_space(J: Operator, units: Tensor) -> NullSpace | None:
+    """Null spaces of the first blocks of ``J``, as many as there are samples; ``None`` where these are regular, or neither
+    small nor sparse.  ``units``: how large each unknown is, or was, ``(samples, n)``, which tells dense ones what is
+    rounding."""
+    samples = len(units)
     with torch.no_grad():
         blocks = J.sparse() if J.size >= SMALLEST else None
         if blocks is not None:
-            blocks = blocks if blocks.batch == samples else blocks.some(torch.arange(samples))
+            blocks = blocks if blocks.batch == samples else blocks.some(torch.arange(samples, device="cpu"))
             found = _of_sparse(blocks, torch.finfo(J.like.dtype).eps)
             if found is not None:
                 return found
         small = J.size <= _DENSE and J.batch * J.size**2 <= _NUMBERS
-        return _of_dense(J.dense()[:samples].detach()) if small else None
+        return _of_dense(J.dense()[:samples].detach(), units) if small else None
 
 
-def _of_dense(matrix: Tensor) -> NullSpace | None:
+def _of_dense(matrix: Tensor, units: Tensor) -> NullSpace | None:
     eps = torch.finfo(matrix.dtype).eps
     finite = torch.isfinite(matrix).flatten(1).all(1)
-    matrix, L, R = _even(torch.where(finite[:, None, None], matrix, 0))
+    matrix, L, R = _even(torch.where(finite[:, None, None], matrix, 0), units.to(matrix))
     left, values, _ = torch.linalg.svd(matrix)
     null = (values <= eps**0.75 * values[:, :1]) & (values[:, :1] > 0) & finite.unsqueeze(1)
     most = int(null.sum(1).max())
@@ -87,11 +90,16 @@ def _of_dense(matrix: Tensor) -> NullSpace | None:
     return NullSpace(U, L, R, values[:, :1, None])
 
 
-def _even(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``L J R``, ``L`` and ``R``, the largest of every row and column near one; rows of rounding are zero."""
+def _even(matrix: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``L J R``, ``L`` and ``R``, the largest of every row and column near one; rows of rounding are zero, and so are
+    columns of which no row would see more than rounding, were all unknowns as large as they are, or were."""
+    size, eps = matrix.abs() * units.unsqueeze(1), torch.finfo(matrix.dtype).eps
+    most = size.amax(2, keepdim=True)
+    seen = (size / torch.where(most > 0, most, 1)).amax(1, keepdim=True)
+    matrix = torch.where(seen > _ROUNDED * eps, matrix, 0)
     size = matrix.abs()
     most, each = size.amax((1, 2)), size.amax(2)
-    matrix = torch.where((each > _ROUNDED * torch.finfo(size.dtype).eps * most.unsqueeze(1)).unsqueeze(2), matrix, 0)
+    matrix = torch.where((each > _ROUNDED * eps * most.unsqueeze(1)).unsqueeze(2), matrix, 0)
     size = matrix.abs()
     L, R = _evened(
         lambda R: (size * R.unsqueeze(1)).amax(2), lambda L: (size * L.unsqueeze(2)).amax(1), torch.ones_like(each)

@@ -27,7 +27,7 @@ from implicitkit.linear.iterative.preconditioners import preconditioner
 from implicitkit.reporting import failed_samples, linear_failure
 from implicitkit.rule.changed_function import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
 from implicitkit.rule.conserved import hold
-from implicitkit.rule.constant_sums import Held, at_constant_sums, is_ambiguous, is_suspect, unsolved
+from implicitkit.rule.constant_sums import BY_THE_WAY, Held, at_constant_sums, is_ambiguous, is_suspect, unsolved
 from implicitkit.rule.determinacy import warn_if_singular
 from implicitkit.rule.gauge import without_gauge
 from implicitkit.rule.hidden_dependence import warn_if_hidden
@@ -253,7 +253,7 @@ class Request:
             held = self._held(A.T if transposed else A) if asks else None
             if held is not None:
                 answer = at_constant_sums(A, b, answer, held, transposed)
-                whole = bool(answer.converged.all())
+                whole, gauges = bool(answer.converged.all()), gauges and answer.reason != BY_THE_WAY
             elif not whole and A.told_singular and A.formed is not None and not gauges:
                 A.told_singular = False
                 answer, whole = self._answer(A, b, transposed, limited)

@@ -60,6 +60,11 @@ _NOT_ASKED = (
 )
 _OTHERS = ("newton_cg",)  # for minima above their start ...
 _OTHERS_WITHIN = ("sqp", "filter_interior_point", "proximal_gradient")  # ... within bounds, sets and constraints
+_WRONG = (
+    (moved_by_projection, NO_PROJECTION),
+    (no_value_in_the_set, OUT_OF_DOMAIN),
+    (lower_in_other_units, UNITS_APART),
+)
 _WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the way out: where a point may be lower
 
 
@@ -162,11 +167,7 @@ def _look_down(f: Evaluations, z0: Tensor, outcome: Outcome) -> None:
         size, claims = f.problem.size, outcome.status == int(Status.CONVERGED)
         grown = balances_by_rounding(f.kernel, outcome.z, size, claims)
         outcome.status = torch.where(grown, int(Status.STALLED), outcome.status)
-        for look, said in (
-            (moved_by_projection, NO_PROJECTION),
-            (no_value_in_the_set, OUT_OF_DOMAIN),
-            (lower_in_other_units, UNITS_APART),
-        ):
+        for look, said in _WRONG:
             wrong = look(f, outcome.z, claims & ~grown)
             if bool(wrong.any()):
                 outcome.status, outcome.message = torch.where(wrong, int(Status.STALLED), outcome.status), said

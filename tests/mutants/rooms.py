@@ -672,7 +672,34 @@ MUTANTS = [
         ('_STAGES = {"DOP853": 5}', "_STAGES: dict[str, int] = {}"),
         ("or not bool(shown.any()) or bool(shown.all()):", "or True:"),
         ("torch.where(x == 0, begin, torch.lerp(", "torch.where(x < 0, begin, torch.lerp("),
-        ("torch.where(lost.unsqueeze(1), known.states, led.states)", "led.states"),
+        ("torch.where(lost.unsqueeze(1), known.states, states)", "states"),
+    ),
+    *mutants(
+        "implicitkit/problem/trajectory/switches.py",
+        "tests/problem/test_initial_value.py -k jumps_whose",
+        ("> _STEEP * jump)", "> 0)"),
+        ("jumps = (jump > _JUMP) & apart", "jumps = jump > _JUMP"),
+        ("torch.maximum(by_state, moved(t, y).abs())", "by_state"),
+    ),
+    *mutants(
+        "implicitkit/rule/constant_sums.py",
+        "tests/derivatives/test_conserved_sums.py -k 'on_the_way or used_up'",
+        ("by_the_way = asked & (size > 0)", "by_the_way = asked & (size < 0)"),
+    ),
+    *mutants(
+        "implicitkit/rule/null_spaces.py",
+        "tests/derivatives/test_conserved_sums.py -k 'on_the_way or used_up'",
+        ("torch.where(seen > _ROUNDED * eps, matrix, 0)", "matrix"),
+    ),
+    *mutants(
+        "implicitkit/problem/trajectory/explicit_steps.py",
+        "tests/problem/test_initial_value.py -k begins_to_move",
+        ("units = torch.where(self.units == 0, torch.fmax(units, later), units)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/problem/trajectory/steps_for_derivatives.py",
+        "tests/problem/test_initial_value.py -k across_a_kink",
+        ("if sharp and found.explicit", "if False and found.explicit"),
     ),
     *mutants(
         "implicitkit/solver/verdict/curvature.py",

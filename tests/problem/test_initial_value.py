@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -296,6 +297,77 @@ def test_one_bad_sample_does_not_spoil_its_batch(stiff: bool) -> None:
     torch.testing.assert_close(slopes[[0, 2], 0], (1 / (1 - 2 * y0[[0, 2], 0]) ** 2).detach(), rtol=1e-5, atol=0)
     with pytest.raises(ik.ConvergenceError, match=r"1 of 3 samples.*followed to t = (1|0\.[89]\d*) only"):
         ik.solve(problem, y0, batch_dims=1)
+
+
+def test_a_sample_that_ends_under_vmap() -> None:
+    """Refused in words about times that cannot be mapped over; then a variation of it was followed for ever."""
+    problem = ik.InitialValue(lambda t, y, p: p * y * y, T[::2])
+
+    def last(p: Tensor) -> tuple[Tensor, Tensor]:
+        return (ik.solve(problem, torch.ones_like(p), (p,), on_failure="ignore").value[-1],) * 2
+
+    slope, value = torch.func.vmap(torch.func.jacrev(last, has_aux=True))(double(0.5, 2, 0.1)[:, None])
+    torch.testing.assert_close(value.ravel(), double(2, torch.nan, 1 / 0.9), equal_nan=True, rtol=1e-5, atol=0)
+    torch.testing.assert_close(slope.ravel()[::2], double(4, 1 / 0.81), rtol=1e-4, atol=0)
+
+
+def test_derivatives_across_a_kink() -> None:
+    """``y' = -p max(y - 0.3, 0) - 0.1``: by the steps of the trajectory alone off by 0.03."""
+    problem = ik.InitialValue(lambda t, y, p: -p * (y - 0.3).relu() - 0.1, double(0.0, 2.0, 6.0))
+    p = double(1.0).requires_grad_()
+    found = torch.autograd.grad(ik.solve(problem, double(1.0), (p,)).value[-1, 0], p)[0]
+    left = ((0.7 * p + 0.1) / 0.1).log() / p  # when it meets the kink; from there y falls by 0.1
+    torch.testing.assert_close(found, torch.autograd.grad(0.1 * left, p)[0], rtol=1e-3, atol=0)
+
+
+def _legs(p: Tensor) -> Tensor:
+    """To the jump of ``_step``, and on from there."""
+    event = lambda t, y, p: (y - p[1])[0]  # noqa: E731
+    first = ik.solve(ik.InitialValue(_step, double(0.0, 5.0), event=event), double(0.0), (p,)).value
+    later = torch.stack([first["time"], torch.full_like(first["time"], 3.0)])
+    return ik.solve(ik.InitialValue(_step, later), first["state"] + 1e-12, (p,)).value[-1]
+
+
+def _step(t: Tensor, y: Tensor, p: Tensor) -> Tensor:
+    return torch.where(y < p[1], 1.0, p[0])
+
+
+@pytest.mark.parametrize(
+    ("rhs", "at"),
+    [
+        (_step, r"t = 1\.0|t = 0\.99"),
+        (lambda t, y, p: torch.where(t < p[1], 1.0, p[0]) + 0 * y, "t = 1,"),
+        (lambda t, y, p: torch.where(t < 1.3, p[0], p[1]) - y, ""),
+        (lambda t, y, p: -p[0] * torch.where(y == 0, 1.0, y.sin() / torch.where(y == 0, 1.0, y)), ""),
+        (lambda t, y, p: -p[0] * (500 * (y - 0.5).abs()).tanh() + p[1] * (t - 1).relu(), ""),
+    ],
+    ids=["state", "parameter", "time", "guard", "steep"],
+)
+def test_jumps_whose_time_moves_are_said(rhs: Any, at: str) -> None:
+    """Their derivatives lack how it does: those in ``p[1]`` were zero for -2, unsaid; an event has all of them."""
+    problem, p = ik.InitialValue(rhs, double(0.0, 3.0)), double(3.0, 1.0)
+    solve = lambda p: ik.solve(problem, double(0.0), (p,), on_failure="ignore").value[-1]  # noqa: E731
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", ik.ConvergenceWarning)
+        solve(p)
+        assert not [str(w.message) for w in said if "rhs jumps" in str(w.message)], "of values nothing is said"
+        torch.func.grad(lambda p: solve(p).sum())(p)
+    jumps = " ".join(str(w.message) for w in said if "rhs jumps" in str(w.message))
+    assert bool(jumps) == (at != "") and re.search(at, jumps), jumps
+    if rhs is _step:  # at their ends nothing is said: an event's may be a little beyond
+        short = ik.InitialValue(_step, double(0.0, 1 + 1e-8))
+        torch.func.grad(lambda p: ik.solve(short, double(0.0), (p,)).value[-1].sum())(p)
+        torch.testing.assert_close(torch.func.jacrev(_legs)(p), double(2.0, -2.0)[None], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_what_begins_to_move_at_a_kink(power: int) -> None:
+    """From rest at zero its error is as large as itself, however short the step: no trajectory was found."""
+    p = double(1.0).requires_grad_()
+    t = double(0.0, 0.5, 2.0)
+    y = ik.solve(ik.InitialValue(lambda t, y, p: (t - p).relu() ** power, t), double(0.0), (p,)).value[:, 0]
+    torch.testing.assert_close(y.detach(), double(0, 0, 1 / (1 + power)), rtol=1e-6, atol=0)
+    torch.testing.assert_close(torch.autograd.grad(y[-1], p)[0], double(-1.0), rtol=1e-5, atol=0)
 
 
 def test_a_sample_that_ends_before_others_are_stiff() -> None:

@@ -297,17 +297,20 @@ class March:
         units = self._units(torch.maximum(self.units, new.abs()))
         error = _along(torch.zeros_like(new), step, _ERROR, slopes)
         vectors = torch.stack((error, self.y, new, slopes[-1] - slopes[-2], new - before))
-        sizes = _size(vectors / (torch.where(units == 0, torch.inf, units) if self._some_zero else units))
-        ratio, moves = self._largest(sizes, step)
+        sizes, ratio, moves = self._measured(vectors, units, step)
         if not ratio <= 1:
             shorter = step * (0.1 if ratio != ratio or ratio == math.inf else max(0.2, 0.9 * ratio**-0.2))
             farthest = max(abs(float(self.now)), abs(float(self.now) + step))
             if abs(shorter) > 4 * torch.finfo(self.now.dtype).eps * farthest:
                 return shorter
             self._forced += 1
+            if self._some_zero:  # what leaves zero at a kink is as small as its error: in units of what it is to be
+                later = self.accuracy * (self.t[-1] - self.t[0]).abs() * slopes[-1].abs()
+                units = torch.where(self.units == 0, torch.fmax(units, later), units)
+                sizes, ratio, moves = self._measured(vectors, units, step)
             if ratio == math.inf or ratio != ratio or self._forced > _JUMPS:  # else a jump of f, which such steps cross
                 ratios = self._ratios(*sizes[:3])
-                if self._may_hand_over and not bool((self.lost | ~torch.isfinite(ratios)).all()):
+                if self._may_hand_over and self._is_any(~self.lost & torch.isfinite(ratios)):
                     self.cornered = True
                     return step
                 self.lost = self.lost | ~(ratios <= 1)
@@ -323,6 +326,11 @@ class March:
             return float(self.t[-1]) - float(self.now)
         grown = step * min(5.0, 0.9 * max(ratio, 1e-8) ** -0.2) if ratio <= 1 else step
         return grown if goal is None or abs(grown) > abs(h) else h
+
+    def _measured(self, vectors: Tensor, units: Tensor, step: float) -> tuple[Tensor, float, float]:
+        """The sizes of vectors in these units, and :meth:`_largest`."""
+        sizes = _size(vectors / (torch.where(units == 0, torch.inf, units) if self._some_zero else units))
+        return sizes, *self._largest(sizes, step)
 
     def _largest(self, sizes: Tensor, step: float) -> tuple[float, float]:
         """The largest error, in units of what is allowed, and ``h |lambda|`` of samples that are not lost, in one read."""

@@ -38,6 +38,7 @@ from implicitkit.problem.trajectory.given_steps import doubt_given
 from implicitkit.problem.trajectory.integrators import get_integrator
 from implicitkit.problem.trajectory.steps_for_derivatives import with_variation
 from implicitkit.problem.trajectory.steps_for_parameters import forcing_of, resolved
+from implicitkit.problem.trajectory.switches import Choices, warn_of_switches
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
 _LOOSER, _COMPARED = 30.0, 8  # times the accuracy of one that is compared with it, at so many times and the last
@@ -104,7 +105,8 @@ class InitialValue(Problem):
 
     Warns:
         ConvergenceWarning: the trajectory is not determined to two digits (chaos over a long time), a stiff one has too
-            many steps for its derivatives to be followed, or by steps or points that are given they are off by a hundredth.
+            many steps for its derivatives to be followed, or by steps or points that are given they are off by a hundredth;
+            ``rhs`` jumps at a time that the state or a parameter moves.  (At a kink second derivatives lack that, unsaid.)
 
     Raises:
         TypeError, ValueError: what is given does not fit.
@@ -167,12 +169,13 @@ class InitialValue(Problem):
             if doubted and len(y0):
                 with recording.unrecorded(), unasked():
                     forcing = forcing_of(self.rhs, layout, t.detach(), y0.detach(), args)
-            with values_only(layout.device.type):
+            with values_only(layout.device.type), Choices() as choices:
                 evaluate(slope, t[:1], y0.reshape(*layout.batch_shape, 1, layout.size))  # can it be mapped over points?
             coupling = self._coupling(layout, t, y0, args)
             jacobian = JacobianMatrix(self.rhs, known=coupling) if derived else None
             with values_only(layout.device.type):
-                begun = self._begin(layout, slope, t, y0, args, forcing, jacobian)
+                sharp = choices.seen and (forcing is not None or compat.tracked(y0, batched=False))
+                begun = self._begin(layout, slope, t, y0, args, forcing, jacobian, sharp)
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
@@ -226,8 +229,9 @@ class InitialValue(Problem):
         args: Any,
         forcing: Any,
         jacobian: JacobianMatrix | None,
+        sharp: bool,
     ) -> Start:
-        """The steps, a start near the solution, NaN where there is none."""
+        """The steps, a start near the solution, NaN where there is none; ``sharp``: derivatives may meet jumps and kinks."""
         t, y0, event, end, lookout, accuracy = t.detach(), y0.detach(), self.event, None, None, self._accurate(t)
         if event is not None:
             lookout = Lookout(lambda now, y: event(now, layout.unpack(y), *args))
@@ -240,13 +244,16 @@ class InitialValue(Problem):
                 found, lost = self._path(slope, t, y0)
         missed = lost and event is not None
         between = lambda found: self._between(layout, slope, found)  # noqa: E731
+        mapped = functools.partial(self._slopes, layout, slope)
         if not (self._given or missed) and len(y0):
-            f = slope, functools.partial(self._slopes, layout, slope)
-            found = with_variation(get_integrator(self.integrator), *f, between, t, y0, found, accuracy, jacobian)
+            integrate = get_integrator(self.integrator)
+            found = with_variation(integrate, slope, mapped, between, t, y0, found, accuracy, jacobian, sharp)
         if forcing is not None and not missed:
             stages = None if self._keeps(found) else self.stages or found.stages
             found = resolved(found, slope, forcing, between(found), stages, accuracy)
         edges, states = found.edges, found.states
+        if sharp and not missed and len(y0):
+            warn_of_switches(mapped, t, edges, states, forcing and (lambda t, y: forcing(t, y)[0][..., : layout.size]))
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else Mesh.of(t, edges, found.stiff)
         stages = self.stages or found.stages
         if len(states) != len(mesh.begin) + 1:  # no event

@@ -62,22 +62,26 @@ def _led_by_others(integrator: Integrator) -> Integrator:
         shown = compat.batches_in_front(lost)[0]
         if look is not None or not bool(shown.any()) or bool(shown.all()):
             return found
-        states = found.states
         try:
             led = integrator(f, t, torch.where(lost.unsqueeze(1), torch.nan, y0), accuracy)
         except ConvergenceError:
             return found
         if not torch.equal(compat.batches_in_front(~torch.isfinite(led.states[-1]).all(1))[0], shown):
             return found
-
-        def between(step: Tensor, x: Tensor) -> Tensor:
-            begin, x = states[step], x[:, None, None]
-            return torch.where(x == 0, begin, torch.lerp(begin, states[step + 1], x))
-
-        known = found._replace(explicit=False).on(led.edges, f, between)
-        return led._replace(states=torch.where(lost.unsqueeze(1), known.states, led.states))
+        return led._replace(states=beside(lost, found, led.edges, led.states, f))
 
     return follow
+
+
+def beside(lost: Tensor, found: Followed, edges: Tensor, states: Tensor, f: Slope) -> Tensor:
+    """The states at edges that others have taken, and of samples that are ``lost`` those that had been ``found``."""
+
+    def between(step: Tensor, x: Tensor) -> Tensor:
+        begin, x = found.states[step], x[:, None, None]
+        return torch.where(x == 0, begin, torch.lerp(begin, found.states[step + 1], x))
+
+    known = found._replace(explicit=False).on(edges, f, between)
+    return torch.where(lost.unsqueeze(1), known.states, states)
 
 
 def dormand_prince(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple[Tensor, Tensor]:

@@ -30,12 +30,13 @@ from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.trajectory.accuracy_remarks import APART, tell_lost
 from implicitkit.problem.trajectory.collocation import radau
 from implicitkit.problem.trajectory.explicit_steps import Between, Followed
-from implicitkit.problem.trajectory.integrators import auto
+from implicitkit.problem.trajectory.integrators import auto, beside
 from implicitkit.problem.trajectory.steps_along_variations import FINEST, allowed, along, units_of
 from implicitkit.problem.trajectory.steps_as_matrices import Propagation, explicit_rule
 
 _LONGEST = 32  # steps, of which it is asked whether derivatives are followed in them
 _ORDER, _CONSTANT = 6, 3600.0  # |R(z) - e^z| = |z|^6 / 3600, for Radau's three points half of that
+_KINKED = 1e-3  # of derivatives, is what a kink on the way may make of them
 _EXPLICIT = 30.0  # times the implicit steps, is |df/dy| of the time: these are taken
 
 Slope = Callable[[Tensor, Tensor], Tensor]
@@ -77,26 +78,29 @@ def with_variation(
     found: Followed,
     accuracy: float,
     jacobian: JacobianMatrix | None,
+    sharp: bool,
 ) -> Followed:
     """What has been found or, where derivatives need other steps, the trajectory by these.
 
     Args:
         integrate: an integrator (:mod:`~implicitkit.problem.trajectory.integrators`). slope: of a time and ``(batch, n)``.
             mapped: of times ``(P,)`` and states ``(P, batch, n)``. between: the states between the edges of what was found.
-            jacobian: of ``mapped``; ``None``: nobody asks for derivatives.
+            jacobian: of ``mapped``; ``None``: nobody asks for derivatives. sharp: there may be kinks, that these meet.
     """
     edges, states = found.edges, found.states
     if not bool(compat.batches_in_front(torch.isfinite(states[-1]).all(-1))[0].any()):  # all samples are lost
         return found
     units, fine, stiff, known = units_of(states), max(accuracy, FINEST), found.stiff, between(found)
     turns = turns_of(mapped, edges, states, units)
-    if not stiff and not float((turns**_ORDER).sum(0).max()) / _CONSTANT > allowed(accuracy):
-        return found
     rules, asked = (explicit_rule(edges), radau(found.stages, edges.dtype, edges.device)), torch.isin(edges[1:], t)
-    explicit, implicit = (
-        Propagation(mapped, known, edges, rule, asked, units, fine, allowed(accuracy)) for rule in rules
-    )
-    if (explicit if found.explicit else implicit).fits(len(edges)) and not compat.batches_in_front(states)[1]:
+    steps, wide = (mapped, known, edges), compat.batches_in_front(states)[1]
+    if not stiff and not float((turns**_ORDER).sum(0).max()) / _CONSTANT > allowed(accuracy):
+        across = Propagation(*steps, rules[0], asked, units, max(fine, _KINKED / 10), _KINKED)
+        if sharp and found.explicit and not wide and across.fits(len(edges)) and across.halved[1]:
+            return found.on(across.halved[0], slope, known)
+        return found
+    explicit, implicit = (Propagation(*steps, rule, asked, units, fine, allowed(accuracy)) for rule in rules)
+    if (explicit if found.explicit else implicit).fits(len(edges)) and not wide:
         many = float(turns.sum(0).max()) / _EXPLICIT if integrate is auto else 0.0
         stiff = stiff or (many > len(edges) and many > len(implicit.halved[0]))
         if found.explicit and not stiff and explicit.halved[1]:
@@ -120,11 +124,16 @@ def with_variation(
 def _anew(
     integrate: Callable[..., Followed], along: Variation, t: Tensor, y0: Tensor, found: Followed, accuracy: float
 ) -> Followed:
-    """The trajectory by the steps of itself and a variation."""
-    both, count = integrate(along.slope, t, along.begin(y0), accuracy), len(y0)
+    """The trajectory by the steps of itself and a variation, of samples that have not ended."""
+    lost, count = ~torch.isfinite(found.states[-1]).all(1), len(y0)
+    start = along.begin(torch.where(lost.unsqueeze(1), torch.nan, y0))
+    both = integrate(along.slope, t, start, accuracy)
     between = both.interpolant
     alone = None if between is None else lambda step, x: between(step, x)[:, :count]
-    return both._replace(states=both.states[:, :count], interpolant=alone, growth=found.growth)
+    states = both.states[:, :count]
+    if bool(compat.batches_in_front(lost)[0].any()):
+        states = beside(lost, found, both.edges, states, along.slope_of)
+    return both._replace(states=states, interpolant=alone, growth=found.growth)
 
 
 def turns_of(f: Slope, edges: Tensor, states: Tensor, units: Tensor) -> Tensor:

@@ -1,0 +1,100 @@
+r"""Right-hand sides that jump or have a kink, and what derivatives lack there.
+
+Where ``f`` jumps on a surface ``s(t, y, \theta) = 0`` that the trajectory crosses, its derivatives jump, too: the time of
+crossing moves (Hiskens & Pai 2000, IEEE Trans. Circuits Syst. I 47(2), 204-220),
+
+    y_\theta^+ = y_\theta^- - (f^+ - f^-) dT/d\theta,
+
+and no derivative of ``f`` has any of it.  Where ``s`` depends on the time alone ``dT/d\theta`` is zero.  A kink makes no
+jump in first derivatives, but a step across it is as accurate for them as one of order one.
+
+Only a function that compares, chooses or clamps has either, which is seen while it is called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from implicitkit.foundation import compat, seeded
+from implicitkit.foundation.errors import ConvergenceWarning, warn
+from implicitkit.problem.trajectory.steps_along_variations import units_of
+
+Slope = Callable[[Tensor, Tensor], Tensor]
+
+_CHOOSING = re.compile(  # names of operations, whether of torch or of a tensor, in place or not
+    "(_*)(abs|absolute|am(ax|in)|ceil|clamp(_max|_min)?|clip|cum(max|min)|eq|floor(_divide)?|f(max|min|mod)|frac|g[et]"
+    "|greater(_equal)?|hard.*|heaviside|kthvalue|l[et]|leaky_relu|less(_equal)?|masked_fill|max(imum)?|median|min(imum)?|ne"
+    "|r?p?relu6?|remainder|round|sgn|sign|softshrink|sort|threshold|topk|trunc|where)(_*)"
+)
+_PARTS, _BISECTED = 4, 24  # of a step; times, each of these
+_JUMP = 1e-3  # of the largest slope
+_NEAR = 1e-6  # of the whole time
+_STEEP = 1e3  # times what jumps, is a difference across the jump, beside its step
+
+
+class Choices(TorchFunctionMode):
+    """While it lasts, ``seen`` becomes true where an operation compares, chooses or clamps."""
+
+    seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or bool(_CHOOSING.fullmatch(getattr(func, "__name__", "")))
+        return func(*args, **(kwargs or {}))
+
+
+def warn_of_switches(
+    f: Slope, asked: Tensor, edges: Tensor, states: Tensor, moved: Callable[[Tensor, Tensor], Tensor] | None
+) -> None:
+    """Warn where ``f`` jumps on the way, at a time that the state or a parameter decides.
+
+    Args:
+        f: of times ``(P,)`` and states ``(P, batch, n)``. asked: times, at which jumps are where they should be. edges: of
+            the steps, ``(N + 1,)``. states: there, ``(N + 1, batch, n)``. moved: central differences of ``f`` along the
+            parameters.
+    """
+    if compat.batches_in_front(states)[1] or not bool(torch.isfinite(states).any()):
+        return
+    x = torch.arange(_PARTS, device=edges.device, dtype=edges.dtype)[:, None] / _PARTS
+    times = torch.cat(((edges[:-1] + x * edges.diff()).T.flatten(), edges[-1:]))
+    x = x[..., None, None]
+    path = torch.cat(((states[:-1] + x * states.diff(dim=0)).transpose(0, 1).flatten(0, 1), states[-1:]))
+    slopes = f(times, path).nan_to_num(0, 0, 0)
+    size = slopes.abs().amax(0).clamp_min(torch.finfo(slopes.dtype).tiny)
+    change = lambda low, high: ((high - low).abs() / size).amax((1, 2))  # noqa: E731
+    (t, y, low), (after, z, high) = ([v[i : len(times) - 1 + i] for v in (times, path, slopes)] for i in (0, 1))
+    for _ in range(_BISECTED):
+        which = change(low, high) > _JUMP
+        t, y, low, after, z, high = (v[which] for v in (t, y, low, after, z, high))
+        if not len(t):
+            return
+        middle, between = (t + after) / 2, (y + z) / 2
+        there = f(middle, between).nan_to_num(0, 0, 0)
+        later = change(there, high) > change(low, there)
+        wide = later[:, None, None]
+        t, after = torch.where(later, middle, t), torch.where(later, after, middle)
+        y, z = torch.where(wide, between, y), torch.where(wide, z, between)
+        low, high = torch.where(wide, there, low), torch.where(wide, high, there)
+    jump = change(low, high)
+    apart = (t[:, None] - asked).abs().amin(1) > _NEAR * (edges[-1] - edges[0]).abs()
+    jumps = (jump > _JUMP) & apart
+    if not bool(jumps.any()):
+        return
+    step = torch.finfo(states.dtype).eps ** (1 / 3)
+    way = step * units_of(states) * seeded.normal(states.shape[2], seed=3).to(states)
+    by_state = (f(t, y + way) - f(t, y - way)).abs() / (2 * step)
+    decides = by_state if moved is None else torch.maximum(by_state, moved(t, y).abs())
+    jumps = jumps & ((decides.nan_to_num(0, 0, 0) / size).amax((1, 2)) > _STEEP * jump)
+    if bool(jumps.any()):
+        at = ", ".join(f"{float(time):.6g}" for time in t[jumps][:4]) + (", ..." if int(jumps.sum()) > 4 else "")
+        warn(
+            f"InitialValue: rhs jumps at t = {at}, and when it does the state or a parameter decides: derivatives lack how "
+            "that time moves, and may be off by all of their size. End the trajectory there (event=) and begin another from "
+            "its end, or replace the jump by something steep (torch.sigmoid)",
+            ConvergenceWarning,
+        )
