@@ -87,12 +87,10 @@ class Operator:
         weight: numbers that one product touches beside the state (parameters), for judging what a matrix costs.
         graph: says what one product goes through, nodes and numbers, as
             :func:`~implicitkit.foundation.graph_size.size_of_graph` counts them; ``None`` where that is not known.
-        nodes: says the nodes of the graph that products go through; ``None`` where there is no such graph.
-        read: says what matrices one product multiplies by (:class:`~implicitkit.foundation.graph_size.Matrices`), none where
-            that is not known.
+        nodes: says the nodes of the graph that products go through, if there is one.
+        read: says what matrices one product multiplies by (:class:`~implicitkit.foundation.graph_size.Matrices`), if known.
         own: says whether each sample is known to be multiplied by a matrix of its own.
-        preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
-            (:mod:`implicitkit.linear.iterative.preconditioners`); not part of what ``A`` is.
+        preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``; no part of ``A``.
         near: the same, as the problem knows it: worth a trial; ``exact``: it is the inverse.
         wants_factors: the problem knows that Krylov methods would take more products than factors cost.
         definite: Krylov vectors have said that ``A`` (or one like it) is symmetric and definite; not part of what ``A`` is.
@@ -100,6 +98,7 @@ class Operator:
         matrix: the blocks, once :meth:`dense` has formed them.
         formed_dense: is told the blocks once they are formed.
         exact: the dense matrices of ``A`` itself with their factors, once a direct method has made them.
+        even: what was solved in its place, with rows and columns of like size.  singular: factors have found a block so.
         selects: makes the operator of some of the samples (:meth:`select`); ``None`` where they cannot be told apart.
         step: products with ``J`` and its transposed, of ``A = J - I``, where those with ``A`` are made of them.
         told_singular: whoever asks for a solution wants to be told at once that sparse factors found the matrix singular.
@@ -109,9 +108,9 @@ class Operator:
 
     # fmt: off
     __slots__ = (
-        "_alike", "_dense", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "exact", "fixed_point", "formed_dense",
-        "graph", "known", "like", "matrix", "near", "nodes", "own", "preconditioner", "price", "read", "selects", "size",
-        "step", "structure", "symmetric", "told_singular", "wants_factors", "weight",
+        "_alike", "_dense", "_mv", "_rmv", "_sparse", "asked", "batch", "definite", "even", "exact", "fixed_point",
+        "formed_dense", "graph", "known", "like", "matrix", "near", "nodes", "own", "preconditioner", "price",
+        "read", "selects", "singular", "size", "step", "structure", "symmetric", "told_singular", "wants_factors", "weight",
     )
     # fmt: on
 
@@ -132,6 +131,7 @@ class Operator:
         self._mv, self._rmv, self._dense, self._sparse = mv, rmv, dense, sparse
         self.known: Any = None
         self.exact: Any = None
+        self.even: Operator | None = None
         self.preconditioner: Any = None
         self.near: Any = None
         self.wants_factors = False
@@ -149,7 +149,7 @@ class Operator:
         self.matrix: Tensor | None = None
         self._alike: bool | None = None
         self.asked = structure is not None
-        self.told_singular = self.definite = False
+        self.told_singular = self.definite = self.singular = False
 
     def mv(self, v: Tensor) -> Tensor:
         """``A v``, block by block, ``(batch, n)``, differentiable with respect to ``v``."""

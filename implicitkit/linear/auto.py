@@ -246,7 +246,9 @@ class _InTurn:
         if blocks is None:
             return False
         found = solve_with(blocks, self.A, self.progress.open_part(), **self.limits)
-        return self.progress.add(found).done or (self.A.told_singular and self.progress.singular)
+        done = self.progress.add(found).done
+        self.A.singular = self.A.singular or self.progress.singular
+        return done or (self.A.told_singular and self.progress.singular)
 
     def _dense(self) -> bool:
         if not (self.cheap or self.dear):

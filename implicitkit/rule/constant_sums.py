@@ -34,6 +34,7 @@ from implicitkit.rule.null_spaces import NullSpace
 
 BY_THE_WAY = "what the flow conserves does not tell this state from others beside it: the way there decides"
 _OWN_CHANGE = 0.4  # of a derivative, by the change of the Jacobian on the way to the solution
+_PIVOT = 0.6  # power of rounding, beside the largest one, that one of a singular matrix in units of its own may reach
 _OTHER = 1e-2  # of a vector, by which another one differs
 _REFINED = 2  # times sparse factors are asked, the second one for what the first has left
 
@@ -76,20 +77,22 @@ class Held:
 
 
 def is_suspect(A: Operator) -> bool:
-    """Do dense factors of ``A`` have a pivot that may be rounding, so that it is regular by chance?"""
-    if not isinstance(A.exact, DenseBlocks) or not A.size:
-        return False
+    """Is ``A`` singular, or do dense factors of it have a pivot that may be rounding, so that it is regular by chance?"""
+    A = A.even or A
+    if A.singular or not isinstance(A.exact, DenseBlocks) or not A.size:
+        return A.singular
     smallest, largest = A.exact.factor.lu.diagonal(dim1=1, dim2=2).abs().aminmax(dim=1)
-    return bool((smallest <= torch.finfo(smallest.dtype).eps ** 0.75 * largest).any())
+    return bool((smallest <= torch.finfo(smallest.dtype).eps ** _PIVOT * largest).any())
 
 
 def is_ambiguous(A: Operator, solve: Callable[[Tensor], Tensor]) -> bool:
     """Does ``A y`` of a random ``y`` lead to another vector, where ``solve`` makes Krylov vectors with factors of a matrix
     near ``A``?  They converge where ``A`` is singular, too, if the right-hand side allows it, to any of the solutions;
     without such factors to the one of constant sums, since all vectors are then in the range of ``A``."""
-    if A.known is None and A.near is None and A.preconditioner is None:
+    own = A.even or A
+    if own.known is None and own.near is None and own.preconditioner is None:
         return False
-    if A.exact is not None or (A.formed is not None and A.formed.regular):
+    if own.exact is not None or (own.formed is not None and own.formed.regular):
         return False
     y = seeded.normal(A.batch, A.size, seed=0x73).to(A.like)
     off, size = (torch.linalg.vector_norm(t, dim=1) for t in (solve(A.mv(y)) - y, y))

@@ -51,7 +51,7 @@ class NullSpace(NamedTuple):
 
     @property
     def dimension(self) -> Tensor:
-        """Of every sample, ``(samples,)``."""
+        """The dimension of every sample's, ``(samples,)``."""
         return self.U.any(1).sum(1)
 
     def repeated(self, times: int) -> NullSpace:
@@ -122,8 +122,8 @@ def _evened(of_rows: Any, of_columns: Any, ones: Tensor) -> tuple[Tensor, Tensor
 
 
 def _of_sparse(blocks: Any, eps: float) -> NullSpace | None:
-    """Of sparse blocks (:class:`~implicitkit.linear.factors.sparse_blocks.SparseBlocks`, or with a border), whose entries
-    have been rounded to ``eps``."""
+    """Null spaces of sparse blocks (:class:`~implicitkit.linear.factors.sparse_blocks.SparseBlocks`, or with a border),
+    whose entries have been rounded to ``eps``."""
     ones = torch.ones_like(blocks.diagonal)
     L, R = _evened(blocks.size, blocks.T.size, ones)
     near = blocks.shifted(-(eps**_SHIFT) / (L * R), ones[:, 0])

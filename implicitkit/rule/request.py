@@ -351,6 +351,7 @@ class Request:
         with full_precision(b.device.type):
             scales = solver.exact and not solver.has_units and not getattr(A.near, "exact", False)
             even = equilibrated(A, b, self.record.outcome.z, transposed) if scales else None
+            A.even = None if even is None else even.A
             if even is not None:
                 found = answer(solver, even.A, b * even.left, limited)
                 if bool(found.converged.all()):

@@ -31,6 +31,7 @@ from implicitkit.solver.polyalgorithm import Polyalgorithm
 from implicitkit.solver.root.along_the_flow import rest_of_flow
 from implicitkit.solver.starts_without_slope import beside, is_lowest
 from implicitkit.solver.subset import subset
+from implicitkit.solver.verdict.alone import is_alone
 from implicitkit.solver.verdict.curvature import downhill
 from implicitkit.solver.verdict.differences import in_working_precision
 from implicitkit.solver.verdict.higher_than_start import RISEN, Start
@@ -44,7 +45,6 @@ _SPECTRUM = 256  # unknowns up to which it is asked whether a flow leaves the st
 _FAR = 1e6  # times the start, or 1
 _CLOSELY, _EXACTLY = 55, 1000  # steps in which a flow is followed that has left a state, or drifts into a family
 _ENDING = 30  # steps from where it was followed to
-_ASIDE = 0.1  # of the way that a solve has come, to other states of a family
 _ESCAPES = 3  # from stationary points that are no minima
 _NO_SLOPE = (
     "The function has a value at z0, but no finite derivative there, nor close by: that of sqrt, of a power or of a norm "
@@ -376,7 +376,7 @@ def _follow_exactly(f: Evaluations, z0: Tensor, options: Options, outcome: Outco
     left = torch.where(S == 0, (U.mT @ way.unsqueeze(2)).squeeze(2).abs(), 0).amax(1)  # of sums that the flow keeps
     adrift = neutral & ((moved > eps**0.25 * least) | (left > eps**0.25 * torch.linalg.vector_norm(way, dim=1)))
     if bool(adrift.any()):
-        adrift = adrift & ~_is_alone(probe, outcome.z, outcome.z - z0, (U, S, Vh), eps**0.5 * least)
+        adrift = adrift & ~is_alone(probe, outcome.z, outcome.z - z0, (U, S, Vh), eps**0.5 * least)
     if not bool(adrift.any()):
         return
     there, rests = rest_of_flow(f, z0, adrift, 1e-6, _EXACTLY)
@@ -386,18 +386,3 @@ def _follow_exactly(f: Evaluations, z0: Tensor, options: Options, outcome: Outco
             "A state of a family at rest: which of them the flow comes to is a matter of the path, which was followed by "
             "long steps; solver='integrate' takes shorter ones"
         )
-
-
-def _is_alone(f: Evaluations, z: Tensor, way: Tensor, factors: tuple[Tensor, Tensor, Tensor], least: Tensor) -> Tensor:
-    """Which states ``z`` with a singular ``J = U S V'`` belong to no family, as zero of ``dx/dt = -x^3``, ``(batch,)``:
-    a tenth of the ``way`` from the start further along the null space, steps in the other directions do not lead to rest:
-    more than ``least`` ``(batch,)`` is left in the directions ``U`` that they do not reach.  Four evaluations.
-    """
-    U, S, Vh = factors
-    along = torch.where(S == 0, (Vh @ in_working_precision(way).unsqueeze(2)).squeeze(2), 0)
-    there, left = in_working_precision(z) + _ASIDE * (Vh.mT @ along.unsqueeze(2)).squeeze(2), []
-    for _ in range(4):
-        F = (U.mT @ in_working_precision(f.residual(there.to(z))).unsqueeze(2)).squeeze(2)
-        left.append(torch.linalg.vector_norm(torch.where(S == 0, F, 0), dim=1))
-        there = there - (Vh.mT @ torch.where(S == 0, 0, F / S).unsqueeze(2)).squeeze(2)
-    return (left[-1] > least) & (left[-1] > _ASIDE * left[0])  # false for NaN

@@ -103,7 +103,7 @@ MUTANTS = [
         "tests/derivatives/test_conserved_sums.py",
         ("return size * U / L.unsqueeze(2), self.Q", "return 0.1 + size * U / L.unsqueeze(2), self.Q"),
         (
-            "    return bool((smallest <= torch.finfo(smallest.dtype).eps ** 0.75 * largest).any())\n",
+            "    return bool((smallest <= torch.finfo(smallest.dtype).eps ** _PIVOT * largest).any())\n",
             "    return False\n",
         ),
         ("    return bool((off > _OTHER * size).any())\n", "    return False\n"),

@@ -105,19 +105,19 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/verdict/alone.py",
+        "tests/problem/test_steady_state.py -k bent",
+        ("(left[-1] > least) & (left[-1] > _ASIDE * left[0])", "left[-1] > least"),
+        ("there = there - (Vh.mT", "(Vh.mT"),
+    ),
+    *mutants(
         "implicitkit/solver/finding.py",
         "tests/problem/test_steady_state.py -k 'flow_leaves or spiral or family'",
         ("leaves = which & (growth > margin)", "leaves = which & (growth > -1e9 * margin)"),
         ("growth = values.real.amax(1)", "growth = values.real.amin(1)"),
         ("which = which & (torch.linalg.cholesky_ex(-J - J.mT)[1] != 0)", "which = which & False"),
         ("adrift = neutral & ((moved > eps**0.25 *", "adrift = neutral & ((moved > 1e9 *"),
-        ("adrift = adrift & ~_is_alone(", "_is_alone(", "tests/problem/test_steady_state.py -k only_one"),
-        (
-            "(left[-1] > least) & (left[-1] > _ASIDE * left[0])",
-            "left[-1] > least",
-            "tests/problem/test_steady_state.py -k bent",
-        ),
-        ("there = there - (Vh.mT", "(Vh.mT", "tests/problem/test_steady_state.py -k bent"),
+        ("adrift = adrift & ~is_alone(", "is_alone(", "tests/problem/test_steady_state.py -k only_one"),
         ("J = f.kind.flow * in_working", "J = -f.kind.flow * in_working"),
     ),
     *mutants(

@@ -17,6 +17,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
+from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.linear.factors.direct import DirectSolver
 
@@ -53,4 +54,5 @@ class LU(DirectSolver):
         blocks = DenseBlocks(A.dense()) if A.exact is None else A.exact
         if A.exact is None and not blocks.factor.reason:
             A.exact = blocks
+        A.singular = A.singular or blocks.factor.reason == SINGULAR
         return blocks.solve_many(b, rtol=rtol, atol=atol)
