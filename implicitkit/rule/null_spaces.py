@@ -55,7 +55,7 @@ class NullSpace(NamedTuple):
         return self.U.any(1).sum(1)
 
     def repeated(self, times: int) -> NullSpace:
-        """Of so many times these samples."""
+        """The null spaces of so many times these samples."""
         of_rows, of_columns = self.L.repeat(times, 1), self.R.repeat(times, 1)
         U, V = self.U.repeat(times, 1, 1), None if self.V is None else self.V.repeat(times, 1, 1)
         return NullSpace(U, of_rows, of_columns, self.size.repeat(times, 1, 1), V)
