@@ -58,6 +58,10 @@ _NOT_ASKED = (
     f"Whether the flow stays at this state or leaves it is not asked of more than {_SPECTRUM} unknowns; "
     "ik.stability(solution) tells"
 )
+_ALONG_THE_FLOW = ("pseudo_transient", "integrate")
+_NOT_ALONG_IT = (
+    ". It was found by steps that leave the flow, and may be another state: solver='integrate' follows the flow"
+)
 _OTHERS = ("newton_cg",)  # for minima above their start ...
 _OTHERS_WITHIN = ("sqp", "filter_interior_point", "proximal_gradient")  # ... within bounds, sets and constraints
 _WRONG = (
@@ -295,7 +299,8 @@ def _look_along_the_flow(f: Evaluations, outcome: Outcome) -> tuple[Tensor, Tens
     nowhere, J = torch.zeros_like(which), z
     if z.shape[1] > _SPECTRUM or not bool(which.any()):
         if bool(which.any()):
-            outcome.message = outcome.message or _NOT_ASKED
+            strayed = bool(outcome.solver) and not any(name in outcome.solver for name in _ALONG_THE_FLOW)
+            outcome.message = outcome.message or (_NOT_ASKED + _NOT_ALONG_IT if strayed else _NOT_ASKED)
         return nowhere, nowhere, J
     probe = f.beside("root")
     try:

@@ -538,7 +538,9 @@ def test_of_how_many_unknowns_it_is_asked_is_said() -> None:
     rates = torch.linspace(-3, 1, 300, dtype=torch.float64)
     found = ik.steady_state(lambda z: rates * z - z**3, torch.zeros_like(rates))
     assert "not asked of more than 256 unknowns; ik.stability(solution)" in found.message
-    assert bool(ik.stability(found).unstable)
+    assert bool(ik.stability(found).unstable) and "leave the flow" not in found.message
+    found = ik.steady_state(lambda z: z - 1, torch.zeros(300))  # which runs away from there
+    assert bool(found.converged) and "leave the flow" in found.message
 
 
 def test_a_spiral_that_turns_outwards() -> None:
