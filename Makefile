@@ -60,7 +60,7 @@ docs: $(VENV)/.docs
 	@echo "the site: docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) .floors build dist docs/_build docs/gallery docs/reference docs/scripts docs/benchmarks.md docs/modules.md *.egg-info examples/output .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .floors build dist docs/_build docs/gallery docs/reference docs/scripts docs/benchmarks.md docs/modules.md *.egg-info examples/output .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Set-up: each extra is installed once, and again when what is required changes.

@@ -30,7 +30,7 @@ TESTS = (
     "tests/composition/test_compose.py",
     "tests/fuzz",
 )
-TOOLS = ("pytest>=8", "pytest-timeout>=2.2", "hypothesis>=6", "setuptools>=77", "tqdm>=4.60")
+TOOLS = ("pytest>=8", "pytest-timeout>=2.2", "setuptools>=77", "tqdm>=4.60")
 
 
 def requirements(oldest: bool, torch: str) -> list[str]:
