@@ -265,7 +265,7 @@ class System:
         """What tells a solve from others of one function, where they are to be alike: how many samples there are, flags and
         words among the arguments, and how large numbers and tensors are, to a power of two: a time that changes from solve
         to solve is no other situation each time."""
-        numbers = self._given(theta)
+        numbers = _given(self.lifted, theta)
         sizes = [torch.linalg.vector_norm(t.detach()).item() for t in theta if t.is_floating_point() or t.is_complex()]
         return self.batch, *numbers, *(math.frexp(size)[1] for size in sizes)
 
@@ -273,12 +273,7 @@ class System:
         """What tells functions of one code from each other by the values that they compute with, as far as it is cheap to
         know: how objects are set, flags and words, and how large single numbers are, to a power of two."""
         single = [size_of(t.item()) for t in theta if t.numel() == 1 and t.device.type == "cpu"]
-        return *settings_of(self.lifted.function, size_of), *self._given(theta), *single
-
-    def _given(self, theta: Sequence[Tensor]) -> list[Hashable]:
-        """Flags and words among the arguments, and how large numbers are."""
-        args = tree_flatten(self.lifted.rebuild(theta[: self.lifted.from_args]))[0]
-        return [size_of(arg) for arg in args if isinstance(arg, (bool, int, float, complex, str))]
+        return *settings_of(self.lifted.function, size_of), *_given(self.lifted, theta), *single
 
     @property
     def is_batched(self) -> bool:
@@ -369,6 +364,12 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
                 )
 
     return check
+
+
+def _given(lifted: Lifted, theta: Sequence[Tensor]) -> list[Hashable]:
+    """Flags and words among the arguments, and how large numbers are."""
+    args = tree_flatten(lifted.rebuild(theta[: lifted.from_args]))[0]
+    return [size_of(arg) for arg in args if isinstance(arg, (bool, int, float, complex, str))]
 
 
 def _row_dims(in_dims: Any, args: tuple[Any, ...], layout: Layout, count: int) -> tuple[int | None, ...] | None:

@@ -20,9 +20,11 @@ beside the solution must be that gradient's, too, and so must those of constrain
 Numbers that the function makes of tensors (``a.item()``, ``float(a)``, ``torch.tensor([a, 1.0])``), by which it may depend
 on ``\theta``, are asked about by themselves (:mod:`~implicitkit.rule.detached_numbers`), if its first evaluation made some.
 
-It costs two evaluations and a product (five evaluations of an objective; a dozen more before anything is said), at the first
-derivative of a function only; of functions that are made anew, with the same code, by other objects of the same types (not
-numbers or tensors) that they close over, at the first sixteen.
+What is wrong may lie across ``D``, as one wrong row or column of ``A`` does: so is it asked with two ``w`` of random signs,
+``E (w'e)^2 = |e|^2``.  What one direction does not show another may: each time that it is asked there is another ``v``.
+
+It costs two evaluations and three products (five evaluations of an objective; a dozen more before anything is said), at the
+first derivative of a function and at some later ones (:mod:`~implicitkit.rule.when_to_ask`).
 
 Source: Dennis & Schnabel, *Numerical Methods for Unconstrained Optimization and Nonlinear Equations* (SIAM 1996), section
 5.4, for ``h``; Moré & Wild, "Estimating computational noise" (SIAM J. Sci. Comput. 33, 2011), section 2, for ``sigma``.
@@ -51,7 +53,7 @@ _WIDER, _APART = 4.0, 16.0
 _TIMES_K = 10.0  # what is explained
 _PART, _SAME = 0.03, 0.1  # of D: what is too much, and how far two quotients may differ
 _DECIDED = 0.5  # of D, what may be unknown of it where a longer v is to explain it
-_DIRECTIONS = 2  # of w, beside D; and of v, of an objective
+_SIGNS = 2  # directions w, beside D
 _asked = Memory()
 
 
@@ -121,9 +123,7 @@ def _compare_objective(f: Evaluations, z: Tensor, v: Tensor, h: float) -> bool:
     return _warned(_Change(value, z, at, v, lambda w: w[:, 0] * slope), h, "objective")
 
 
-def _compare_numbers(
-    system: System, z: Tensor, theta: Sequence[Tensor], F: Tensor, h: float, number: int
-) -> bool:
+def _compare_numbers(system: System, z: Tensor, theta: Sequence[Tensor], F: Tensor, h: float, number: int) -> bool:
     """Warn where ``F`` changes along a direction of the tensors that the function may have made numbers of
     (:func:`by_numbers`)."""
     ways = {i: _way(theta[i], seed=_seed(number) + 1 + i) for i in system.lifted.numbers}
@@ -213,7 +213,7 @@ class _Change(NamedTuple):
         found, said = (w * D).sum(1), self.along(w)
         wrong = (found - said).abs() - (w.abs() * K).sum(1)
         largest = torch.maximum(found.abs(), said.abs())
-        for k in range(_DIRECTIONS if D.shape[1] > 1 else 0):
+        for k in range(_SIGNS if D.shape[1] > 1 else 0):
             sign = torch.where(D != 0, seeded.signs(*D.shape, seed=_seed(self.number) - 1 - k).to(D), 0)
             apart = ((sign * D).sum(1) - self.along(sign)).abs() - torch.linalg.vector_norm(K, dim=1)
             wrong = torch.maximum(wrong, apart)
@@ -258,4 +258,4 @@ _NUMBERS = (
     "{changes}. The solution is right, its derivative lacks that part. Compute with the tensors themselves, "
     "torch.stack([a, one]); what is meant as a constant, give as a number. "
 )
-_ONCE = 'This is asked once for each function, and not under on_failure="ignore"'
+_ONCE = 'This is said once for each function, and not under on_failure="ignore"'

@@ -84,7 +84,7 @@ def settings_of(function: Any, of_number: Callable[[Any], Hashable] = bool, dept
     if isinstance(function, types.FunctionType):
         named = (function.__globals__.get(name) for name in function.__code__.co_names)
         held = [*map(_held, function.__closure__ or ()), *_defaults(function)]
-        held += [x for x in named if isinstance(x, _NUMBERS)]
+        held += [x for x in named if isinstance(x, (*_NUMBERS, Tensor))]
     elif isinstance(function, (tuple, list)):
         held = list(function[:_NAMES])
     elif isinstance(function, dict):
