@@ -265,9 +265,8 @@ class System:
         """What tells a solve from others of one function, where they are to be alike: how many samples there are, flags and
         words among the arguments, and how large numbers and tensors are, to a power of two: a time that changes from solve
         to solve is no other situation each time."""
-        numbers = _given(self.lifted, theta)
         sizes = [torch.linalg.vector_norm(t.detach()).item() for t in theta if t.is_floating_point() or t.is_complex()]
-        return self.batch, *numbers, *(math.frexp(size)[1] for size in sizes)
+        return self.batch, *_given(self.lifted, theta), *(math.frexp(size)[1] for size in sizes)
 
     def setting(self, theta: Sequence[Tensor]) -> tuple[Hashable, ...]:
         """What tells functions of one code from each other by the values that they compute with, as far as it is cheap to

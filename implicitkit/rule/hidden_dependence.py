@@ -141,7 +141,7 @@ def _compare_numbers(system: System, z: Tensor, theta: Sequence[Tensor], F: Tens
 
 
 def _seed(number: int) -> int:
-    """Of the ``number``-th directions."""
+    """The seed of the ``number``-th directions."""
     return 0x5E + 0x1000 * number
 
 

@@ -468,10 +468,10 @@ MUTANTS = [
     *mutants(
         "implicitkit/system.py",
         "tests/linear/test_frugal.py -k in_vain",
-        ("*numbers, *(math.frexp(size)[1] for size in sizes)", "*numbers"),
+        ("*_given(self.lifted, theta), *(math.frexp(size)[1] for size in sizes)", "*_given(self.lifted, theta)"),
         ("[size_of(arg) for arg", "[arg for arg", "tests/linear/test_frugal.py -k situation"),
         (
-            "return self.batch, *numbers, *(",
+            "return self.batch, *_given(self.lifted, theta), *(",
             "return self.batch, *(",
             "tests/linear/test_frugal.py -k 'in_vain or takes_its_share or diffusion'",
         ),
