@@ -29,7 +29,7 @@ class _Times:
 
 @dataclass
 class Memory:
-    """Of functions that were asked, by hashes: nothing is kept alive."""
+    """The functions that were asked, by hashes: nothing is kept alive."""
 
     _made: dict[int, tuple[int, int]] = field(default_factory=dict)  # as each is: how it is set, and its code
     _set: dict[int, _Times] = field(default_factory=dict)
