@@ -25,7 +25,7 @@ from implicitkit.foundation.wording import check_returned, kind_of, of_the_objec
 from implicitkit.lifting.fewer_rows import Larger, watched
 from implicitkit.lifting.lifted import Lifted, lift
 from implicitkit.lifting.reach import captured_rows
-from implicitkit.sparsity.identity import identity_of, settings_of
+from implicitkit.sparsity.identity import identity_of, settings_of, size_of
 from implicitkit.sparsity.patterns import Sparsity
 
 Kernel = Callable[..., Tensor]
@@ -265,10 +265,14 @@ class System:
         """What tells a solve from others of one function, where they are to be alike: how many samples there are, flags and
         words among the arguments, and how large numbers and tensors are, to a power of two: a time that changes from solve
         to solve is no other situation each time."""
-        args = tree_flatten(self.lifted.rebuild(theta[: self.lifted.from_args]))[0]
-        numbers = [_size_of(arg) for arg in args if isinstance(arg, (bool, int, float, complex, str))]
         sizes = [torch.linalg.vector_norm(t.detach()).item() for t in theta if t.is_floating_point() or t.is_complex()]
-        return self.batch, *numbers, *(math.frexp(size)[1] for size in sizes)
+        return self.batch, *_given(self.lifted, theta), *(math.frexp(size)[1] for size in sizes)
+
+    def setting(self, theta: Sequence[Tensor]) -> tuple[Hashable, ...]:
+        """What tells functions of one code from each other by the values that they compute with, as far as it is cheap to
+        know: how objects are set, flags and words, and how large single numbers are, to a power of two."""
+        single = [size_of(t.item()) for t in theta if t.numel() == 1 and t.device.type == "cpu"]
+        return *settings_of(self.lifted.function, size_of), *_given(self.lifted, theta), *single
 
     @property
     def is_batched(self) -> bool:
@@ -361,14 +365,10 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
     return check
 
 
-def _size_of(x: Any) -> Hashable:
-    """A flag or a word; of a number its sign and how large it is, to a power of two."""
-    if isinstance(x, (bool, str)):
-        return x
-    sign = 0 if isinstance(x, complex) else (x > 0) - (x < 0)
-    if isinstance(x, int):
-        return sign, x.bit_length()
-    return sign, math.frexp(math.hypot(x.real, x.imag))[1]
+def _given(lifted: Lifted, theta: Sequence[Tensor]) -> list[Hashable]:
+    """Flags and words among the arguments, and how large numbers are."""
+    args = tree_flatten(lifted.rebuild(theta[: lifted.from_args]))[0]
+    return [size_of(arg) for arg in args if isinstance(arg, (bool, int, float, complex, str))]
 
 
 def _row_dims(in_dims: Any, args: tuple[Any, ...], layout: Layout, count: int) -> tuple[int | None, ...] | None:

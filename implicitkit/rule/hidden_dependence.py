@@ -20,9 +20,11 @@ beside the solution must be that gradient's, too, and so must those of constrain
 Numbers that the function makes of tensors (``a.item()``, ``float(a)``, ``torch.tensor([a, 1.0])``), by which it may depend
 on ``\theta``, are asked about by themselves (:mod:`~implicitkit.rule.detached_numbers`), if its first evaluation made some.
 
-It costs two evaluations and a product (five evaluations of an objective; a dozen more before anything is said), at the first
-derivative of a function only; of functions that are made anew, with the same code, by other objects of the same types (not
-numbers or tensors) that they close over, at the first sixteen.
+What is wrong may lie across ``D``, as one wrong row or column of ``A`` does: so is it asked with two ``w`` of random signs,
+``E (w'e)^2 = |e|^2``.  What one direction does not show another may: each time that it is asked there is another ``v``.
+
+It costs two evaluations and three products (five evaluations of an objective; a dozen more before anything is said), at the
+first derivative of a function and at some later ones (:mod:`~implicitkit.rule.when_to_ask`).
 
 Source: Dennis & Schnabel, *Numerical Methods for Unconstrained Optimization and Nonlinear Equations* (SIAM 1996), section
 5.4, for ``h``; Moré & Wild, "Estimating computational noise" (SIAM J. Sci. Comput. 33, 2011), section 2, for ``sigma``.
@@ -30,9 +32,7 @@ Source: Dennis & Schnabel, *Numerical Methods for Unconstrained Optimization and
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Hashable, Sequence
-from types import CodeType
 from typing import NamedTuple
 
 import torch
@@ -43,18 +43,18 @@ from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.operators import Operator
 from implicitkit.rule.changed_function import refuse_hidden
 from implicitkit.rule.detached_numbers import by_numbers
+from implicitkit.rule.when_to_ask import Memory
 from implicitkit.solution import Record
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.system import System
 
-_KEPT = 1000  # functions that are remembered
 _STEP = {torch.float64: 1e-5, torch.float32: 1e-3}  # relative to z
 _WIDER, _APART = 4.0, 16.0
 _TIMES_K = 10.0  # what is explained
 _PART, _SAME = 0.03, 0.1  # of D: what is too much, and how far two quotients may differ
 _DECIDED = 0.5  # of D, what may be unknown of it where a longer v is to explain it
-_TIMES = 16  # functions of the same code
-_asked: dict[Hashable, int] = {}
+_SIGNS = 2  # directions w, beside D
+_asked = Memory()
 
 
 def warn_if_hidden(
@@ -66,7 +66,8 @@ def warn_if_hidden(
     A: Operator,
     identity: tuple[Hashable, ...] | None,
 ) -> None:
-    """Warn, at the first derivative of this function, where ``A v`` is not how ``F`` changes along ``v``.
+    """Warn, at the first derivative of this function and at some later ones, where ``A v`` is not how ``F`` changes along
+    ``v``.
 
     Args:
         record: of the solve. z: ``(batch, n)``. theta: plain tensors. out: ``F(z)``. A: the Jacobian there, as autograd has
@@ -77,43 +78,55 @@ def warn_if_hidden(
     """
     if z.dtype not in _STEP or system.lifted.random or not z.numel():
         return
-    if not _is_new(system.identity if identity is None else identity, z):
+    identity = system.identity if identity is None else identity
+    function = identity, (*system.setting(theta), z.shape[1], z.dtype)
+    number = _asked.number(*function)
+    if number is None:
         return
-    h = _STEP[z.dtype]
     with torch.no_grad(), compat.own_graphs():
-        z, F = z.detach(), out.detach()
-        size = torch.linalg.vector_norm(z, dim=1, keepdim=True) / z.shape[1] ** 0.5
-        v = (z.abs() + 0.1 * torch.where(size > 0, size, 1)) * seeded.normal(*z.shape, seed=0x5E).to(z)
-
-        def along(w: Tensor) -> Tensor:
-            g = A.rmv(w)
-            if A.fixed_point and torch.equal(g, -w):  # no z in the map at all?
-                refuse_hidden(record)
-            return (g * v).sum(1)
-
-        kind = system.problem.kind
-        if kind.returns_program:
-            told = _compare_program(lambda y: system.live(y, *theta), z + 0.1 * v, v, h)
-        else:
-            told = _warned(_Change(lambda y: system.residual(y, *theta), z, F, v, along), h, "residual")
-        if system.lifted.numbers and not told:
-            told = _compare_numbers(system, z, theta, F, h)
-        if kind.minimisation and not kind.returns_program and not told:
-            _compare_objective(Evaluations(system, theta, "minimise"), z + 0.1 * v, v, h)
+        if _compare(record, system, z.detach(), theta, out.detach(), A, number):
+            _asked.said(*function)
 
 
-def _compare_objective(f: Evaluations, z: Tensor, v: Tensor, h: float) -> None:
-    """Warn where an objective does not change along ``v`` as its gradient ``f`` says."""
+def _compare(
+    record: Record, system: System, z: Tensor, theta: Sequence[Tensor], F: Tensor, A: Operator, number: int
+) -> bool:
+    """Warn, and say so, with the ``number``-th directions."""
+    h = _STEP[z.dtype]
+    size = torch.linalg.vector_norm(z, dim=1, keepdim=True) / z.shape[1] ** 0.5
+    size = z.abs() + 0.1 * torch.where(size > 0, size, 1)
+    v = size * seeded.normal(*z.shape, seed=_seed(number)).to(z)
+
+    def along(w: Tensor) -> Tensor:
+        g = A.rmv(w)
+        if A.fixed_point and torch.equal(g, -w):  # no z in the map at all?
+            refuse_hidden(record)
+        return (g * v).sum(1)
+
+    kind = system.problem.kind
+    if kind.returns_program:
+        told = _compare_program(lambda y: system.live(y, *theta), z + 0.1 * v, v, h)
+    else:
+        told = _warned(_Change(lambda y: system.residual(y, *theta), z, F, v, along, number), h, "residual")
+    if system.lifted.numbers and not told:
+        told = _compare_numbers(system, z, theta, F, h, number)
+    if kind.minimisation and not kind.returns_program and not told:
+        told = _compare_objective(Evaluations(system, theta, "minimise"), z + 0.1 * v, v, h)
+    return told
+
+
+def _compare_objective(f: Evaluations, z: Tensor, v: Tensor, h: float) -> bool:
+    """Warn, and say so, where an objective does not change along ``v`` as its gradient ``f`` says."""
     slope = (_tried(f, z, z) * v).sum(1)
     value = lambda y: f.value(y).unsqueeze(1)  # noqa: E731
     at = _tried(value, z, slope.unsqueeze(1))
-    _warned(_Change(value, z, at, v, lambda w: w[:, 0] * slope), h, "objective")
+    return _warned(_Change(value, z, at, v, lambda w: w[:, 0] * slope), h, "objective")
 
 
-def _compare_numbers(system: System, z: Tensor, theta: Sequence[Tensor], F: Tensor, h: float) -> bool:
+def _compare_numbers(system: System, z: Tensor, theta: Sequence[Tensor], F: Tensor, h: float, number: int) -> bool:
     """Warn where ``F`` changes along a direction of the tensors that the function may have made numbers of
     (:func:`by_numbers`)."""
-    ways = {i: _way(theta[i], seed=0x5F + i) for i in system.lifted.numbers}
+    ways = {i: _way(theta[i], seed=_seed(number) + 1 + i) for i in system.lifted.numbers}
 
     def residual(s: float) -> Tensor:
         return system.residual(z, *(t + s * ways[i] if i in ways else t for i, t in enumerate(theta)))
@@ -125,6 +138,11 @@ def _compare_numbers(system: System, z: Tensor, theta: Sequence[Tensor], F: Tens
         changes = f"{float(found[sample]):.3g} of {float(whole[sample]):.3g} by which the residual{where} changes"
         warn(_NUMBERS.format(changes=changes) + _ONCE, ImpureFunctionWarning)
     return bool(found.any())
+
+
+def _seed(number: int) -> int:
+    """The seed of the ``number``-th directions."""
+    return 0x5E + 0x1000 * number
 
 
 def _way(t: Tensor, seed: int) -> Tensor:
@@ -161,6 +179,7 @@ class _Change(NamedTuple):
     F: Tensor
     v: Tensor
     along: Callable[[Tensor], Tensor]
+    number: int = 0
 
     def noise(self, h: float) -> Tensor:
         """The standard deviation of the rounding of each equation, with the mean over the equations added, ``(batch,
@@ -189,10 +208,15 @@ class _Change(NamedTuple):
         """``D`` in the equations that ``K`` does not decide, ``(batch, m)``; and how large ``A v`` is along it, and which
         part of the larger of the two is left unexplained, ``(batch,)``."""
         D, K = self._differences(h, noise)
-        w = D / torch.linalg.vector_norm(D, dim=1, keepdim=True).clamp_min(torch.finfo(D.dtype).tiny)
+        norm = torch.linalg.vector_norm(D, dim=1, keepdim=True)
+        w = D / norm.clamp_min(torch.finfo(D.dtype).tiny)
         found, said = (w * D).sum(1), self.along(w)
         wrong = (found - said).abs() - (w.abs() * K).sum(1)
         largest = torch.maximum(found.abs(), said.abs())
+        for k in range(_SIGNS if D.shape[1] > 1 else 0):
+            sign = torch.where(D != 0, seeded.signs(*D.shape, seed=_seed(self.number) - 1 - k).to(D), 0)
+            apart = ((sign * D).sum(1) - self.along(sign)).abs() - torch.linalg.vector_norm(K, dim=1)
+            wrong = torch.maximum(wrong, apart)
         return D, said, torch.where(largest > 0, wrong / largest, 0)
 
 
@@ -221,40 +245,6 @@ def _warned(change: _Change, h: float, name: str) -> bool:
     return True
 
 
-def _is_new(identity: Hashable, z: Tensor) -> bool:
-    """Is this the first derivative of the function, in a process?  From now on it is not."""
-    short = hash((identity, z.shape[1], z.dtype))  # keeps nothing alive
-    if short in _asked:
-        return False
-    whole = (*_parts(identity), z.shape[1], z.dtype)
-    code = ("code", *(part[0] if isinstance(part, tuple) else part for part in whole))  # objects by their types
-    known, times = whole in _asked, _asked.get(code, 0)
-    if not known and times >= _TIMES:
-        return False
-    if len(_asked) >= _KEPT:
-        _asked.clear()
-    _asked[short] = _asked[whole] = 1
-    _asked[code] = times + (not known)
-    return not known
-
-
-def _parts(identity: Hashable) -> tuple[Hashable, ...]:
-    """The code and the objects (as pairs of type, which is not kept alive, and ``id``) of an identity."""
-    found: list[Hashable] = []
-    open_ = [identity]
-    while open_:
-        part = open_.pop()
-        if type(part) is CodeType:
-            found.append(part)
-        elif type(part) is not tuple:
-            continue
-        elif len(part) == 2 and isinstance(part[0], type) and isinstance(part[1], int):
-            found.append((weakref.ref(part[0]), part[1]))
-        else:
-            open_ += part
-    return tuple(found)
-
-
 _SAID = (
     "along a random direction {changes}: a part of the function is out of autograd's sight (z.detach(), z.item(), float(z), "
     "z.numpy(), torch.no_grad(), rounding with a gradient of its own, an autograd.Function with another backward), or is "
@@ -268,4 +258,4 @@ _NUMBERS = (
     "{changes}. The solution is right, its derivative lacks that part. Compute with the tensors themselves, "
     "torch.stack([a, one]); what is meant as a constant, give as a number. "
 )
-_ONCE = 'This is asked once for each function, and not under on_failure="ignore"'
+_ONCE = 'This is said once for each function, and not under on_failure="ignore"'

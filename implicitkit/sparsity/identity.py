@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import types
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from implicitkit.foundation import compat
 
 _NUMBERS = (int, float, str, bytes, bool, type(None))
 _NAMES = 32  # attributes of one object, and items of one list, that are looked at
+_CHOICES = 8  # whole numbers that may stand for flags
 _numbered: dict[int, tuple[weakref.ref[Any], int]] = {}  # by address
 _next = itertools.count()
 
@@ -32,7 +34,7 @@ def identity_of(function: Any, depth: int = 4) -> Hashable:
         return (identity_of(function.__func__, depth - 1), identity_of(function.__self__, depth - 1))
     if isinstance(function, types.FunctionType):
         cells = tuple(identity_of(_held(cell), depth - 1) for cell in function.__closure__ or ())
-        defaults = tuple(identity_of(d, depth - 1) for d in function.__defaults__ or ())
+        defaults = tuple(identity_of(d, depth - 1) for d in _defaults(function))
         return (function.__code__, cells, defaults)
     if isinstance(function, Tensor):
         return (tuple(function.shape), function.dtype)
@@ -54,8 +56,22 @@ def identity_of(function: Any, depth: int = 4) -> Hashable:
     return (type(function), _number(function))
 
 
-def settings_of(function: Any, depth: int = 3) -> tuple[Hashable, ...]:
-    """How the objects behind a function are set: their flags and names, and which of their numbers are zero.
+def size_of(x: Any) -> Hashable:
+    """A flag or a word, or one of the first whole numbers, which choose; of other numbers the sign and how large each is, to
+    a power of two."""
+    if isinstance(x, (bool, str)):
+        return x
+    if isinstance(x, int):
+        if abs(x) < _CHOICES:
+            return x
+        return (x > 0) - (x < 0), x.bit_length()
+    sign = 0 if isinstance(x, complex) else (x > 0) - (x < 0)
+    return sign, math.frexp(math.hypot(x.real, x.imag))[1]
+
+
+def settings_of(function: Any, of_number: Callable[[Any], Hashable] = bool, depth: int = 3) -> tuple[Hashable, ...]:
+    """How the objects behind a function are set: their flags and names, and ``of_number`` of their numbers, by default which
+    of them are zero (:func:`size_of` tells more).
 
     ``self.coupling = 0.3`` may make another function of one that was looked at with ``self.coupling = 0``.  Numbers that
     change in training, and go on being none, change nothing here.
@@ -63,11 +79,12 @@ def settings_of(function: Any, depth: int = 3) -> tuple[Hashable, ...]:
     if depth == 0:
         return ()
     if isinstance(function, types.MethodType):
-        return (*settings_of(function.__func__, depth - 1), *settings_of(function.__self__, depth - 1))
+        function = [function.__func__, function.__self__]
+        return tuple(part for x in function for part in settings_of(x, of_number, depth))
     if isinstance(function, types.FunctionType):
         named = (function.__globals__.get(name) for name in function.__code__.co_names)
-        held = [*map(_held, function.__closure__ or ()), *(function.__defaults__ or ())]
-        held += [x for x in named if isinstance(x, _NUMBERS)]
+        held = [*map(_held, function.__closure__ or ()), *_defaults(function)]
+        held += [x for x in named if isinstance(x, (*_NUMBERS, Tensor))]
     elif isinstance(function, (tuple, list)):
         held = list(function[:_NAMES])
     elif isinstance(function, dict):
@@ -85,14 +102,18 @@ def settings_of(function: Any, depth: int = 3) -> tuple[Hashable, ...]:
         if x is None or isinstance(x, (str, bool)):
             found.append(x)
         elif isinstance(x, (int, float)):
-            found.append(x != 0)
+            found.append(of_number(x))
         elif isinstance(x, Tensor):
             if x.numel() == 1 and x.device.type == "cpu" and not (x.requires_grad or compat.is_wrapped(x)):
                 with compat.unseen():
-                    found.append(bool(x.detach() != 0))
+                    found.append(of_number(x.detach().item()))
         elif depth > 1:
-            found += settings_of(x, depth - 1)
+            found += settings_of(x, of_number, depth - 1)
     return tuple(found)
+
+
+def _defaults(function: types.FunctionType) -> tuple[Any, ...]:
+    return (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
 
 
 def _held(cell: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -160,23 +162,116 @@ def test_a_hidden_part_without_a_derivative_is_none() -> None:
     assert x.grad is not None and torch.equal(x.grad, torch.ones_like(x))
 
 
-def test_it_costs_two_evaluations_the_first_time_only() -> None:
-    calls = [0]
+def _evaluations(function: Map, solves: int = 1) -> list[int]:
+    """What each derivative evaluates."""
+    calls = itertools.count()
 
-    def made(k: float, thing: object) -> Map:
-        def function(z: Tensor, x: Tensor) -> Tensor:
-            calls[0] += thing is not None
-            return torch.cos(k * z) + x
-
-        return function
+    def counted(z: Tensor, x: Tensor) -> Tensor:
+        next(calls)
+        return function(z, x)
 
     counts = []
-    for k, thing in [(0.5, W), (0.5, W), (0.6, X)] + [(0.6, object()) for _ in range(20)]:
-        z = _solved(made(k, thing), X.clone().requires_grad_())
-        before = calls[0]
+    for _ in range(solves):
+        z = _solved(counted, X.clone().requires_grad_())
+        before = next(calls)
         z.sum().backward()
-        counts.append(calls[0] - before)
-    assert counts[:3] == [3, 1, 1] and counts[3:] == 16 * [3] + 4 * [1]  # sixteen with objects of one type
+        counts.append(next(calls) - before - 1)
+    return counts
+
+
+def _cosine(k: float, thing: object) -> Map:
+    return lambda z, x: torch.cos(k * z) + x + 0 * (thing is None)
+
+
+class _Switched:
+    def __init__(self) -> None:
+        self.share, self.inner = 0.0, {"share": 0.0}
+
+    def method(self, z: Tensor, x: Tensor) -> Tensor:
+        return _partly(z, x, self.share)
+
+    def deeper(self, z: Tensor, x: Tensor) -> Tensor:
+        return _partly(z, x, self.inner["share"])
+
+
+def test_it_costs_two_evaluations_the_first_time_and_seldom_later() -> None:
+    counts = _evaluations(_cosine(0.5, X), 130)
+    assert [i + 1 for i, n in enumerate(counts) if n == 3] == [1, 4, 8, 16, 32, 64, 128]
+    assert {*counts} == {1, 3}
+
+
+@pytest.mark.parametrize(
+    "made", [lambda i: (0.5 + i / 1000, X), lambda i: (0.6, _Switched())], ids=["numbers", "objects"]
+)
+def test_of_functions_that_are_always_others_sixteen_are_asked(made: Callable[[int], Any]) -> None:
+    counts = [_evaluations(_cosine(*made(i)))[0] for i in range(40)]
+    assert counts[:16] == 16 * [3] and counts[16:].count(3) <= 1
+
+
+def _partly(z: Tensor, x: Tensor, share: float) -> Tensor:
+    """With so much of it out of sight."""
+    return torch.tanh(z @ W + 0.3 * (z + share * (z.detach() - z)).sin() + x)
+
+
+_SHARE, _ONE, _TENSOR = 0.0, _Switched(), torch.zeros((), dtype=D)
+
+
+def _globally(z: Tensor, x: Tensor) -> Tensor:
+    return _partly(z, x, _SHARE)
+
+
+def _by_keyword(share: float) -> Map:
+    def function(z: Tensor, x: Tensor, *, share: float = share) -> Tensor:
+        return _partly(z, x, share)
+
+    return function
+
+
+def _set(share: float) -> Callable[..., Tensor]:
+    global _SHARE
+    _SHARE = _ONE.share = _ONE.inner["share"] = share
+    _TENSOR.fill_(share)
+    return _globally
+
+
+def _flag(on: bool) -> Map:
+    return lambda z, x: _partly(z, x, float(on))
+
+
+SWITCHES: dict[str, Callable[[float], tuple[Callable[..., Tensor], tuple[Any, ...]]]] = {
+    "number": lambda b: (lambda z, x: _partly(z, x, b), ()),
+    "flag": lambda b: (_flag(b > 0.1), ()),
+    "tuple": lambda b: ((lambda pair: lambda z, x: _partly(z, x, pair[1]))((1, b)), ()),
+    "partial": lambda b: (functools.partial(_partly, share=b), ()),
+    "keyword": lambda b: (_by_keyword(b), ()),
+    "global": lambda b: (_set(b), ()),
+    "attribute": lambda b: (_set(b) and _ONE.method, ()),
+    "entry": lambda b: (_set(b) and _ONE.deeper, ()),
+    "argument": lambda b: (_partly, (b,)),
+    "tensor": lambda b: (_set(b) and (lambda z, x: _partly(z, x, float(_TENSOR))), ()),
+}
+
+
+@pytest.mark.parametrize("before", [0.0, 0.01])
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_function_of_the_code_of_one_that_was_asked_is_asked_itself(name: str, before: float) -> None:
+    def solve(share: float) -> list[str]:
+        function, more = SWITCHES[name](share)
+        x = X.clone().requires_grad_()
+        return _warned(lambda: ik.fixed_point(function, torch.zeros_like(x), (x, *more)).value.sum().backward())
+
+    assert not solve(before)
+    assert len(solve(1.0)) == 1 and not solve(1.0)
+
+
+@pytest.mark.parametrize("place", ["row", "column"])
+def test_what_lies_across_the_change_of_the_residual_is_seen(place: str) -> None:
+    """The change through the first unknown, or of the first equation, turned by a quarter."""
+    across = torch.zeros(N, N, dtype=D)
+    (across[:, 0] if place == "row" else across[0])[1] = 0.15
+    hidden = lambda z, x: 0.5 * z + z.detach() @ across + x  # noqa: E731
+    x = X.clone().requires_grad_()
+    assert any(_warned(lambda: _solved(hidden, x).sum().backward()) for _ in range(4))
 
 
 @pytest.mark.parametrize(

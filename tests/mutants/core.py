@@ -101,8 +101,18 @@ MUTANTS = [
         ),
         ("& (left > -_DECIDED) & (norm(wide) > 0)", "", "tests/derivatives/test_hidden.py -k small_units"),
         ("told = _compare_program(", "return _compare_program("),
+        ("range(_SIGNS if", "range(0 if", "tests/derivatives/test_hidden.py -k across"),
         ("if system.lifted.numbers and not told:", "if not told:"),
         ("if system.lifted.numbers and not told:", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/rule/when_to_ask.py",
+        "tests/derivatives/test_hidden.py -k 'costs or sixteen or of_the_code'",
+        ("_CLOSED_OVER, _SET = 16, 64", "_CLOSED_OVER, _SET = 64, 64"),
+        ("_CLOSED_OVER, _SET = 16, 64", "_CLOSED_OVER, _SET = 16, 0"),
+        ("derivatives % _AT_LEAST == 0 or", ""),
+        ("return derivatives >= _FIRST and (", "return (", "tests/derivatives/test_hidden.py -k costs"),
+        ("whole = hash((identity, settings))", "whole = hash(identity)"),
     ),
     *mutants(
         "implicitkit/rule/detached_numbers.py",

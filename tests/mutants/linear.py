@@ -476,17 +476,17 @@ MUTANTS = [
         ("(trials is None or trials.is_due())", "True"),
     ),
     *mutants(
+        "implicitkit/sparsity/identity.py",
+        "tests/linear/test_frugal.py -k situation",
+        ("return (x > 0) - (x < 0), x.bit_length()", "return x.bit_length()"),
+    ),
+    *mutants(
         "implicitkit/system.py",
         "tests/linear/test_frugal.py -k in_vain",
-        ("*numbers, *(math.frexp(size)[1] for size in sizes)", "*numbers"),
-        ("[_size_of(arg) for arg", "[arg for arg", "tests/linear/test_frugal.py -k situation"),
+        ("*_given(self.lifted, theta), *(math.frexp(size)[1] for size in sizes)", "*_given(self.lifted, theta)"),
+        ("[size_of(arg) for arg", "[arg for arg", "tests/linear/test_frugal.py -k situation"),
         (
-            "return sign, x.bit_length()",
-            "return x.bit_length()",
-            "tests/linear/test_frugal.py -k situation",
-        ),
-        (
-            "return self.batch, *numbers, *(",
+            "return self.batch, *_given(self.lifted, theta), *(",
             "return self.batch, *(",
             "tests/linear/test_frugal.py -k 'in_vain or takes_its_share or diffusion'",
         ),
