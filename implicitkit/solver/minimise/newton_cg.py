@@ -104,13 +104,13 @@ class NewtonCG(Method):
         target = aim_of_model(f, g, 0.5, state)
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         inner_steps = self.inner_steps or min(2 * z.shape[1], 500)
-        region, path, rent = Region(radius, z, ~f.active), Path(g), state["rent"]
+        region, path, rent, stuck = Region(radius, z, ~f.active), Path(g), state["rent"], f.stuck
         try:
             H = f.linearize(z)
             model = Model(H, g, radius, target, region.found, inner_steps)
             tried, factors = self._begun(f, model, path, state["made"], rent)
             made, shift = 0.0, state["shift"]
-            if f.stuck is not None:
+            if f.stuck is not stuck:
                 return z, state
             if tried is None and factors is None:
                 path = Path(g)
