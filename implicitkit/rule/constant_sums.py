@@ -85,15 +85,16 @@ def is_suspect(A: Operator) -> bool:
     return bool((smallest <= torch.finfo(smallest.dtype).eps ** _PIVOT * largest).any())
 
 
-def is_ambiguous(A: Operator, solve: Callable[[Tensor], Tensor]) -> bool:
+def is_ambiguous(A: Operator, solve: Callable[[Tensor], Tensor]) -> bool | None:
     """Does ``A y`` of a random ``y`` lead to another vector, where ``solve`` makes Krylov vectors with factors of a matrix
     near ``A``?  They converge where ``A`` is singular, too, if the right-hand side allows it, to any of the solutions;
-    without such factors to the one of constant sums, since all vectors are then in the range of ``A``."""
+    without such factors to the one of constant sums, since all vectors are then in the range of ``A``: ``None``, as where
+    there are factors of ``A`` itself."""
     own = A.even or A
     if own.known is None and own.near is None and own.preconditioner is None:
-        return False
+        return None
     if own.exact is not None or (own.formed is not None and own.formed.regular):
-        return False
+        return None
     y = seeded.normal(A.batch, A.size, seed=0x73).to(A.like)
     off, size = (torch.linalg.vector_norm(t, dim=1) for t in (solve(A.mv(y)) - y, y))
     return bool((off > _OTHER * size).any())
