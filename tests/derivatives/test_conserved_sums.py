@@ -357,7 +357,7 @@ def test_a_regular_jacobian_is_asked_about_once(monkeypatch: pytest.MonkeyPatch)
     for name in ("mv", "rmv"):
         monkeypatch.setattr(Operator, name, counted(getattr(Operator, name)))
     x = torch.linspace(-1, 1, 200, dtype=D).repeat(8, 1).requires_grad_()
-    cell, options = lambda z, x: torch.tanh(z @ weights + x), {"solver": "newton", "batch_dims": 1}  # noqa: E731
+    cell, options = lambda z, x: torch.tanh(z @ weights + x), {"solver": "newton", "batch_dims": 1}
     z = ik.fixed_point(cell, torch.zeros_like(x), (x,), **options).value
     products, count[0] = [], 0
     for _ in range(2):
