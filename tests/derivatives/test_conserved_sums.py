@@ -363,7 +363,7 @@ def test_a_regular_jacobian_is_asked_about_once(monkeypatch: pytest.MonkeyPatch)
     for _ in range(2):
         torch.autograd.grad(z.sum(), x, retain_graph=True)
         products.append(count[0] - sum(products))
-    assert 0 < products[1] < 0.7 * products[0], products
+    assert 0 < products[1] < 0.5 * products[0], products
 
 
 def test_large_samples_keep_sums_of_their_own() -> None:
