@@ -77,23 +77,31 @@ class Held:
 
 
 def is_suspect(A: Operator) -> bool:
-    """Is ``A`` singular, or do dense factors of it have a pivot that may be rounding, so that it is regular by chance?"""
+    """Is ``A`` singular, or have factors of it pivots that may be rounding, so that it is regular by chance?"""
     A = A.even or A
-    if A.singular or not isinstance(A.exact, DenseBlocks) or not A.size:
+    if A.singular or not A.size:
         return A.singular
-    smallest, largest = A.exact.factor.lu.diagonal(dim1=1, dim2=2).abs().aminmax(dim=1)
-    return bool((smallest <= torch.finfo(smallest.dtype).eps ** _PIVOT * largest).any())
+    share = torch.finfo(A.like.dtype).eps ** _PIVOT
+    if isinstance(A.exact, DenseBlocks):
+        smallest, largest = A.exact.factor.lu.diagonal(dim1=1, dim2=2).abs().aminmax(dim=1)
+        return bool((smallest <= share * largest).any())
+    if A.formed is None or not A.formed.regular:
+        return False
+    b = seeded.normal(A.batch, A.size, seed=0x73).to(A.like.dtype)
+    added, size = (torch.linalg.vector_norm(v, dim=1) for v in (A.formed.size(A.formed.solve(b)), b))
+    return bool((size <= share * added).any())
 
 
-def is_ambiguous(A: Operator, solve: Callable[[Tensor], Tensor]) -> bool:
+def is_ambiguous(A: Operator, solve: Callable[[Tensor], Tensor]) -> bool | None:
     """Does ``A y`` of a random ``y`` lead to another vector, where ``solve`` makes Krylov vectors with factors of a matrix
-    near ``A``?  They converge where ``A`` is singular, too, if the right-hand side allows it, to any of the solutions;
-    without such factors to the one of constant sums, since all vectors are then in the range of ``A``."""
+    near ``A``, or in other units?  They converge where ``A`` is singular, too, if the right-hand side allows it, to any of
+    the solutions; without either to the one of constant sums, since all vectors are then in the range of ``A``: ``None``, as
+    where there are factors of ``A`` itself."""
     own = A.even or A
-    if own.known is None and own.near is None and own.preconditioner is None:
-        return False
+    if own is A and A.known is None and A.near is None and A.preconditioner is None:
+        return None
     if own.exact is not None or (own.formed is not None and own.formed.regular):
-        return False
+        return None
     y = seeded.normal(A.batch, A.size, seed=0x73).to(A.like)
     off, size = (torch.linalg.vector_norm(t, dim=1) for t in (solve(A.mv(y)) - y, y))
     return bool((off > _OTHER * size).any())

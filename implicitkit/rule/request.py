@@ -249,7 +249,10 @@ class Request:
         if not whole:
             answer, whole = self._answer(A, b, transposed, limited)
             again = lambda b: self._answer(A, b, transposed, limited)[0].x  # noqa: E731
-            asks = self.follows and auto and (not whole or is_suspect(A) or is_ambiguous(A, again))
+            asks = self.follows and auto and (held is not None or not whole or is_suspect(A))
+            if self.follows and auto and not asks and (ambiguous := is_ambiguous(A, again)) is not None:
+                asks = ambiguous
+                self.record.start = self.record.start if asks else None  # it is regular: nobody asks again
             held = self._held(A.T if transposed else A) if asks else None
             if held is not None:
                 answer = at_constant_sums(A, b, answer, held, transposed)

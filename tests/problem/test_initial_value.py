@@ -337,11 +337,14 @@ def _step(t: Tensor, y: Tensor, p: Tensor) -> Tensor:
     [
         (_step, r"t = 1\.0|t = 0\.99"),
         (lambda t, y, p: torch.where(t < p[1], 1.0, p[0]) + 0 * y, "t = 1,"),
+        (lambda t, y, p: p[0] + (y - p[1]).long(), r"t = 0\.66|t = 0\.33"),
+        (lambda t, y, p: p[0] + torch.signbit(y - p[1]), r"t = 0\.\d"),
+        (lambda t, y, p: p[0] + torch.div(y, 2 * p[1], rounding_mode="floor"), r"t = 0\.66"),
         (lambda t, y, p: torch.where(t < 1.3, p[0], p[1]) - y, ""),
         (lambda t, y, p: -p[0] * torch.where(y == 0, 1.0, y.sin() / torch.where(y == 0, 1.0, y)), ""),
         (lambda t, y, p: -p[0] * (500 * (y - 0.5).abs()).tanh() + p[1] * (t - 1).relu(), ""),
     ],
-    ids=["state", "parameter", "time", "guard", "steep"],
+    ids=["state", "parameter", "integer", "bit", "quotient", "time", "guard", "steep"],
 )
 def test_jumps_whose_time_moves_are_said(rhs: Any, at: str) -> None:
     """Their derivatives lack how it does: those in ``p[1]`` were zero for -2, unsaid; an event has all of them."""

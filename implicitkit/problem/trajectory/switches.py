@@ -8,7 +8,7 @@ crossing moves (Hiskens & Pai 2000, IEEE Trans. Circuits Syst. I 47(2), 204-220)
 and no derivative of ``f`` has any of it.  Where ``s`` depends on the time alone ``dT/d\theta`` is zero.  A kink makes no
 jump in first derivatives, but a step across it is as accurate for them as one of order one.
 
-Only a function that compares, chooses or clamps has either, which is seen while it is called.
+Only a function that compares, chooses, clamps or rounds has either, which is seen while it is called.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from implicitkit.problem.trajectory.steps_along_variations import units_of
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 
-_CHOOSING = re.compile(  # names of operations, whether of torch or of a tensor, in place or not
-    "(_*)(abs|absolute|am(ax|in)|ceil|clamp(_max|_min)?|clip|cum(max|min)|eq|floor(_divide)?|f(max|min|mod)|frac|g[et]"
-    "|greater(_equal)?|hard.*|heaviside|kthvalue|l[et]|leaky_relu|less(_equal)?|masked_fill|max(imum)?|median|min(imum)?|ne"
-    "|r?p?relu6?|remainder|round|sgn|sign|softshrink|sort|threshold|topk|trunc|where)(_*)"
+_CHOOSING = re.compile(  # names of operations that return numbers, whether of torch or of a tensor, in place or not
+    "(_*)(abs|absolute|am(ax|in)|angle|a(rc)?tan2|ceil|clamp(_max|_min)?|clip|cum(max|min)|eq|floor(_divide)?|f(max|min|mod)"
+    "|frac|g[et]|greater(_equal)?|hard.*|heaviside|kthvalue|l[et]|leaky_relu|less(_equal)?|masked_fill|max(imum)?|median"
+    "|min(imum)?|ne|r?p?relu6?|remainder|round|sgn|sign|softshrink|sort|threshold|topk|trunc|where)(_*)"
 )
 _PARTS, _BISECTED = 4, 24  # of a step; times, each of these
 _JUMP = 1e-3  # of the largest slope
@@ -39,13 +39,26 @@ _STEEP = 1e3  # times what jumps, is a difference across the jump, beside its st
 
 
 class Choices(TorchFunctionMode):
-    """While it lasts, ``seen`` becomes true where an operation compares, chooses or clamps."""
+    """While it lasts, ``seen`` becomes true where an operation compares, chooses, clamps or rounds, or makes integers or
+    truth values of numbers."""
 
     seen = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen = self.seen or bool(_CHOOSING.fullmatch(getattr(func, "__name__", "")))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if not self.seen:
+            chooses = _CHOOSING.fullmatch(getattr(func, "__name__", "")) or kwargs.get("rounding_mode")
+            self.seen = bool(chooses) or (_counts(found) and any(_measures(a) for a in (*args, *kwargs.values())))
+        return found
+
+
+def _measures(a: Any) -> bool:
+    return isinstance(a, Tensor) and a.is_floating_point()
+
+
+def _counts(a: Any) -> bool:
+    return isinstance(a, Tensor) and not (a.is_floating_point() or a.is_complex())
 
 
 def warn_of_switches(
