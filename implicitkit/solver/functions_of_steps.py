@@ -4,7 +4,7 @@ r"""Is the gradient zero because ``z`` is a minimum, or because the objective ha
 
 while ``f`` takes different values there, and on the way from ``z`` to such a ``y``, which is halved between both values,
 says that autograd sees a function of steps: every point would be a minimum.  A plateau (``relu`` where it is off) has a
-slope farther off, a narrow well or what is flat on both sides one on the way, and what is constant the same value everywhere.
+slope farther off, a narrow well or what is flat on both sides one on the way, and what is constant has one value everywhere.
 """
 
 from __future__ import annotations
