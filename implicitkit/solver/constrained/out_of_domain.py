@@ -18,8 +18,8 @@ from implicitkit.solver.evaluations import Evaluations
 
 _HIDDEN = 1e3  # units in the last place of a slope, of which so large a ``z`` has few digits left beside it
 OUT_OF_DOMAIN = (
-    "There, or at the nearest point of the set, the objective has no finite value: the search was led to the edge of the objective's "
-    "domain (that of a logarithm, of log det, of 1 / z). Start well inside it, or say where it ends (for z >= 0 minimise "
+    "There, or at the nearest point of the set, the objective has no finite value: the search was led to the edge of the "
+    "objective's domain (that of a logarithm, of log det, of 1 / z). Start well inside it, or say where it ends (for z >= 0 minimise "
     "over z = exp(y), for a matrix over L with Z = L L')"
 )
 
@@ -49,4 +49,4 @@ def no_value_at_the_end(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
     if bool(moved.any()):
         steep = torch.linalg.vector_norm(model.slope(z, None, w)[2], dim=1)
         moved = moved & ~(torch.linalg.vector_norm(z, dim=1) > _HIDDEN * torch.finfo(w.dtype).eps * steep)
-    return lost | (moved & ~torch.isfinite(model.values(inside)[0])) if bool(moved.any()) else lost
+    return lost | (moved & ~model.values(inside)[0].isfinite()) if bool(moved.any()) else lost
