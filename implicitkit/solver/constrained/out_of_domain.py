@@ -19,8 +19,8 @@ from implicitkit.solver.evaluations import Evaluations
 _HIDDEN = 1e3  # units in the last place of a slope, of which so large a ``z`` has few digits left beside it
 OUT_OF_DOMAIN = (
     "There, or at the nearest point of the set, the objective has no finite value: the search was led to the edge of the "
-    "objective's domain (that of a logarithm, of log det, of 1 / z). Start well inside it, or say where it ends (for z >= 0 minimise "
-    "over z = exp(y), for a matrix over L with Z = L L')"
+    "objective's domain (that of a logarithm, of log det, of 1 / z). Start well inside it, or say where it ends (for z >= 0 "
+    "minimise over z = exp(y), for a matrix over L with Z = L L')"
 )
 
 
