@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from implicitkit.solver import return_checks
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.no_projection import NO_PROJECTION, moved_by_projection
-from implicitkit.solver.constrained.out_of_domain import OUT_OF_DOMAIN, no_value_in_the_set
+from implicitkit.solver.constrained.out_of_domain import OUT_OF_DOMAIN, no_value_at_the_end, no_value_in_the_set
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_other_units
 from implicitkit.solver.evaluations import Evaluations
@@ -98,6 +99,8 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     _leave_saddles(solver, begun, options, outcome)
     if _look_up(solver, begun, options, outcome):
         _leave_saddles(solver, begun, options, outcome)
+    if f.kind.returns_program:
+        _refuse(f, outcome, outcome.status == int(Status.CONVERGED), ((no_value_at_the_end, OUT_OF_DOMAIN),))
     if f.kind.minimisation:
         _look_back(f, outcome)
     failed = torch.zeros_like(outcome.status, dtype=torch.bool)
@@ -171,16 +174,21 @@ def _look_down(f: Evaluations, z0: Tensor, outcome: Outcome) -> None:
         size, claims = f.problem.size, outcome.status == int(Status.CONVERGED)
         grown = balances_by_rounding(f.kernel, outcome.z, size, claims)
         outcome.status = torch.where(grown, int(Status.STALLED), outcome.status)
-        for look, said in _WRONG:
-            wrong = look(f, outcome.z, claims & ~grown)
-            if bool(wrong.any()):
-                outcome.status, outcome.message = torch.where(wrong, int(Status.STALLED), outcome.status), said
-                claims = claims & ~wrong
+        _refuse(f, outcome, claims & ~grown, _WRONG)
     far = outcome.z.abs().amax(1) > _FAR * z0.abs().amax(1).clamp_min(1)
     far = far & (outcome.status == int(Status.CONVERGED))
     if bool(far.any()):
         forever = falls_forever_within if f.kind.returns_program else falls_forever
         outcome.status = torch.where(forever(f, outcome.z, far), int(Status.UNBOUNDED), outcome.status)
+
+
+def _refuse(f: Evaluations, outcome: Outcome, claims: Tensor, looks: tuple[tuple[Any, str], ...]) -> None:
+    """``STALLED``, and why, where one of these says so of a claim."""
+    for look, said in looks:
+        wrong = look(f, outcome.z, claims)
+        if bool(wrong.any()):
+            outcome.status, outcome.message = torch.where(wrong, int(Status.STALLED), outcome.status), said
+            claims = claims & ~wrong
 
 
 def _look_up(solver: Solver, start: Start, options: Options, outcome: Outcome) -> bool:

@@ -255,5 +255,7 @@ MUTANTS = [
         STARTS,
         ("flat = flat & (slope == 0).all(1) & torch.isfinite(value)", "flat = flat & torch.isfinite(value)"),
         ("changed | (value != here)", "torch.ones_like(changed)"),
+        ("_HALVINGS = 30", "_HALVINGS = 0"),
+        ("flat & (here != 0)", "flat"),
     ),
 ]

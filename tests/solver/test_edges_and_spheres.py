@@ -73,6 +73,17 @@ def test_no_minimum_is_claimed_where_the_objective_has_no_value():
     assert OUT_OF_DOMAIN in str(refused.value)
 
 
+# from far out the first step leads to the tip of the cone, and was claimed there: in the set but for rounding, value NaN
+@pytest.mark.slow
+def test_no_minimum_is_claimed_at_the_tip_of_a_cone():
+    R = torch.randn(20, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    S = 1e4 * R.T @ R / 20
+    objective = lambda Z: _likelihood(Z, S, torch.logdet)  # noqa: E731
+    far = 100 * torch.eye(4).double()
+    found = ik.argmin(objective, far, project=ik.project.psd_cone(), on_failure="ignore")
+    assert not bool(found.converged) or torch.allclose(found.value, torch.linalg.inv(S))
+
+
 # at |z| = 1 the objective is infinite, but 1 - |z|^2 is 1e-16 by rounding: those points were claimed
 @pytest.mark.parametrize("c", [[297.0, 100, -198], [295, 101, -200]])
 def test_a_barrier_at_the_surface_of_a_ball_is_no_minimum(c):

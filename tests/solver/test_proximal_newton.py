@@ -296,6 +296,23 @@ def _into_the_box_by_halves(z: Tensor) -> Tensor:
     return z
 
 
+def test_a_projection_by_iterations_need_not_know_the_tip_of_a_cone() -> None:
+    """At zero there is no ``|z|`` to know digits of: Dykstra's sweeps end beside it by digits of where they begin."""
+    sides = torch.tensor([[1.0, 0.2, 0.0], [-1.0, 0.2, 0.0]], dtype=D)
+
+    def wedge(z: torch.Tensor) -> torch.Tensor:
+        left = [torch.zeros_like(z), torch.zeros_like(z)]
+        for _ in range(40):
+            for i, a in enumerate(sides):
+                y = z + left[i]
+                z = y - (y @ a).clamp(min=0).unsqueeze(-1) * a / (a @ a)
+                left[i] = y - z
+        return z
+
+    found = ik.argmin(lambda z: z.square().sum() - 0.1 * z[1], torch.ones(3, dtype=D), project=wedge)
+    assert float(found.value.norm()) < 1e-6
+
+
 MAPS: dict[str, tuple[Any, bool]] = {
     "sigmoid": (torch.sigmoid, False),
     "softmax": (lambda z: torch.softmax(z, -1), False),

@@ -338,6 +338,26 @@ def test_plateaus_and_constants_are_minima_still():
         assert bool(ik.argmin(objective, start).converged)
 
 
+def _narrow(z, width=1e-2):
+    return 1 - torch.exp(-(z / width).square().sum(-1))
+
+
+@pytest.mark.parametrize(
+    ("verb", "function", "start"),
+    [
+        (ik.argmin, _narrow, 0.0),  # zero and flat far off, by underflow
+        (ik.argmin, lambda z: z.clamp(-1, 1).sum(-1), -5.0),  # flat on both sides
+        (ik.least_squares, lambda z: z.round(), 0.2),  # nothing is less than nothing
+    ],
+    ids=["a narrow well", "a ramp", "no residual"],
+)
+def test_minima_at_the_start_that_are_flat_far_off_are_minima(verb, function, start):
+    z0 = torch.full((2, 2), start, dtype=torch.float64)
+    found = verb(function, z0, batch_dims=1)
+    assert bool(found.converged.all())
+    assert torch.equal(found.value, z0)
+
+
 def test_residuals_without_a_number_are_named():
     with pytest.raises(ValueError, match="returned no number"):
         ik.least_squares(lambda z: z[:0], torch.ones(2, dtype=torch.float64))

@@ -16,10 +16,11 @@ from implicitkit.problem.argmin import Bounded, Projected
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 
+_HIDDEN = 1e3  # units in the last place of a slope, of which so large a ``z`` has few digits left beside it
 OUT_OF_DOMAIN = (
-    "At the nearest point of the set the objective has no finite value: the search was led to the edge of the objective's "
-    "domain (that of a logarithm, of log det, of 1 / z). Start well inside it, or say where it ends (for z >= 0 minimise "
-    "over z = exp(y), for a matrix over L with Z = L L')"
+    "There, or at the nearest point of the set, the objective has no finite value: the search was led to the edge of the "
+    "objective's domain (that of a logarithm, of log det, of 1 / z). Start well inside it, or say where it ends (for z >= 0 "
+    "minimise over z = exp(y), for a matrix over L with Z = L L')"
 )
 
 
@@ -34,3 +35,18 @@ def no_value_in_the_set(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
     beside = torch.linalg.vector_norm(z - inside, dim=1) >= torch.finfo(w.dtype).eps ** 0.5 * z.norm(dim=1)
     which = which & beside
     return which & ~torch.isfinite(model.values(inside)[0]) if bool(which.any()) else which
+
+
+def no_value_at_the_end(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
+    """For which of the samples ``which``, from where no way led down, is the objective not finite at ``z``, or at ``P(z)``
+    where that is another point and the slope ``10^{-3} / eps`` times as long as ``z``, ``(batch,)``?"""
+    model = Model(f)
+    if not isinstance(model.problem.prox, (Bounded, Projected)) or not bool(which.any()):
+        return torch.zeros_like(which)
+    z, value = model.split(w)[0], f.values(w)[0]
+    lost, inside = which & ~torch.isfinite(value), model.proximal(z, 1.0)
+    moved = which & ~lost & (inside != z).any(1)
+    if bool(moved.any()):
+        steep = torch.linalg.vector_norm(model.slope(z, None, w)[2], dim=1)
+        moved = moved & ~(torch.linalg.vector_norm(z, dim=1) > _HIDDEN * torch.finfo(w.dtype).eps * steep)
+    return lost | (moved & ~model.values(inside)[0].isfinite()) if bool(moved.any()) else lost
