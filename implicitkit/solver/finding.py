@@ -168,8 +168,7 @@ def _run_again(
 
 def _look_down(f: Evaluations, z0: Tensor, outcome: Outcome) -> None:
     """``UNBOUNDED`` where a claim lies so far out that a gradient vanishes by rounding, and the objective falls forever;
-    ``STALLED`` where multipliers have grown so large that only rounding meets the conditions, by units, off the set, or by
-    a map that is no projection."""
+    ``STALLED`` where only rounding meets the conditions (large multipliers), by units, off the set, or by no projection."""
     if f.kind.returns_program:
         size, claims = f.problem.size, outcome.status == int(Status.CONVERGED)
         grown = balances_by_rounding(f.kernel, outcome.z, size, claims)
