@@ -41,7 +41,7 @@ def no_value_at_the_end(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
     """For which of the samples ``which``, from where no way led down, is the objective not finite at ``z``, or at ``P(z)``
     where that is another point and the slope ``10^{-3} / eps`` times as long as ``z``, ``(batch,)``?"""
     model = Model(f)
-    if not isinstance(model.problem.prox, (Bounded, Projected)) or not bool(which.any()):
+    if not isinstance(model.problem.prox, Projected) or not bool(which.any()):  # between bounds a slope is lost with it
         return torch.zeros_like(which)
     z, value = model.split(w)[0], f.values(w)[0]
     lost, inside = which & ~torch.isfinite(value), model.proximal(z, 1.0)
