@@ -82,7 +82,7 @@ def _slope(f: Callable[[Tensor], Tensor], x: Tensor, h: float = 1e-4) -> Tensor:
 
 
 CASES = [(verb, flow) for flow in FLOWS for verb in ("steady_state", "fixed_point")]
-CASES = [case for case in CASES if case not in {("fixed_point", "enzyme"), ("fixed_point", "epidemic")}]
+CASES = [case for case in CASES if case != ("fixed_point", "epidemic")]
 
 
 @pytest.mark.one_in(2)
@@ -193,11 +193,47 @@ def test_what_is_used_up_is_decided_by_sums() -> None:
     torch.testing.assert_close(by_start[3], torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=D))
 
 
+def _walk(n: int) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
+    """A random walk on a graph, each of whose ``3 n`` edges ``k`` makes likelier or not; and a way for ``k``."""
+    g = torch.Generator().manual_seed(0)
+    here = torch.arange(n).repeat(3)
+    there = torch.cat([(torch.arange(n) + 1) % n, torch.randint(0, n, (2 * n,), generator=g)])
+    rates, pull = torch.rand(3 * n, generator=g, dtype=D) + 0.1, torch.randn(3 * n, generator=g, dtype=D)
+
+    def step(p: Tensor, k: Tensor) -> Tensor:
+        each = rates * torch.exp(k * pull)
+        moved = each / torch.zeros(n, dtype=D).index_add(0, here, each)[here] * p[..., here]
+        return torch.zeros_like(p).index_add(-1, there, moved)
+
+    return step, torch.tensor(0.3, dtype=D)
+
+
+@pytest.mark.parametrize("solver", ["auto", "newton"])
+@pytest.mark.parametrize("n", [60, 200])
+def test_newtons_steps_of_a_map_keep_its_sums(n: int, solver: str) -> None:
+    """Dense, and sparse.  (They ended at a multiple by chance, 0.99994 or less, converged.)"""
+    step, k = _walk(n)
+    way = torch.cos(torch.arange(n, dtype=D))
+
+    def found(k: Tensor) -> Tensor:
+        return ik.fixed_point(step, torch.full((n,), 2.0 / n, dtype=D), (k,), solver=solver).value
+
+    def wanted(k: Tensor) -> Tensor:
+        A = torch.stack([step(row, k) for row in torch.eye(n, dtype=D)], 1) - torch.eye(n, dtype=D)
+        return torch.linalg.solve(A + 1, torch.full((n,), 2.0, dtype=D))
+
+    torch.testing.assert_close(found(k), wanted(k), rtol=1e-6, atol=1e-9)
+    slope = torch.func.jacrev(lambda k: wanted(k) @ way)(k)
+    torch.testing.assert_close(torch.func.jacrev(lambda k: found(k) @ way)(k), slope, rtol=1e-5, atol=1e-7)
+
+
 def test_where_the_solver_has_left_the_sums_they_are_not_claimed() -> None:
-    """Acceleration of this map comes to another member of the family than its start names."""
-    value, z0, k = _verb("fixed_point", "enzyme")
+    """Another member of the family than the start names."""
+    _, z0, k = _verb("fixed_point", "binding")
+    step = lambda z, k: z + 0.3 * _binding(z, k)  # noqa: E731
+    mine = ik.implicit(ik.FixedPoint(step))(lambda z0, k: ik.fixed_point(step, 1.2 * z0, (k,)).value)
     with pytest.raises(ik.ConvergenceError, match="singular"):
-        value(z0, k.requires_grad_()).backward()
+        mine(z0, k.requires_grad_())[0].backward()
 
 
 def test_a_parameter_that_breaks_a_sum_is_named() -> None:

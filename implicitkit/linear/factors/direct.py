@@ -29,7 +29,7 @@ from implicitkit.linear.iterative.cycles import in_working_precision
 MANY = 8  # right-hand sides above which products with a matrix itself pay
 _CROWD, _COMBINATIONS, _BELOW = 64, 8, 0.2  # right-hand sides that are judged by so many combinations, and how strictly
 _SWEEPS = 4
-_LITTLE = 1e-3  # of a solution: a correction that is no more than this is what is left of rounding and regularisation
+_LITTLE = 1e-8  # of a solution: a correction that is no more than this need not be judged
 _LEAST = 0.5  # what a sweep must leave of a residual for another to be worth it
 
 
@@ -71,8 +71,8 @@ def refined(
         b: ``(batch, n, k)``. target: norms to reach, ``(batch, k)``.
         rounding: ``x -> (batch, k)``, the residual that rounding leaves in any direct solution.
         ok: ``(batch,)``, blocks that could be factored; reason: why the others could not. sweeps: refinements at most.
-        digits: sweeps go on to this part of the target, while they help; what meets the target is not measured again after
-            the last of them, and has the norm that it had before.
+        digits: sweeps go on to this part of the target, while they help; what meets the target, and is corrected by little,
+            is not measured again and has the norm that it had before.
         at_rounding: a residual that is nothing but rounding is not refined any further.
         by_combinations: a product is dear beside ``rounding``: a crowd is judged by combinations first.
 
@@ -100,10 +100,11 @@ def refined(
         open_ = ok.unsqueeze(1) & (norm > goal)
         if not bool(open_.any()):
             break
-        if digits is not None and bool((~open_ | (norm <= target)).all()):
-            x, steps = _corrected(x, inverse(residual), open_), steps + open_.long()
+        correction = inverse(residual)
+        trial = x + correction
+        if digits is not None and bool((~open_ | ((norm <= target) & _is_little(correction, x))).all()):
+            x, steps = torch.where(open_.unsqueeze(1), trial, x), steps + open_.long()
             break
-        trial = x + inverse(residual)
         trial_residual = b - product(trial)
         trial_norm = torch.linalg.vector_norm(trial_residual, dim=1)
         better = open_ & (trial_norm < norm)
@@ -123,10 +124,10 @@ def refined(
     return _solution(x, norm, steps, converged, "" if bool(converged.all()) else reason)
 
 
-def _corrected(x: Tensor, correction: Tensor, which: Tensor) -> Tensor:
-    """``x`` corrected in these columns, ``(batch, k)``, where that is little beside it, as by factors of the matrix."""
-    little = torch.linalg.vector_norm(correction, dim=1) <= _LITTLE * torch.linalg.vector_norm(x, dim=1)  # not of NaN
-    return torch.where((which & little).unsqueeze(1), x + correction, x)
+def _is_little(correction: Tensor, x: Tensor) -> Tensor:
+    """Which corrections are but a few digits of ``x``, ``(batch, k)``: those after them are less, by whatever factors."""
+    little: Tensor = torch.linalg.vector_norm(correction, dim=1) <= _LITTLE * torch.linalg.vector_norm(x, dim=1)
+    return little  # not of NaN
 
 
 def _asked(b: Tensor) -> Tensor:

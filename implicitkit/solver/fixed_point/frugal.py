@@ -16,6 +16,7 @@ from implicitkit.solver.fixed_point.anderson import Anderson
 from implicitkit.solver.fixed_point.attracting import outward
 from implicitkit.solver.root.frugal import FRESH
 from implicitkit.solver.steps.factored import chord_steps, is_large, jacobian_at
+from implicitkit.solver.steps.sums import direction_of_map
 
 _WINDOW = 10  # steps between two looks
 _SOON = 3.0  # windows that it may still need in any case
@@ -85,9 +86,10 @@ class FrugalAnderson(Anderson):
         and one of acceleration of the others."""
         g = _equation(f, z, state["newton"] & f.active)
         jacobian = jacobian_at(g, z, A=A)
-        trial = z + torch.where(g.active.unsqueeze(1), jacobian.direction(g, g(z)), 0)
+        d, blocks = direction_of_map(g, jacobian, g(z))
+        trial = z + torch.where(g.active.unsqueeze(1), d, 0)
         if is_large(g, z):
-            trial = chord_steps(g, jacobian.blocks, trial, g.norm, z)
+            trial = chord_steps(g, blocks, trial, g.norm, z)
             f.at_rounding = f.stuck = g.at_rounding
         good = g.active & (torch.linalg.vector_norm(g(trial), dim=1) <= _PAYS * f.norm)
         finished = good if state["finished"] is None else good | (state["finished"] & ~f.active)

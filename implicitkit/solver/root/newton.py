@@ -12,12 +12,14 @@ from torch import Tensor
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, between, check_options, flag
 from implicitkit.linear.factors.dense import lstsq_batched, solve_batched
+from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluating.differentiated import may_keep_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.factored import at_rounding, chord_steps, is_large, jacobian_at, leave
 from implicitkit.solver.steps.newton_damping import damped_step
+from implicitkit.solver.steps.sums import direction_of_map, keeping_sums
 
 
 @register_solver("newton", solves="root")
@@ -28,7 +30,8 @@ class Newton(Method):
     The full step (``t = 1``) is taken if it lowers ``|F|``; else ``t`` is halved, per sample, until it does.  A sample that
     has hardly lowered ``|F|`` for ``patience`` steps in a row goes over to full steps: descent on ``|F|`` alone sticks at
     stationary points that are no roots.  Without line search every step is full.  A singular block gives the
-    least-squares step of minimum norm.  The driver keeps the best iterate.
+    least-squares step of minimum norm, or of a fixed point that which keeps the sums that the map conserves
+    (:mod:`~implicitkit.solver.steps.sums`).  The driver keeps the best iterate.
 
     One evaluation (from 128 unknowns, or 65,536 numbers, on two) and ``n`` vector-Jacobian products a step (in batched
     calls), ``O(batch n^3)`` work, ``O(batch n^2)`` memory.  From 128 unknowns on (48, if the pattern is given), a Jacobian
@@ -63,14 +66,17 @@ class Newton(Method):
         """A step with factors of ``A``, the Jacobian at ``z``."""
         residual, norm = f(z), f.norm.to(z.dtype)
         if not is_large(f, z):
-            return self._damped(f, z, newton_direction(A.dense(), residual), norm, state)
+            J = A.dense()
+            kept = keeping_sums(DenseBlocks(J)) if f.kind.iteration and z.shape[1] > 1 else None
+            d = newton_direction(J if kept is None else kept.matrix, residual)
+            return self._damped(f, z, d, norm, state)
         jacobian = jacobian_at(f, z, A=A)
         blocks = jacobian.blocks
         settled = at_rounding(f, blocks, z)
         if bool((settled | ~f.active).all()):
             leave(f, settled)
             return z, state
-        d = jacobian.direction(f, residual)
+        d, blocks = direction_of_map(f, jacobian, residual)
         d = torch.where(settled.unsqueeze(1), 0, d)
         z_next, state = self._damped(f, z, d, torch.where(settled, torch.inf, norm), state, jacobian.exact)
         z_next = chord_steps(f, blocks, z_next, norm, z)
