@@ -92,6 +92,12 @@ MUTANTS = [
         ("            warn(_SAID, DegenerateWarning)\n", "            pass\n"),
     ),
     *mutants(
+        "implicitkit/solver/steps/sums.py",
+        "tests/derivatives/test_conserved_sums.py -k newtons_steps",
+        ("singular = ~(length < eps**-_LARGE * size)", "singular = length < 0"),
+        ("torch.where(singular, -(eps**0.5), 0.0)", "torch.where(singular, 0.0, 0.0)"),
+    ),
+    *mutants(
         "implicitkit/rule/null_spaces.py",
         "tests/derivatives/test_conserved_sums.py",
         ("        rows = L * of_rows(R)\n", "        rows = columns = ones\n        break\n"),
