@@ -196,7 +196,10 @@ def _pins(space: NullSpace) -> Tensor:
     assert V is not None
     pins = torch.zeros_like(U[:, :, 0])
     for pin, count, rows in zip(
-        pins, space.dimension.tolist(), (U * torch.linalg.vector_norm(V, dim=2, keepdim=True)).numpy(), strict=True
+        pins,
+        space.dimension.tolist(),
+        (U * torch.linalg.vector_norm(V, dim=2, keepdim=True)).cpu().numpy(),
+        strict=True,
     ):
         if count:
             pin[torch.from_numpy(np.array(scipy.linalg.qr(rows.T, mode="r", pivoting=True)[1][:count]))] = 1

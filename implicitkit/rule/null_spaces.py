@@ -54,6 +54,11 @@ class NullSpace(NamedTuple):
         """The dimension of every sample's, ``(samples,)``."""
         return self.U.any(1).sum(1)
 
+    def on(self, device: torch.device) -> NullSpace:
+        """The null spaces on another device."""
+        U, L, R, size = (t.to(device) for t in (self.U, self.L, self.R, self.size))
+        return NullSpace(U, L, R, size, None if self.V is None else self.V.to(device))
+
     def repeated(self, times: int) -> NullSpace:
         """The null spaces of so many times these samples."""
         of_rows, of_columns = self.L.repeat(times, 1), self.R.repeat(times, 1)
@@ -72,7 +77,7 @@ def left_null_space(J: Operator, units: Tensor) -> NullSpace | None:
             blocks = blocks if blocks.batch == samples else blocks.some(torch.arange(samples, device="cpu"))
             found = _of_sparse(blocks, torch.finfo(J.like.dtype).eps)
             if found is not None:
-                return found
+                return found.on(J.like.device)  # factors are on the CPU
         small = J.size <= _DENSE and J.batch * J.size**2 <= _NUMBERS
         return _of_dense(J.dense()[:samples].detach(), units) if small else None
 

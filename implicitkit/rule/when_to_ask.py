@@ -48,10 +48,9 @@ class Memory:
             identity: what tells it from others (:attr:`System.identity`). settings: how it is set, and what it is given.
         """
         whole = hash((identity, settings))
-        new = whole not in self._made
-        if new:
-            self._remember(whole, identity, settings)
-        here, code = self._made[whole]
+        known = self._made.get(whole)
+        new = known is None
+        here, code = self._remember(whole, identity, settings) if known is None else known
         if here in self._said:
             return None
         unset = here not in self._set
@@ -66,13 +65,16 @@ class Memory:
 
     def said(self, identity: tuple[Hashable, ...], settings: Hashable) -> None:
         """What was to be said of a function has been: it is not asked again."""
-        self._said.add(self._made[hash((identity, settings))][0])
+        known = self._made.get(hash((identity, settings)))
+        if known is not None:  # a solve inside of it, or another thread, may have made room
+            self._said.add(known[0])
 
-    def _remember(self, whole: int, identity: Hashable, settings: Hashable) -> None:
+    def _remember(self, whole: int, identity: Hashable, settings: Hashable) -> tuple[int, int]:
         if len(self._made) >= _KEPT:
             self.clear()
         code = hash(_code(identity))
-        self._made[whole] = hash((code, settings)), code
+        found = self._made[whole] = hash((code, settings)), code
+        return found
 
 
 def _is_due(derivatives: int) -> bool:

@@ -66,10 +66,7 @@ class Newton(Method):
         """A step with factors of ``A``, the Jacobian at ``z``."""
         residual, norm = f(z), f.norm.to(z.dtype)
         if not is_large(f, z):
-            J = A.dense()
-            kept = keeping_sums(DenseBlocks(J)) if f.kind.iteration and z.shape[1] > 1 else None
-            d = newton_direction(J if kept is None else kept.matrix, residual)
-            return self._damped(f, z, d, norm, state)
+            return self._damped(f, z, _dense_direction(f, A.dense(), residual), norm, state)
         jacobian = jacobian_at(f, z, A=A)
         blocks = jacobian.blocks
         settled = at_rounding(f, blocks, z)
@@ -89,6 +86,18 @@ class Newton(Method):
         if not self.line_search:
             return z + d, state
         return damped_step(f, z, d, norm, state, self.halvings, self.patience, exact)[::2]
+
+
+def _dense_direction(f: Evaluations, J: Tensor, residual: Tensor) -> Tensor:
+    """:func:`newton_direction`, of a map with what it conserves."""
+    if f.kind.iteration and residual.shape[1] > 1:
+        blocks = DenseBlocks(J)
+        if (kept := keeping_sums(blocks)) is not None:
+            return newton_direction(kept.matrix, residual)
+        d = -blocks.solve(residual)
+        if math.isfinite(float(d.sum())):
+            return d
+    return newton_direction(J, residual)
 
 
 def newton_direction(J: Tensor, residual: Tensor) -> Tensor:
