@@ -8,6 +8,7 @@ the same kind of object with more samples (:meth:`System.batched`), and dropping
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
@@ -99,7 +100,6 @@ class System:
         self.factored: Any = None
         self.rows_named: list[str] | None = None
         self._sparsity: dict[str, Sparsity] = {}
-        self._named: tuple[Hashable, ...] | None = None  # by what their patterns are remembered
 
     @property
     def eps(self) -> float:
@@ -235,16 +235,15 @@ class System:
         origin."""
         origin, problem = self.origin, self.origin.problem
         if what not in origin._sparsity:
-            if origin._named is None:
-                origin._named = *self.identity, tuple(tuple(t.shape) for t in self.lifted.theta)
-            kind, key = problem.kind, (what, *origin._named)
+            shapes = tuple(tuple(t.shape) for t in self.lifted.theta)
+            kind, key = problem.kind, (what, *origin.identity, shapes)
             symmetric = what in ("saddle", "hessian") or (what == "residual" and kind.symmetric)
             origin._sparsity[what] = Sparsity(key, problem.pattern_of(what), kind.iteration, symmetric)
         return origin._sparsity[what]
 
-    @property
+    @functools.cached_property
     def identity(self) -> tuple[Hashable, ...]:
-        """What tells this system's function, its mode, and the shape of its state, complex or not, from others."""
+        """What tells this system's function, its mode, and the shape of its state, complex or not, from others; asked once."""
         lifted = self.lifted
         modules = [m for places in (*lifted.slots, *(p for p, _ in lifted.frozen)) for m, _, _ in places]
         events = (*map(tuple, self.layout.events), *self.layout.complex)

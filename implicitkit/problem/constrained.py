@@ -218,6 +218,9 @@ class ConstrainedMinimisation(Problem):
         """``prox(z, step)`` for ``z`` ``(batch, size)`` and steps ``(batch,)``; ``z`` itself if there is no set."""
         if self.prox is None:
             return z
+        if (ends := self.ends(z.dtype)) is not None:
+            z = z if ends[0] is None else z.clamp_min(ends[0])
+            return z if ends[1] is None else z.clamp_max(ends[1])
         step = torch.as_tensor(step, dtype=z.dtype, device=z.device).expand(z.shape[0]).unsqueeze(1)
         return kernel(torch.cat([z, z.new_zeros(z.shape[0], len(self.one_sided)), step], 1))
 
@@ -231,6 +234,20 @@ class ConstrainedMinimisation(Problem):
         for beyond, given in ((-far, self.prox.lower), (far, self.prox.upper)):  # type: ignore[union-attr]
             end = beyond if all(b is None for b in given) else self.proximal(kernel, beyond, 1.0)
             ends.append(torch.where(end == beyond, beyond.sign() * torch.inf, end))
+        return ends[0], ends[1]
+
+    def ends(self, dtype: torch.dtype) -> tuple[float | None, float | None] | None:
+        """The bounds, where each is one number of that ``dtype`` for all unknowns, or ``None``, so that nobody need evaluate
+        what the user gave to know them; else ``None``."""
+        if not getattr(self.prox, "of_bounds", False):
+            return None
+        ends = []
+        for given in (self.prox.lower, self.prox.upper):  # type: ignore[union-attr]
+            end = given[0]
+            number = end is None or (isinstance(end, (int, float)) and abs(end) <= torch.finfo(dtype).max)
+            if not number or any(other != end for other in given[1:]):
+                return None
+            ends.append(end)
         return ends[0], ends[1]
 
     def sides(self, like: Tensor) -> Tensor:
@@ -271,6 +288,9 @@ class ConstrainedMinimisation(Problem):
         slope, multipliers, values = saddle[:, :n], z[:, n:], saddle[:, n:]
         if limits is not None:
             slope = held(slope, z[:, :n] - limits[1], z[:, :n] - limits[0])
+        elif (ends := self.ends(z.dtype)) is not None:
+            low, high = (None if end is None else z[:, :n] - end for end in reversed(ends))
+            slope = held(slope, low, high)
         elif self.has_natural:
             slope = kernel(torch.cat([z, slope, z.new_zeros(len(z), len(self.one_sided) + 2)], 1))
         elif self.prox is not None:

@@ -75,7 +75,7 @@ _WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the 
 
 def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
     """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, constrained or not, on to a minimum."""
-    begun = Start(f, z0)
+    begun = Start(f, z0, solver)
     outcome = _run(solver, f, z0, options)
     warn_of_seminorm(f, z0, outcome, options)
     if refuse_noise(f, outcome):

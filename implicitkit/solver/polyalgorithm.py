@@ -120,6 +120,9 @@ class Polyalgorithm(Solver):
         """Whether one of the stages does."""
         return any(stage.make().scales for stage in self.stages)
 
+    def keeps_graphs(self, z0: Tensor) -> bool:
+        return self.stages[0].make().keeps_graphs(z0)
+
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         stages = _serving(self.stages, f, z0)
         start = f.residual(z0) if len(stages) > 1 else z0  # remembered by f: the first stage begins there

@@ -14,6 +14,7 @@ import implicitkit as ik
 from implicitkit.foundation import autodiff
 from implicitkit.linear.conditions import kkt
 from implicitkit.linear.conditions.least_norm import least_norm
+from implicitkit.linear.conditions import sparse_saddle
 from implicitkit.linear.conditions.sparse_saddle import SparseSaddle
 from implicitkit.linear.factors import ordering
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
@@ -300,6 +301,26 @@ def test_a_beam_needs_no_other_pivots(n: int) -> None:
     assert np.abs(first - want).max() > 1e-3 * np.abs(want).max()
     assert saddle.regular and not saddle.hard and "_pivoted" not in vars(saddle)
     assert np.abs(saddle.once(K @ want) - want).max() < 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("off", [0.0, 0.1, 0.3])
+def test_a_dominant_diagonal_says_the_signs_itself(off: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that depend on each other, too, where pivots are rounding; a Hessian whose diagonal is not dominant is asked,
+    and so is one that is negative."""
+    rng, n, asked, negative = np.random.default_rng(0), 60, [], sparse_saddle._negative
+    monkeypatch.setattr(sparse_saddle, "_negative", lambda lu: asked.append(1) or negative(lu))
+    H = sp.diags([off, off, 1.0, off, off], [-2, -1, 0, 1, 2], shape=(n, n)) if off else sp.diags(np.ones(n))
+    C = sp.random(20, n, 0.1, random_state=rng) + sp.eye(20, n)
+    for rows in (C, sp.vstack([C, 2 * C.tocsr()[:3]])):
+        K = with_diagonal(sp.block_array([[H, rows.T], [rows, None]]))
+        found = SparseSaddle(K, n).negative
+        assert bool(asked) == (off == 0.3)
+        if not asked:
+            assert found == rows.shape[0]
+        signs = np.linalg.eigvalsh(K.toarray() + np.diag(np.r_[np.zeros(n), np.full(rows.shape[0], -1e-9)]))
+        assert found == int((signs < 0).sum())
+    asked.clear()
+    assert SparseSaddle(with_diagonal(sp.block_array([[-H, C.T], [C, None]])), n).negative > 20 and asked
 
 
 def test_curvature_that_is_negative_is_seen() -> None:

@@ -653,7 +653,7 @@ def test_conjugate_gradients_end_in_as_many_steps_as_there_are_eigenvalues() -> 
 @pytest.mark.parametrize("side", [31, SIDE])
 def test_a_minimum_buys_factors_where_they_pay(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where reaction dominates, products do, whatever the factors would fill; where diffusion does, eight of them say so,
-    and every step after has factors; at the same point."""
+    and every step after has factors; at the same point.  The next solve of this function does not ask again."""
     x = data()[1][:side, :side]
     bought, products = [0], [0]
     factored, multiplied = sparse_trust_region.sparse_step, Operator.mv
@@ -680,6 +680,10 @@ def test_a_minimum_buys_factors_where_they_pay(side: int, monkeypatch: pytest.Mo
         assert bought[0] == 0 if sets == 0 else bought[0] >= sets
         want = ik.root(grid, torch.zeros(side, side, dtype=D), (x, diffusion), solver="newton")
         torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-5)
+        products[0] = 0
+        again = ik.argmin(energy, torch.zeros(side, side, dtype=D), (x,), solver="newton_cg")
+        assert (products[0] == 0) == (sets > 0)
+        torch.testing.assert_close(again.value, s.value, rtol=0, atol=1e-13)
 
 
 def test_many_minima_have_newtons_steps_by_products() -> None:

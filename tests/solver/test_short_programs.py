@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit import system
 from implicitkit.foundation import autodiff, clamping, graph
 from implicitkit.linear.conditions import sparse_saddle
 from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem, DenseActiveFactors
@@ -26,7 +27,6 @@ from implicitkit.rule import determinacy
 from implicitkit.solver.constrained import step_program
 from implicitkit.solver.qp import sparse as qp
 from implicitkit.solver.verdict import judge
-from implicitkit.system import System
 
 F64 = torch.float64
 
@@ -76,21 +76,34 @@ def test_a_portfolio_takes_two_evaluations(monkeypatch: pytest.MonkeyPatch) -> N
     """At the start and at the end, for the program of an arrowhead costs less than a third, where the first of its active
     sets has led; and four passes through graphs: for the unit of the objective, for the slopes at both ends, and one product
     to show that the matrices are those of the last time, which need not be scaled again.  Seven: the start once more for its
-    second derivatives, those of the end, and a product for the budget."""
+    second derivatives, those of the end, and a product for the budget.  Bounds that are numbers are not evaluated to be
+    known, and what the function is asked once, here and for the derivative."""
     parts, z0 = portfolio(1024, 8), torch.full((1024,), 1 / 1024, dtype=F64)
+    parts[2].requires_grad_()
     solve(parts, z0)  # finds the pattern
     twice: list[bool] = []  # of each pass, may it be differentiated?
     for name in ("_run", "_engine_run_backward"):
         inner = getattr(graph, name)
         monkeypatch.setattr(graph, name, lambda *a, inner=inner, **k: twice.append(a[3]) or inner(*a, **k))
-    named, identity = [], System.identity.fget  # type: ignore[attr-defined]
-    monkeypatch.setattr(System, "identity", property(lambda self: named.append(1) or identity(self)))
+    named, identity, clipped, clip = [], system.identity_of, [], Bounded.__call__
+    monkeypatch.setattr(system, "identity_of", lambda function: named.append(1) or identity(function))
+    monkeypatch.setattr(Bounded, "__call__", lambda *given: clipped.append(1) or clip(*given))
     monkeypatch.delattr(sparse_saddle, "equilibrated")
     monkeypatch.delattr(Bounded, "natural")  # the bounds themselves say what it is
     monkeypatch.setattr(ConstrainedMinimisation, "has_natural", True)
     s = solve(parts, z0)
     assert (s.evaluations, int(s.steps), twice) == (2, 1, [False, True, False, False]) and is_optimal(parts, s)
-    assert len(named) == 1  # for two patterns
+    s.value.square().sum().backward()
+    assert (len(named), len(clipped)) == (1, 1)  # for two patterns, and when the function was lifted
+
+
+def test_bounds_are_evaluated_to_be_known_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each side, and when the function is lifted; four: where the end is looked at, too."""
+    clipped, clip, ends = [], Bounded.__call__, torch.tensor([[-1.0, -2.0], [0.5, 2.0]], dtype=F64)
+    monkeypatch.setattr(Bounded, "__call__", lambda *given: clipped.append(1) or clip(*given))
+    s = ik.argmin(lambda z: (z - 1).square().sum(), torch.zeros(2, dtype=F64), bounds=(ends[0], ends[1]), solver="sqp")
+    torch.testing.assert_close(s.value, torch.tensor([0.5, 1.0], dtype=F64))
+    assert len(clipped) == 3
 
 
 @pytest.mark.parametrize("what", ["objective", "constraint", "off the start"])

@@ -56,7 +56,7 @@ ROWS: dict[str, tuple[Callable[[Tensor], Any], Tensor, int, int]] = {
         lambda a: ik.argmin(
             lambda z, a: torch.cosh(z - a).sum() + 0.5 * z @ z, torch.zeros(10, dtype=D), (a,)
         ).value,
-        torch.linspace(-1, 1, 10, dtype=D), 1440, 1680,
+        torch.linspace(-1, 1, 10, dtype=D), 1330, 1460,
     ),
     "own solver, 1": (_layer, torch.tensor(2.0, dtype=D), 390, 820),
 }  # fmt: skip
@@ -114,6 +114,20 @@ def test_whom_nobody_gives_up_is_not_looked_at_again(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(driver._Loop, "look", lambda loop: said.append(loop.stuck is None) or look(loop))
     assert _two_ends(Impatient(Picard(), window=2)).converged.all()
     assert len(said) > 8 and all(said)
+
+
+STEPS = {"auto": 1, "newton_cg": 3}
+
+
+@pytest.mark.parametrize("solver", STEPS)
+def test_the_start_of_a_minimisation_has_one_graph(solver: str) -> None:
+    """Its value, its slope and its Hessian are from one evaluation; there is one where each step leads, one beside the end,
+    and the first of all, which shows what the function is made of."""
+    calls: list[int] = []
+    weights = torch.arange(1, 6, dtype=D)
+    objective = lambda z: calls.append(1) or (weights * (z - 2).square()).sum()  # noqa: E731
+    found = ik.argmin(objective, torch.zeros(5, dtype=D), solver=solver)
+    assert (int(found.steps), found.evaluations, len(calls)) == (STEPS[solver], 2 + STEPS[solver], 3 + STEPS[solver])
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -32,6 +32,7 @@ from implicitkit.sparsity.same_pattern import with_entries
 
 _REGULARISED = 1e-9  # delta, and rho by the sum of each row of |H|, after scaling
 _LEAST = 1e-3  # rows of H count as no smaller than this
+_DOMINANT = 0.5 + 1e-9  # of the sum of a row of |H|: a diagonal that is more than all else
 _SWEEPS = 8  # of refinement, at most
 ENOUGH = 1e-15  # backward error to which systems are solved
 _HARD = 1e-12  # backward error at which refinement may rest
@@ -160,12 +161,23 @@ class SparseSaddle:
         pivots, or is a band that is not positive definite."""
         if self.lu is None:
             return -1
+        if self._is_quasi_definite():
+            return self.rows
         count, lu, regularised = _negative(self.lu), self.lu, self.regularised
         while count not in (-1, self.rows) and regularised < min(_rounding(lu), _STRONGEST):
             regularised *= _STRONGER
             lu = _factor(self.K, regularised * self.signs, self.layout)
             count = -1 if lu is None else _negative(lu)
         return count
+
+    def _is_quasi_definite(self) -> bool:
+        """Is ``H`` diagonally dominant (a diagonal, as of many programs)?  Then as many eigenvalues are negative as there are
+        rows, whatever rounding makes of pivots, which take a copy of the factors to look at (Vanderbei 1995, theorem 2.1)."""
+        if isinstance(self.K, ArrowheadMatrix) or not hasattr(self.lu, "perm_r"):
+            return False
+        diagonal, n = self.K.data[self.layout.diagonal], len(self.signs) - self.rows
+        dominant = diagonal[:n] > _DOMINANT * self.signs[:n]  # the sums of rows of |H|, or more
+        return bool(dominant.all() and (diagonal[n:] <= 0).all())
 
     @functools.cached_property
     def _pivoted(self) -> Any:

@@ -31,7 +31,7 @@ def no_value_in_the_set(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
     if not isinstance(model.problem.prox, (Bounded, Projected)) or not bool(which.any()):
         return torch.zeros_like(which)
     z = model.split(w)[0]
-    inside = model.proximal(z, 1.0)
+    inside = model.inside(z) if isinstance(model.problem.prox, Bounded) else model.proximal(z, 1.0)
     beside = torch.linalg.vector_norm(z - inside, dim=1) >= torch.finfo(w.dtype).eps ** 0.5 * z.norm(dim=1)
     which = which & beside
     return which & ~torch.isfinite(model.values(inside)[0]) if bool(which.any()) else which

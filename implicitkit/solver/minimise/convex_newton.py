@@ -65,8 +65,11 @@ class ConvexNewton(Method):
     def __post_init__(self) -> None:
         check_options(self, formed=flag())
 
+    def keeps_graphs(self, z0: Tensor) -> bool:
+        return self.formed and may_keep_graphs(z0)
+
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
-        with kept_graphs(f, self.formed and may_keep_graphs(z0)):
+        with kept_graphs(f, self.keeps_graphs(z0)):
             return super().run(f, z0, options)
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:

@@ -29,7 +29,9 @@ class FrugalNewtonCG(NewtonCG):
     name: ClassVar[str] = "newton_cg"
     hands_over: ClassVar[bool] = True
 
-    def _begun(self, f: Evaluations, model: Model, path: Path | None, made: float, rent: float = 0.0) -> Any:
+    def _begun(
+        self, f: Evaluations, model: Model, path: Path | None, made: float, rent: float = 0.0, begins: bool = False
+    ) -> Any:
         if f.eps > torch.finfo(model.g.dtype).eps:  # what is left to L-BFGS
             f.stuck = f.active
             return None, None

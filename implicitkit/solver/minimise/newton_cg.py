@@ -27,6 +27,7 @@ from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.paths import End, Path, way_to_boundary
 from implicitkit.solver.steps.region import POOR, Region
 from implicitkit.solver.steps.spectral_trust_region import SpectralStep, price_of_spectrum
+from implicitkit.solver.steps.trials import Trials
 from implicitkit.sparsity.patterns import SMALLEST
 
 WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
@@ -87,15 +88,19 @@ class NewtonCG(Method):
     def __post_init__(self) -> None:
         check_options(self, radius=positive(), inner_steps=optional(at_least(1)))
 
+    def keeps_graphs(self, z0: Tensor) -> bool:
+        return z0.numel() <= MOST
+
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
-        with kept_graphs(f, z0.numel() <= MOST):
+        with kept_graphs(f, self.keeps_graphs(z0)):
             return super().run(f, z0, options)
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         n = z.shape[1]
         length = torch.linalg.vector_norm(z, dim=1).clamp_min(n**0.5 if n >= SMALLEST else 1.0)
         radius, first = self.radius * length, torch.linalg.vector_norm(f(z), dim=1)
-        return {"radius": radius, "first": first, "made": 0.0, "shift": torch.zeros_like(radius), "rent": 0.0}
+        spent = {"made": 0.0, "rent": 0.0, "begins": True}
+        return {"radius": radius, "first": first, "shift": torch.zeros_like(radius)} | spent
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
@@ -108,7 +113,7 @@ class NewtonCG(Method):
         try:
             H = f.linearize(z)
             model = Model(H, g, radius, target, region.found, inner_steps)
-            tried, factors = self._begun(f, model, path, state["made"], rent)
+            tried, factors = self._begun(f, model, path, state["made"], rent, state["begins"])
             made, shift = 0.0, state["shift"]
             if f.stuck is not stuck:
                 return z, state
@@ -147,6 +152,7 @@ class NewtonCG(Method):
             f.curved = None if whole is None else HessianFactors(whole.diagonal, whole.solve)
         rent = rent + path.walked + 1 if cut else rent if factors is None else 0.0
         after = {"radius": region.radius, "first": state["first"], "made": made, "shift": shift, "rent": rent}
+        after["begins"] = False
         if path.left is not None and factors is None and torch.equal(region.z, z + p):
             after |= {"left": path.left, "norm": norm}
         return region.z, after
@@ -158,11 +164,13 @@ class NewtonCG(Method):
         path: Path | None,
         made: float,
         rent: float = 0.0,
+        begins: bool = False,
     ) -> tuple[tuple[Tensor, Tensor] | None, _Factors | None]:
         """A step by products while they cost less than factors would, else factors; ``None`` for the other, and for both
         where there is no pattern.  ``made``: factorisations of all samples that the last step took, if it took any; those of
         a step that ends at the boundary are several.  ``rent``: products of the steps since then that ended there, where the
-        exact ones fall further."""
+        exact ones fall further.  ``begins``: in the first step of a solve products are not tried where they were in vain in
+        solves of this function before (:class:`~implicitkit.solver.steps.trials.Trials`)."""
         H, g = model.H, model.g
         few = g.shape[1] < SMALLEST
         if few and f.eps > torch.finfo(g.dtype).eps:  # a Hessian of half the digits says little of its eigenvalues
@@ -174,9 +182,13 @@ class NewtonCG(Method):
             paid = known is None or rent >= _SEVERAL * known.factors
             price = None if known is None or paid else max(1.0, made) * known.factors
         if price is not None and price >= (_AGAIN if made else WORTH):
-            tried = steihaug(*model, price, path=path)
-            if tried is not None:
-                return tried, None
+            trials = None if few or not begins else f.remembered(g, "conjugate gradients", Trials)
+            if trials is None or trials.is_due():
+                tried = steihaug(*model, price, path=path)
+                if trials is not None:
+                    trials.note(tried is not None)
+                if tried is not None:
+                    return tried, None
         if not few:
             return None, _by_factors(H, g)
         if price == math.inf:

@@ -17,6 +17,7 @@ from implicitkit.solver.root.newton import Newton
 from implicitkit.solver.steps.factored import is_large
 from implicitkit.solver.steps.forcing import after_step, forcing_term
 from implicitkit.solver.steps.newton_damping import damped_step
+from implicitkit.solver.steps.trials import Trials
 
 _WORTH = 13.0  # products that factors must cost for Krylov vectors to be tried, which costs four where they are in vain
 _FEW, _SAMPLES = 12, 8  # unknowns, of so many samples, whose factors never cost that, but a product each at most
@@ -25,25 +26,6 @@ FRESH = 4.0  # factorisations that Newton's method takes where none serves sever
 _TRIED = 0.1  # of what these cost: trials that are no dearer are not given up by their rate
 _FORCING = 0.5  # of the residual that they may leave, ...
 _ADVANCE = 0.1  # ... and that a step may spend the share for, on account of those after it
-_PAUSES = 3  # trials in vain, one after another, after which 1, 3, 7 and no more solves begin without one
-
-
-class _Trials:
-    """How trials of Krylov vectors ended at the start of solves of one function, kept with its pattern: after some in vain
-    the next solves begin with factors at once, as they would after a trial, and so come to the same numbers."""
-
-    def __init__(self) -> None:
-        self.vain = self.left = 0
-
-    def is_due(self) -> bool:
-        """Is one made in this solve?"""
-        self.left -= 1
-        return self.left < 0
-
-    def note(self, served: bool) -> None:
-        """How it ended."""
-        self.vain = 0 if served else min(self.vain + 1, _PAUSES)
-        self.left = 2**self.vain - 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +71,7 @@ class FrugalNewton(Newton):
         alike = state["alike"] and price >= _WORTH and _are_alike(f, A, z)
         if alike:
             price = f.price(z, A, len(z))
-        trials = f.remembered(z, "krylov", _Trials) if state["begins"] and price >= _WORTH and not alike else None
+        trials = f.remembered(z, "krylov", Trials) if state["begins"] and price >= _WORTH and not alike else None
         if price >= _WORTH and (trials is None or trials.is_due()):
             eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(torch.finfo(z.dtype).eps, _FORCING)
             A.definite = state["definite"]  # as the last one was

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.problem.argmin import Bounded, Projected
+from implicitkit.solver.base import Solver
 from implicitkit.solver.constrained.model import SPARSE, Model
+from implicitkit.solver.evaluating.differentiated import kept_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.differences import in_working_precision, row_norm
 from implicitkit.solver.verdict.rounding_level import ROUNDING
@@ -35,10 +37,10 @@ class Start:
 
     Args:
         f: the problem's; its residual there is what a solver asks for first, and nothing is evaluated twice.
-            z0: ``(batch, n)``.
+            z0: ``(batch, n)``. solver: who begins there.
     """
 
-    def __init__(self, f: Evaluations, z0: Tensor) -> None:
+    def __init__(self, f: Evaluations, z0: Tensor, solver: Solver) -> None:
         self.f, self.z0, self.model = f, z0, None
         self._level: Tensor | None = None
         self._constraints = z0[:, :0]
@@ -51,7 +53,9 @@ class Start:
             f.keeps = keeps
             self._level, self._constraints = f.values(z0)
         elif f.kind.returns_scalar or f.kind.of_residuals:
-            self._level, self.steep = f.value(z0), torch.linalg.vector_norm(in_working_precision(f.residual(z0)), dim=1)
+            with kept_graphs(f, solver.keeps_graphs(z0)):
+                self._level, slope = f.value(z0), in_working_precision(f.residual(z0))
+            self.steep = torch.linalg.vector_norm(slope, dim=1)
 
     def risen(self, z: Tensor, which: Tensor) -> Tensor:
         """Which of the samples ``which`` at ``z`` are higher than a start that meets the constraints, by more than rounding
