@@ -36,6 +36,8 @@ BY_THE_WAY = "what the flow conserves does not tell this state from others besid
 _OWN_CHANGE = 0.4  # of a derivative, by the change of the Jacobian on the way to the solution
 _PIVOT = 0.6  # power of rounding, beside the largest one, that one of a singular matrix in units of its own may reach
 _OTHER = 1e-2  # of a vector, by which another one differs
+_SWEEPS = 3  # of refinement, by which it is mostly seen that there is none ...
+_SLOW = 0.3  # ... while each leaves no more than this of what is off
 _REFINED = 2  # times sparse factors are asked, the second one for what the first has left
 
 
@@ -96,15 +98,25 @@ def is_ambiguous(A: Operator, solve: Callable[[Tensor], Tensor]) -> bool | None:
     """Does ``A y`` of a random ``y`` lead to another vector, where ``solve`` makes Krylov vectors with factors of a matrix
     near ``A``, or in other units?  They converge where ``A`` is singular, too, if the right-hand side allows it, to any of
     the solutions; without either to the one of constant sums, since all vectors are then in the range of ``A``: ``None``, as
-    where there are factors of ``A`` itself."""
+    where there are factors of ``A`` itself.  ``solve`` is asked where these factors alone, whose refinement leaves what is
+    in a null space as it is, have not come as near to ``y`` in a few products."""
     own = A.even or A
     if own is A and A.known is None and A.near is None and A.preconditioner is None:
         return None
     if own.exact is not None or (own.formed is not None and own.formed.regular):
         return None
     y = seeded.normal(A.batch, A.size, seed=0x73).to(A.like)
-    off, size = (torch.linalg.vector_norm(t, dim=1) for t in (solve(A.mv(y)) - y, y))
-    return bool((off > _OTHER * size).any())
+    b, size = A.mv(y), torch.linalg.vector_norm(y, dim=1)
+    off, left = y, b
+    for _ in range(_SWEEPS if own is A and A.known is not None else 0):
+        before, off = off, off - A.known.solve(left.unsqueeze(2)).squeeze(2).to(y)
+        norm = torch.linalg.vector_norm(off, dim=1)
+        if bool((norm <= _OTHER * size).all()):
+            return False
+        if not bool((norm <= _SLOW * torch.linalg.vector_norm(before, dim=1)).all()):
+            break
+        left = A.mv(off)
+    return bool((torch.linalg.vector_norm(solve(b) - y, dim=1) > _OTHER * size).any())
 
 
 def at_constant_sums(A: Operator, b: Tensor, found: LinearSolution, held: Held, transposed: bool) -> LinearSolution:

@@ -379,7 +379,8 @@ def test_sums_of_many_rounded_unknowns() -> None:
 
 
 def test_a_regular_jacobian_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether factors of a step nearby hide a singular one takes as many products as a derivative."""
+    """Whether factors of a step nearby hide a singular one takes a product or two more; by solving for what is known it took
+    as many as a derivative."""
     count, weights = [0], torch.cos(torch.arange(200**2, dtype=D)).view(200, 200) / 20
 
     def counted(product: Any) -> Any:
@@ -394,12 +395,13 @@ def test_a_regular_jacobian_is_asked_about_once(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(Operator, name, counted(getattr(Operator, name)))
     x = torch.linspace(-1, 1, 200, dtype=D).repeat(8, 1).requires_grad_()
     cell, options = lambda z, x: torch.tanh(z @ weights + x), {"solver": "newton", "batch_dims": 1}
-    z = ik.fixed_point(cell, torch.zeros_like(x), (x,), **options).value
-    products, count[0] = [], 0
-    for _ in range(2):
-        torch.autograd.grad(z.sum(), x, retain_graph=True)
-        products.append(count[0] - sum(products))
-    assert 0 < products[1] < 0.5 * products[0], products
+    for _ in range(3):  # what is asked of a function, at its first derivative and at its fourth, has been
+        z = ik.fixed_point(cell, torch.zeros_like(x), (x,), **options).value
+        products, count[0] = [], 0
+        for _ in range(2):
+            torch.autograd.grad(z.sum(), x, retain_graph=True)
+            products.append(count[0] - sum(products))
+    assert 4 <= products[1] < products[0] <= products[1] + 2, products
 
 
 def test_large_samples_keep_sums_of_their_own() -> None:
