@@ -23,6 +23,7 @@ from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.banded import SymmetricBand, SymmetricSquare
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
+from implicitkit.sparsity.same_pattern import with_entries
 
 _TRIALS = 30
 _DENSE = 512  # unknowns up to which a dense matrix has its factors sooner than a sparse one has
@@ -84,7 +85,7 @@ def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor, shift: Ten
     for i, values in enumerate(whole.values):
         if bool(done[i]) or not (np.isfinite(values).all() and np.isfinite(slopes[i]).all()):
             continue
-        H = sp.csc_matrix(whole.ready.matrix(values).T)  # by rows and by columns it is the same
+        H = with_entries(whole.ready.analysed(_by_columns), values)
         narrow = blocks.extended.ready.analysed(analyse).band is not None and not blocks.border
         layout = whole.ready.analysed(_band_layout if narrow else _layout)
         if layout.band is None and not blocks.border and (n <= _DENSE or layout.ordering.fills(n)):
@@ -100,13 +101,17 @@ def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor, shift: Ten
     return SparseStep(step, decrease, shift, made / len(g), factors)
 
 
+def _by_columns(pattern: sp.csr_matrix) -> sp.csc_matrix:
+    return sp.csc_matrix(pattern.T)  # by rows and by columns a symmetric matrix is the same
+
+
 def _layout(pattern: sp.csr_matrix) -> Layout:
-    return Layout(sp.csc_matrix(pattern.T))  # of a symmetric matrix, with its whole diagonal
+    return Layout(_by_columns(pattern))  # with its whole diagonal
 
 
 def _band_layout(pattern: sp.csr_matrix) -> Layout:
     """The :func:`_layout` of a band, whose diagonal makes it no wider."""
-    return Layout(sp.csc_matrix(pattern.T), SymmetricBand(analyse(pattern)))
+    return Layout(_by_columns(pattern), SymmetricBand(analyse(pattern)))
 
 
 def _bounds(H: sp.csc_matrix, g: np.ndarray, radius: float, diagonal: np.ndarray) -> tuple[float, float]:
@@ -146,7 +151,7 @@ def _one(
     bare = least == 0  # may it be definite as it is?
     while made < _TRIALS:
         made += 1
-        K = H.copy()
+        K = with_entries(H, H.data.copy())
         K.data[layout.diagonal[:n]] += shift
         saddle = SparseSaddle(K, n, layout=layout)
         if saddle.negative != negative:
