@@ -243,7 +243,7 @@ class System:
 
     @functools.cached_property
     def identity(self) -> tuple[Hashable, ...]:
-        """What tells this system's function, its mode, and the shape of its state, complex or not, from others; asked once."""
+        """What tells this system's function, its mode, and the shape of its state, complex or not, from others."""
         lifted = self.lifted
         modules = [m for places in (*lifted.slots, *(p for p, _ in lifted.frozen)) for m, _, _ in places]
         events = (*map(tuple, self.layout.events), *self.layout.complex)

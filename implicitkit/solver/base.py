@@ -200,8 +200,8 @@ class Solver(Configured):
         raise NotImplementedError(f"{type(self).__name__} has no run method")
 
     def keeps_graphs(self, z0: Tensor) -> bool:
-        """Are the graphs of gradients kept at the points that it tries from ``z0`` on, the start among them, since it goes on
-        with the Hessian at one of them (default: no)?"""
+        """Are the graphs of gradients kept at the points that it tries from ``z0`` on, the start among them, since it goes
+        on with the Hessian at one of them (default: no)?"""
         return False
 
     def unroll(self, f: Evaluations, z0: Tensor, steps: int) -> Tensor:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation import autodiff
-from implicitkit.linear.conditions import kkt
+from implicitkit.linear.conditions import kkt, sparse_saddle
 from implicitkit.linear.conditions.least_norm import least_norm
-from implicitkit.linear.conditions import sparse_saddle
 from implicitkit.linear.conditions.sparse_saddle import SparseSaddle
 from implicitkit.linear.factors import ordering
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks

@@ -469,11 +469,40 @@ MUTANTS = [
         ("if found is None and not self.formed:", "if False:"),
     ),
     *mutants(
-        "implicitkit/solver/root/frugal.py",
+        "implicitkit/solver/steps/trials.py",
         "tests/linear/test_frugal.py -k in_vain",
         ("self.vain = 0 if served else min(self.vain + 1, _PAUSES)", "self.vain = min(self.vain + 1, _PAUSES)"),
         ("self.left = 2**self.vain - 1", "self.left = self.vain"),
+    ),
+    *mutants(
+        "implicitkit/solver/root/frugal.py",
+        "tests/linear/test_frugal.py -k in_vain",
         ("(trials is None or trials.is_due())", "True"),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/newton_cg.py",
+        "tests/linear/test_frugal.py -k buys_factors_where",
+        ("if trials is None or trials.is_due():", "if True:"),
+    ),
+    *mutants(
+        "implicitkit/linear/conditions/sparse_saddle.py",
+        "tests/linear/test_dependent_conditions.py -k dominant",
+        ("if self._is_quasi_definite():", "if False:"),
+        ("return bool(dominant.all() and", "return bool(True and"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/higher_than_start.py",
+        "tests/solver/test_small_calls.py -k one_graph",
+        ("solver.keeps_graphs(z0)", "False"),
+    ),
+    *mutants(
+        "implicitkit/problem/constrained.py",
+        "tests/solver/test_short_programs.py -k 'portfolio or by_leaf'",
+        ("if not number or any(other != end for other in given[1:]):", "if not number:"),
+        (
+            "(None if end is None else z[:, :n] - end for end in reversed(ends))",
+            "(None if end is None else z[:, :n] - end for end in ends)",
+        ),
     ),
     *mutants(
         "implicitkit/sparsity/identity.py",

@@ -106,6 +106,18 @@ def test_bounds_are_evaluated_to_be_known_and_no_more(monkeypatch: pytest.Monkey
     assert len(clipped) == 3
 
 
+def test_numbers_may_be_others_by_leaf() -> None:
+    """Values, and derivatives by what they depend on, where a lower bound, an upper one, both or none is active."""
+    z0 = {name: torch.zeros(2, dtype=F64) for name in "abc"}
+    lower, upper = {"a": -1.0, "b": 0.5, "c": None}, {"a": 0.25, "b": 9, "c": None}
+    x = torch.tensor([1.0, 0.125], dtype=F64, requires_grad=True)
+    z = ik.argmin(lambda z, x: sum((t - x).square().sum() for t in z.values()), z0, (x,), bounds=(lower, upper)).value
+    found = torch.cat([*z.values()])
+    torch.testing.assert_close(found, torch.tensor([0.25, 0.125, 1.0, 0.5, 1.0, 0.125], dtype=F64))
+    (g,) = torch.autograd.grad((found * torch.arange(1, 7)).sum(), x)
+    torch.testing.assert_close(g, torch.tensor([3.0 + 5, 2.0 + 6], dtype=F64))
+
+
 @pytest.mark.parametrize("what", ["objective", "constraint", "off the start"])
 def test_matrices_of_the_last_time_are_not_taken_for_others(what: str) -> None:
     """Where the risk is another, where the prices of the budget are, and where the Hessian is the same at the start only."""

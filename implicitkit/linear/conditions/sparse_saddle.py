@@ -171,8 +171,9 @@ class SparseSaddle:
         return count
 
     def _is_quasi_definite(self) -> bool:
-        """Is ``H`` diagonally dominant (a diagonal, as of many programs)?  Then as many eigenvalues are negative as there are
-        rows, whatever rounding makes of pivots, which take a copy of the factors to look at (Vanderbei 1995, theorem 2.1)."""
+        """Is ``H`` diagonally dominant (a diagonal, as of many programs)?  Then as many eigenvalues are negative as there
+        are rows, whatever rounding makes of pivots, which it takes a copy of the factors to look at (Vanderbei 1995, theorem
+        2.1)."""
         if isinstance(self.K, ArrowheadMatrix) or not hasattr(self.lu, "perm_r"):
             return False
         diagonal, n = self.K.data[self.layout.diagonal], len(self.signs) - self.rows
