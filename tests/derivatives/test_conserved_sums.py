@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.foundation.autodiff import linearise
 from implicitkit.foundation.errors import DegenerateWarning
 from implicitkit.foundation.operators import Operator
+from implicitkit.linear.factors.dense_blocks import DenseBlocks
+from implicitkit.rule import constant_sums
 
 D = torch.float64
 
@@ -402,6 +405,29 @@ def test_a_regular_jacobian_is_asked_about_once(monkeypatch: pytest.MonkeyPatch)
             torch.autograd.grad(z.sum(), x, retain_graph=True)
             products.append(count[0] - sum(products))
     assert 4 <= products[1] < products[0] <= products[1] + 2, products
+
+
+@pytest.mark.parametrize("off", [1e-4, 1e-2, 0.2])
+@pytest.mark.parametrize("singular", [False, True])
+def test_refinement_by_factors_nearby_leaves_a_null_space_as_it_is(singular: bool, off: float) -> None:
+    """So it tells a singular matrix from others in a product or a few; what it does not tell is asked of a solve."""
+    n, g = 40, torch.Generator().manual_seed(0)
+    U, V = (torch.linalg.qr(torch.randn(n, n, dtype=D, generator=g))[0] for _ in range(2))
+    sizes = torch.linspace(1, 2, n, dtype=D)
+    sizes[0] = 0.0 if singular else 1.0
+    M = U @ (sizes.unsqueeze(1) * V)
+    A, asked = linearise(lambda z: z @ M.mT, torch.zeros(1, n, dtype=D))[1], []
+    A.known = DenseBlocks((M + off * torch.randn(n, n, dtype=D, generator=g) / n**0.5).unsqueeze(0))
+
+    def solve(b: Tensor) -> Tensor:  # to the end, as Krylov vectors do
+        asked.append(1)
+        x = torch.zeros_like(b)
+        for _ in range(100):
+            x = x + A.known.solve(b - x @ M.mT)
+        return x
+
+    assert constant_sums.is_ambiguous(A, solve) is singular
+    assert bool(asked) is singular
 
 
 def test_large_samples_keep_sums_of_their_own() -> None:
