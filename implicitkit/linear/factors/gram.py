@@ -29,6 +29,7 @@ from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.banded import SymmetricBand
 from implicitkit.linear.factors.gram_entries import long_rows, squares
+from implicitkit.linear.factors.last_matrix import LastMatrix, numbers_in
 from implicitkit.linear.factors.ordering import Ordering
 from implicitkit.sparsity.compression import Coloured, below_each_other
 from implicitkit.sparsity.same_pattern import stand_at, with_entries
@@ -42,6 +43,7 @@ class Orders:
     def __init__(self, pattern: object = None) -> None:
         self.alone = Ordering()
         self.bordered: dict[int, Layout] = {}
+        self.last = LastMatrix()
         self._places: tuple[np.ndarray, np.ndarray] | None = None  # where the entries of the first stand
         self._band: SymmetricBand | None = None  # as these do
 
@@ -115,18 +117,22 @@ class Gram:
         shifted = with_entries(self.N, self.N.data.copy())
         shifted.data[self._places] += shift
         if not len(self.W):
-            band, full = orders.band(shifted), None
-            if band is not None:
-                full = band.cholesky(shifted.data)
-            elif orders.alone.fills(shifted.shape[0]):
-                full = _Cholesky.of(shifted, self.N.diagonal() > 0, shift)
-            return orders.alone.factor(shifted, 0.0) if full is None else full
+            return orders.last.factors(shifted, lambda: self._factor(shifted, shift, orders), numbers_in)
         W = _full(self.W)
         K = sp.bmat([[shifted, W.T], [W, sp.diags_array(-self.signs)]], format="csc")
         K.sort_indices()
         layout = orders.layout(K, len(self.W))
         saddle = SparseSaddle(K, len(self.W.T), layout=layout, regularised=_REGULARISED)
         return None if saddle.lu is None else _Bordered(saddle, len(self.W))
+
+    def _factor(self, shifted: sp.csc_matrix, shift: float, orders: Orders) -> Any:
+        """Factors of ``N + shift I``."""
+        band, full = orders.band(shifted), None
+        if band is not None:
+            full = band.cholesky(shifted.data)
+        elif orders.alone.fills(shifted.shape[0]):
+            full = _Cholesky.of(shifted, self.N.diagonal() > 0, shift)
+        return orders.alone.factor(shifted, 0.0) if full is None else full
 
 
 def product_of_all(grams: Sequence[Gram]) -> Callable[[np.ndarray], np.ndarray]:
@@ -150,7 +156,7 @@ class _Cholesky:
     ``shift`` are left out."""
 
     def __init__(self, factor: Any, kept: np.ndarray, shift: float) -> None:
-        self.factor, self.kept, self.shift = factor, kept, shift
+        self.factors, self.kept, self.shift = factor, kept, shift
 
     @classmethod
     def of(cls, shifted: sp.csc_matrix, there: np.ndarray, shift: float) -> _Cholesky | None:
@@ -166,7 +172,7 @@ class _Cholesky:
     def solve(self, b: np.ndarray) -> np.ndarray:
         """``(n,)`` or ``(n, k)``."""
         x = b / self.shift if self.shift else np.zeros_like(b)
-        x[self.kept] = la.lapack.dpotrs(self.factor, b[self.kept])[0]
+        x[self.kept] = la.lapack.dpotrs(self.factors, b[self.kept])[0]
         return x
 
 

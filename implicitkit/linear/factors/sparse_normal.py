@@ -131,10 +131,12 @@ class NormalFactors:
 
     Attributes:
         unlike: how far from one eigenvalues of ``N^{-1} H`` have been found at the solution; infinite: nobody has asked.
+        looked: where it was asked, among how many, and of every sample.
     """
 
     rough = positive = True
     gone = False
+    looked: tuple[Tensor, float, Tensor] | None = None
 
     def __init__(self, lus: list[Any], scaled: list[Gram], D: np.ndarray, mu: np.ndarray) -> None:
         self.lus, self.scaled, self.D = lus, scaled, D

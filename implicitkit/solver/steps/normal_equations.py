@@ -225,6 +225,7 @@ class _DenseFactors:
 
     rough = positive = True
     gone = False
+    looked: tuple[Tensor, float, Tensor] | None = None
 
     def __init__(self, L: Tensor, scaled: Tensor, D: Tensor, mu: Tensor) -> None:
         self.L, self.scaled, self.units, self.D, self.damping = L, scaled, D, D.unsqueeze(2), mu
