@@ -2,8 +2,7 @@
 rounding.
 
 Designs of linear fits, risk models and quadratic terms are the same from solve to solve: one product in place of all that
-show the entries.  Where a matrix was found to have others, it is asked again after two more, four, eight, ...: a Jacobian
-that changes with every point is hardly ever asked.
+show the entries.
 
 Source: Freivalds (1979), "Fast probabilistic algorithms": whoever has another matrix has another product, with probability
 one.
@@ -49,7 +48,13 @@ class LastEntries:
     """Those of one pattern."""
 
     def __init__(self, pattern: object = None) -> None:
-        self._kept, self._others, self._ahead = Kept(), 0, 0
+        self._kept = Kept()
+
+    @property
+    def entries(self) -> Any:
+        """Those that are kept; ``None``: none are."""
+        last: _Last | None = self._kept.value
+        return None if last is None else last.entries
 
     def same(self, product: _Product, batch: int, like: Tensor) -> tuple[Any, np.ndarray] | None:
         """The entries and their error, if they are those of the matrices with this product, ``(batch, n) -> (batch, m)``."""
@@ -59,18 +64,14 @@ class LastEntries:
         now = product_of_one(product, last.v, batch, like)
         with np.errstate(invalid="ignore"):  # of what is infinite
             same = bool((np.abs(now - last.product) <= last.rounding).all())
-        self._others = 0 if same else self._others + 1
-        if not same:
-            self._ahead = 2**self._others
-            self._kept.put(None, 0)
+        self._kept.served(same)
         return (last.entries, last.error) if same else None
 
     def keep(
         self, entries: Any, error: np.ndarray, product: _Product, like: Tensor, count: int, sizes: Callable[[], Sizes]
     ) -> None:
         """Remember them if the next are to be asked; ``count`` numbers, ``product`` of the matrices that have them."""
-        self._ahead -= 1
-        if self._ahead > 0:
+        if not self._kept.is_wanted():
             return
         columns, moved = sizes()
         v = seeded.normal(columns.shape[1], seed=0x53).numpy() / np.where(

@@ -18,6 +18,7 @@ Source: Andersen (1996), "A modified Schur-complement method for handling dense 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy as np
 import scipy.linalg as la
 import scipy.sparse as sp
 
+from implicitkit.foundation.kept import Kept
 from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.banded import SymmetricBand
@@ -32,6 +34,7 @@ from implicitkit.linear.factors.gram_entries import long_rows, squares
 from implicitkit.linear.factors.last_matrix import LastMatrix, numbers_in
 from implicitkit.linear.factors.ordering import Ordering
 from implicitkit.sparsity.compression import Coloured, below_each_other
+from implicitkit.sparsity.last_entries import LastEntries
 from implicitkit.sparsity.same_pattern import stand_at, with_entries
 
 _REGULARISED = 1e-14  # of what is positive definite but for rounding
@@ -81,6 +84,7 @@ class Gram:
         self.N, self.W, self.signs = N, W, signs
         columns = _columns_of(N) if known is None else known[0]
         self._columns, self._places = columns, np.flatnonzero(columns == N.indices) if known is None else known[1]
+        self.known = self._columns, self._places
 
     def diagonal(self) -> np.ndarray:
         """``(n,)``."""
@@ -190,7 +194,35 @@ class _Bordered:
 
 
 def of_sparse(ready: Coloured, values: np.ndarray) -> list[Gram]:
-    """``R'R`` of each of the sparse matrices of one pattern with these entries, ``(batch, nnz)``; their long rows apart."""
+    """``R'R`` of each of the sparse matrices of one pattern with these entries, ``(batch, nnz)``; their long rows apart.  Of
+    entries that are kept (:mod:`~implicitkit.sparsity.last_entries`) it is, too."""
+    last: _LastGrams = ready.analysed(_LastGrams)
+    grams = last.of(values)
+    if grams is None:
+        grams = _of_sparse(ready, values)
+        if values is ready.analysed(LastEntries).entries:
+            last.keep(values, grams)
+    return [Gram(with_entries(g.N, g.N.data.copy()), g.W, g.signs, g.known) for g in grams]
+
+
+class _LastGrams:
+    """``R'R`` of the entries of ``R`` that are kept."""
+
+    def __init__(self, pattern: object = None) -> None:
+        self._kept, self._entries = Kept(), lambda: None
+
+    def of(self, values: np.ndarray) -> list[Gram] | None:
+        """Of these entries, if they are the very same."""
+        found: list[Gram] | None = self._kept.value
+        return found if self._entries() is values else None
+
+    def keep(self, values: np.ndarray, grams: list[Gram]) -> None:
+        """Not to be written to any more."""
+        self._entries = weakref.ref(values)
+        self._kept.put(grams, sum(gram.N.nnz + gram.W.size for gram in grams))
+
+
+def _of_sparse(ready: Coloured, values: np.ndarray) -> list[Gram]:
     rows, found = ready.analysed(long_rows), ready.analysed(squares)
     signs, keep = np.ones(len(rows)), np.ones(ready.shape[0], dtype=bool)
     keep[rows] = False

@@ -29,14 +29,20 @@ class LastMatrix:
             A: not to be written to any more. numbers: in what was made; that ``None`` was made is not remembered.
         """
         last = self._kept.value
-        if last is not None and np.array_equal(last[0].data, A.data) and stand_at(A, last[0].indices, last[0].indptr):
-            return last[1]
-        last = None  # before there are others: two at a time may be too many
-        self._kept.put(None, 0)
+        if last is not None:
+            same = np.array_equal(last[0].data, A.data) and stand_at(A, last[0].indices, last[0].indptr)
+            self._kept.served(same)  # two at a time may be too many
+            if same:
+                return last[1]
+        last = None
         found = make()
-        if found is not None:
+        if found is not None and self._kept.is_wanted():
             self._kept.put((A, found), numbers(found) + A.nnz)
         return found
+
+    def forget(self) -> None:
+        """Give the memory back."""
+        self._kept.put(None, 0)
 
 
 def numbers_in(factors: Any) -> int:

@@ -6,6 +6,7 @@ The matrix is symmetric and, for ``\mu > 0``, definite: the minimum degree order
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,7 +56,7 @@ class SparseNormal:
         self.settled = np.zeros(len(like), bool) if before is None or settled is None else settled.cpu().numpy()
         self.at_work = np.flatnonzero(~self.settled)
         if isinstance(ready, Coloured):
-            values = values[self.at_work]
+            values = values if len(self.at_work) == len(values) else values[self.at_work]  # a copy is nobody's
             self._product, squares = lambda p: _stacked(ready, values, p), of_sparse(ready, values)
         else:
             R = [LowRank(ready.matrix(values[0][i]), values[1][i], values[2][i]) for i in self.at_work]
@@ -111,7 +112,8 @@ class SparseNormal:
             if asked[i] and self._lus[i] is not None:
                 p[i] = self._lus[i].solve(rhs[i]) / self.D[i]
         whole = all(lu is not None for lu in self._lus) and not self.restricted
-        self.factors = NormalFactors(list(self._lus), self.N, self.D, self.damping.copy()) if whole else None
+        factors = NormalFactors(list(self._lus), self.N, self.D, self.damping.copy(), self.orders.last.forget)
+        self.factors = factors if whole else None
         return self._tensor(p)
 
     def times(self, p: Tensor) -> Tensor:
@@ -138,8 +140,15 @@ class NormalFactors:
     gone = False
     looked: tuple[Tensor, float, Tensor] | None = None
 
-    def __init__(self, lus: list[Any], scaled: list[Gram], D: np.ndarray, mu: np.ndarray) -> None:
-        self.lus, self.scaled, self.D = lus, scaled, D
+    def __init__(
+        self,
+        lus: list[Any],
+        scaled: list[Gram],
+        D: np.ndarray,
+        mu: np.ndarray,
+        forget: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.lus, self.scaled, self.D, self._forget = lus, scaled, D, forget
         self.damping, self.unlike = torch.from_numpy(mu), math.inf  # ``mu`` of every sample, ``(batch,)``
         self.factor = Verdict(torch.ones(len(lus), dtype=torch.bool, device="cpu"))
 
@@ -151,6 +160,7 @@ class NormalFactors:
     def let_go(self) -> None:
         """Give their memory back: nobody is going to use them."""
         self.lus, self.scaled, self.gone = [], [], True
+        self._forget()
 
     @property
     def units(self) -> Tensor:

@@ -14,9 +14,15 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.least_squares.geodesic import Bend, Bends
 from implicitkit.solver.method import Method
-from implicitkit.solver.steps.factored import at_rounding, leave
+from implicitkit.solver.steps.factored import BEYOND, at_rounding, leave
 from implicitkit.solver.steps.line_search import decrease
-from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, weighted, with_old_factors
+from implicitkit.solver.steps.normal_equations import (
+    column_scales,
+    normal_equations,
+    undamped,
+    weighted,
+    with_old_factors,
+)
 from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.steps.robust_model import curvature, next_share, root, weights
 from implicitkit.solver.verdict.differences import FLOOR
@@ -142,7 +148,7 @@ class LevenbergMarquardt(Method):
         z_next, found = z, ~f.active
         at_once, again, kept = None, bold, torch.zeros_like(mu)  # of those that may try twice
         while True:
-            p, promised = model.step(mu, g, ~found)
+            p, promised = model.step(mu, g, ~found, bold)
             p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
             trial = taken_where(~found, z + bend.of(p, mu, promised, ~found), z_next)
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
@@ -253,8 +259,9 @@ class _Singular:
         self.U, self.s, self.Vh = svd_batched(self.R / D.unsqueeze(1))
         return self.s[:, 0].square()
 
-    def step(self, mu: Tensor, g: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises."""
+    def step(self, mu: Tensor, g: Tensor, which: Tensor, bold: Tensor) -> tuple[Tensor, Tensor]:
+        """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises; ``bold``: it is the
+        same for those whose ``mu`` is next to nothing."""
         b = mv(self.U.mT, self.r.to(self.U.dtype))
         q = self._damped(mu, b)
         return self._back(q), 0.5 * (q * (self.s * b + mu.unsqueeze(1) * q)).sum(1)
@@ -286,7 +293,7 @@ class _Normal:
 
     def __init__(self, f: Evaluations, z: Tensor, share: Tensor) -> None:
         self.equations = normal_equations(f, z, weights=weights(f, z, share))
-        self.columns = self.equations.columns
+        self.columns, self.tolerance = self.equations.columns, f.tolerance
 
     def scale(self, D: Tensor) -> Tensor:
         """The largest eigenvalue of ``D^-1 R'R D^-1``."""
@@ -294,7 +301,8 @@ class _Normal:
         self.equations.scale(D)
         return self.equations.largest()
 
-    def step(self, mu: Tensor, g: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises."""
-        p = self.equations.solve(mu, g, which)
+    def step(self, mu: Tensor, g: Tensor, which: Tensor, bold: Tensor) -> tuple[Tensor, Tensor]:
+        """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises; ``bold``: those whose
+        ``mu`` is there for the sake of factors alone."""
+        p = undamped(self.equations, self.equations.solve(mu, g, which), g, bold & which, BEYOND * self.tolerance)
         return p, -(g * p).sum(1) - 0.5 * self.equations.times(p).square().sum(1)

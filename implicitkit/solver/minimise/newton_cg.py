@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +21,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluating.differentiated import MOST, kept_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
+from implicitkit.solver.steps.failed_products import FailedProducts
 from implicitkit.solver.steps.forcing import aim_of_model
 from implicitkit.solver.steps.hessian_factors import HessianFactors
 from implicitkit.solver.steps.line_search import decrease
@@ -48,29 +47,6 @@ class Model(NamedTuple):
     target: Tensor
     done: Tensor
     inner_steps: int
-
-
-class FailedFor:
-    """The Hessian for which products have cost more than its factors, which may have been kept
-    (:mod:`implicitkit.linear.factors.last_matrix`): in the next call they need not be tried again.
-
-    It is known by its entries, while these are kept (:mod:`implicitkit.sparsity.last_entries`).
-    """
-
-    def __init__(self) -> None:
-        self._entries: Callable[[], Any] = lambda: None
-
-    def note(self, H: Operator) -> None:
-        """Of this one they have."""
-        blocks = H.sparse()
-        entries = None if blocks is None else blocks.found[1]
-        if isinstance(entries, np.ndarray):
-            self._entries = weakref.ref(entries)
-
-    def is_of(self, H: Operator) -> bool:
-        """Is it this one?"""
-        entries = self._entries()
-        return entries is not None and H.sparse().found[1] is entries
 
 
 @register_solver("newton_cg", solves="minimise")
@@ -199,13 +175,13 @@ class NewtonCG(Method):
             paid = known is None or rent >= _SEVERAL * known.factors
             price = None if known is None or paid else max(1.0, made) * known.factors
         if price is not None and price >= (_AGAIN if made else WORTH):
-            failed = f.remembered(g, "products failed", FailedFor)
-            if failed is None or not failed.is_of(H):
+            failed = f.remembered(g, "products failed", FailedProducts)
+            if failed is None or not failed.are_of(lambda: _entries(H)):
                 tried = steihaug(*model, price, path=path)
                 if tried is not None:
                     return tried, None
                 if failed is not None:
-                    failed.note(H)
+                    failed.note(_entries(H))
         if not few:
             return None, _by_factors(H, g)
         if price == math.inf:
@@ -249,6 +225,11 @@ def _on_the_way(
     trial = whole[0] if bool(poor.all()) else torch.where(poor.unsqueeze(1), whole[0], trial)
     length, fallen, promised = (torch.where(poor, a, b) for a, b in zip(whole[1:], found[1:], strict=True))
     return trial, length, fallen, promised
+
+
+def _entries(H: Operator) -> Any:
+    blocks = H.sparse()
+    return None if blocks is None else blocks.found[1]
 
 
 def _by_factors(H: Operator, g: Tensor) -> _Factors | None:
