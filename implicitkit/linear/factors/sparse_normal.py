@@ -16,6 +16,7 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from implicitkit.foundation.numbers import array
+from implicitkit.linear.factors.augmented import least_squares
 from implicitkit.linear.factors.direct import Verdict
 from implicitkit.linear.factors.gram import Gram, Orders, of_low_rank, of_sparse, product_of_all
 from implicitkit.linear.factors.gram_entries import long_rows
@@ -51,6 +52,7 @@ class SparseNormal:
     ) -> None:
         self.like, self.orders, self.rows = like, ready.analysed(Orders), ready.shape[0]
         self.factors: NormalFactors | None = None
+        self._matrix: Callable[[int], sp.csr_matrix] | None = None  # of one of those at work
         self.N: list[Any] = [None] * len(like) if before is None else list(before.scaled)
         self._lus: list[Any] = [None] * len(like) if before is None else list(before.lus)
         self.settled = np.zeros(len(like), bool) if before is None or settled is None else settled.cpu().numpy()
@@ -58,6 +60,7 @@ class SparseNormal:
         if isinstance(ready, Coloured):
             values = values if len(self.at_work) == len(values) else values[self.at_work]  # a copy is nobody's
             self._product, squares = lambda p: _stacked(ready, values, p), of_sparse(ready, values)
+            self._matrix = lambda i: ready.matrix(values[i])
         else:
             R = [LowRank(ready.matrix(values[0][i]), values[1][i], values[2][i]) for i in self.at_work]
             self._product = lambda p: np.stack([r @ x for r, x in zip(R, p, strict=True)])
@@ -114,6 +117,17 @@ class SparseNormal:
         whole = all(lu is not None for lu in self._lus) and not self.restricted
         factors = NormalFactors(list(self._lus), self.N, self.D, self.damping.copy(), self.orders.last.forget)
         self.factors = factors if whole else None
+        return self._tensor(p)
+
+    def without_squares(self, r: Tensor, which: Tensor) -> Tensor | None:
+        """The minimisers of ``|R p + r|``, ``(batch, n)``, of the samples ``which``, zero for the others, found from ``R``
+        itself; ``None`` where it is not sparse, or some unknowns are not solved for."""
+        if self.restricted or self._matrix is None:
+            return None
+        rhs, p = array(r), np.zeros(self.D.shape)
+        for place, i in enumerate(self.at_work):
+            if bool(which[i]):
+                p[i] = least_squares(self._matrix(place), self.D[i], -rhs[i])
         return self._tensor(p)
 
     def times(self, p: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ class LevenbergMarquardt(Method):
         z_next, found = z, ~f.active
         at_once, again, kept = None, bold, torch.zeros_like(mu)  # of those that may try twice
         while True:
-            p, promised = model.step(mu, g, ~found, bold)
+            p, promised = model.step(mu, g, ~found, mu <= little)
             p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
             trial = taken_where(~found, z + bend.of(p, mu, promised, ~found), z_next)
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
@@ -292,7 +292,9 @@ class _Normal:
     """The model of :class:`_Singular` by ``R'R + mu D^2``: its factors, sparse where ``R`` is, or products."""
 
     def __init__(self, f: Evaluations, z: Tensor, share: Tensor) -> None:
-        self.equations = normal_equations(f, z, weights=weights(f, z, share))
+        rows = weights(f, z, share)
+        self.equations = normal_equations(f, z, weights=rows)
+        self.r = f.residuals(z) if rows is None else f.residuals(z) / rows
         self.columns, self.tolerance = self.equations.columns, f.tolerance
 
     def scale(self, D: Tensor) -> Tensor:
@@ -303,6 +305,7 @@ class _Normal:
 
     def step(self, mu: Tensor, g: Tensor, which: Tensor, bold: Tensor) -> tuple[Tensor, Tensor]:
         """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises; ``bold``: those whose
-        ``mu`` is there for the sake of factors alone."""
-        p = undamped(self.equations, self.equations.solve(mu, g, which), g, bold & which, BEYOND * self.tolerance)
+        ``mu`` is there for the sake of factors alone, or less."""
+        p = self.equations.solve(mu, g, which)
+        p = undamped(self.equations, p, g, self.r, bold & which, BEYOND * self.tolerance)
         return p, -(g * p).sum(1) - 0.5 * self.equations.times(p).square().sum(1)
