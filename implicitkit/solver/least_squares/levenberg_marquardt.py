@@ -148,7 +148,10 @@ class LevenbergMarquardt(Method):
         z_next, found = z, ~f.active
         at_once, again, kept = None, bold, torch.zeros_like(mu)  # of those that may try twice
         while True:
-            p, promised = model.step(mu, g, ~found, mu <= little)
+            p, promised = model.step(mu, g, ~found, bold)
+            if direct and bool(model.hidden.any()):
+                z_next, linear = _as_linear(f, model, z, value, g, z_next)
+                found, kept = found | linear, torch.where(linear, 1, kept)
             p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
             trial = taken_where(~found, z + bend.of(p, mu, promised, ~found), z_next)
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
@@ -209,6 +212,20 @@ def _shorter(
         z_next = taken_where(good, trial, z_next)
         taken, open_ = taken | good, open_ & ~good
     return z_next, taken
+
+
+def _as_linear(
+    f: Evaluations, model: _Normal, z: Tensor, value: Tensor, g: Tensor, z_next: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Where ``R'R`` does not show the minimum of the model, that from ``R`` itself, which is taken if it keeps its promise to
+    half of the digits: the next points, and of which samples it is."""
+    p = model.equations.without_squares(model.r, model.hidden)
+    if p is None:
+        return z_next, torch.zeros_like(model.hidden)
+    trial = taken_where(model.hidden & torch.isfinite(p).all(1), z + p, z_next)
+    promised, fallen = model.promised(g, trial - z), decrease(f, z, value, g, trial)
+    linear = model.hidden & (promised > 0) & ((fallen - promised).abs() <= torch.finfo(z.dtype).eps ** 0.5 * promised)
+    return taken_where(linear, trial, z_next), linear
 
 
 def _by_old_values(f: Evaluations, model: _Singular, z: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -305,7 +322,11 @@ class _Normal:
 
     def step(self, mu: Tensor, g: Tensor, which: Tensor, bold: Tensor) -> tuple[Tensor, Tensor]:
         """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises; ``bold``: those whose
-        ``mu`` is there for the sake of factors alone, or less."""
+        ``mu`` is there for the sake of factors alone."""
         p = self.equations.solve(mu, g, which)
-        p = undamped(self.equations, p, g, self.r, bold & which, BEYOND * self.tolerance)
-        return p, -(g * p).sum(1) - 0.5 * self.equations.times(p).square().sum(1)
+        p, self.hidden = undamped(self.equations, p, g, bold & which, BEYOND * self.tolerance)
+        return p, self.promised(g, p)
+
+    def promised(self, g: Tensor, p: Tensor) -> Tensor:
+        """The reduction of ``|r|^2 / 2`` by ``p`` that the model promises, ``(batch,)``."""
+        return -(g * p).sum(1) - 0.5 * self.equations.times(p).square().sum(1)

@@ -120,20 +120,22 @@ def normal_equations(
     return normal
 
 
-def undamped(normal: NormalEquations, p: Tensor, g: Tensor, r: Tensor, which: Tensor, enough: Tensor) -> Tensor:
+def undamped(
+    normal: NormalEquations, p: Tensor, g: Tensor, which: Tensor, enough: Tensor
+) -> tuple[Tensor, Tensor]:
     r"""``p`` of the samples ``which``, solutions of ``(R'R + \mu D^2) p = -g`` with a little ``\mu``, without that:
 
         p <- p - (R'R + \mu D^2)^{-1} (g + R'R p)
 
-    while ``|g + R'R p|`` is more than ``enough`` ``(batch,)``, and than rounding, and falls to a fifth: of a linear fit it is
-    the minimum, with no evaluation in between.  Where it does not fall there are directions in which ``\mu`` is more than
-    ``R'R``, or this is all rounding: then ``p`` is the minimiser of ``|R p + r|``, if it is found without ``R'R``.
+    while ``|g + R'R p|`` is more than ``enough`` ``(batch,)``, and falls to a fifth: of a linear fit it is the minimum, with
+    no evaluation in between.  And where it does not fall to that, or to rounding: in some direction ``\mu`` is more than
+    ``R'R``, or this is all rounding; there ``p`` is as it was.
     """
     factors = normal.factors
     if factors is None or not bool(which.any()):
-        return p
-    left, first = g + factors.moved(p), p
-    norm, going = torch.linalg.vector_norm(left, dim=1), which
+        return p, torch.zeros_like(which)
+    left, first, going = g + factors.moved(p), p, which
+    norm = torch.linalg.vector_norm(left, dim=1)
     for _ in range(_UNDAMPED):
         going = going & (norm > enough)
         if not bool(going.any()):
@@ -143,14 +145,12 @@ def undamped(normal: NormalEquations, p: Tensor, g: Tensor, r: Tensor, which: Te
         after = torch.linalg.vector_norm(left, dim=1)
         going = going & (after <= _CONTRACTION * norm)
         p, norm = torch.where(going.unsqueeze(1), trial, p), torch.where(going, after, norm)
-    rounding = torch.finfo(g.dtype).eps * torch.linalg.vector_norm(factors.size(p) + g.abs(), dim=1)
-    hidden = which & (norm > torch.maximum(enough, _ROUNDING * rounding))
-    whole = normal.without_squares(r, hidden) if bool(hidden.any()) else None
-    if whole is None:
-        return p
-    fallen = [torch.linalg.vector_norm(normal.times(x) + r, dim=1) for x in (whole, p)]
-    better = hidden & (fallen[0] < fallen[1])
-    return torch.where(better.unsqueeze(1), whole, torch.where(hidden.unsqueeze(1), first, p))
+    hidden = which & (norm > enough)
+    if bool(hidden.any()):
+        rounding = torch.finfo(g.dtype).eps * torch.linalg.vector_norm(factors.size(p) + g.abs(), dim=1)
+        hidden = hidden & (norm > _ROUNDING * rounding)
+        p = torch.where(hidden.unsqueeze(1), first, p)
+    return p, hidden
 
 
 def factors_of_fit(f: Evaluations, z: Tensor, g: Tensor) -> Any:
