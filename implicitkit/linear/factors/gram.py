@@ -209,7 +209,8 @@ class _LastGrams:
     """``R'R`` of the entries of ``R`` that are kept."""
 
     def __init__(self, pattern: object = None) -> None:
-        self._kept, self._entries = Kept(), lambda: None
+        self._kept = Kept()
+        self._entries: Callable[[], Any] = lambda: None
 
     def of(self, values: np.ndarray) -> list[Gram] | None:
         """Of these entries, if they are the very same."""

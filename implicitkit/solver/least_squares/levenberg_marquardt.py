@@ -37,6 +37,7 @@ _FEW, _WORK = 32, 5e6  # unknowns and batch * m * n^2 from which a step is dear,
 _LAST = 3  # steps with old singular values at the end
 _AT_HAND = 0.1  # of z_j, in roots of eps: a correction that changes nothing
 _NEARBY = 1e-2  # of z_j: a correction that may be trusted
+_LINEAR = 64.0  # units of rounding, in the residuals of a linear fit
 _LEAST = 1e-3  # units of rounding of the largest eigenvalue below which mu is nothing
 
 
@@ -150,7 +151,7 @@ class LevenbergMarquardt(Method):
         while True:
             p, promised = model.step(mu, g, ~found, bold)
             if direct and bool(model.hidden.any()):
-                z_next, linear = _as_linear(f, model, z, value, g, z_next)
+                z_next, linear = _as_linear(f, model, z, g, z_next)
                 found, kept = found | linear, torch.where(linear, 1, kept)
             p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
             trial = taken_where(~found, z + bend.of(p, mu, promised, ~found), z_next)
@@ -214,17 +215,18 @@ def _shorter(
     return z_next, taken
 
 
-def _as_linear(
-    f: Evaluations, model: _Normal, z: Tensor, value: Tensor, g: Tensor, z_next: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Where ``R'R`` does not show the minimum of the model, that from ``R`` itself, which is taken if it keeps its promise to
-    half of the digits: the next points, and of which samples it is."""
+def _as_linear(f: Evaluations, model: _Normal, z: Tensor, g: Tensor, z_next: Tensor) -> tuple[Tensor, Tensor]:
+    """Where ``R'R`` does not show the minimum of the model, that from ``R`` itself, which is taken where the residuals are
+    linear: the next points, and of which samples it is."""
     p = model.equations.without_squares(model.r, model.hidden)
     if p is None:
         return z_next, torch.zeros_like(model.hidden)
     trial = taken_where(model.hidden & torch.isfinite(p).all(1), z + p, z_next)
-    promised, fallen = model.promised(g, trial - z), decrease(f, z, value, g, trial)
-    linear = model.hidden & (promised > 0) & ((fallen - promised).abs() <= torch.finfo(z.dtype).eps ** 0.5 * promised)
+    eps, p = torch.finfo(z.dtype).eps, trial - z
+    off = torch.linalg.vector_norm(model.residuals(trial) - model.r - model.equations.times(p), dim=1)
+    size = torch.linalg.vector_norm(model.r, dim=1)
+    rounding = _LINEAR * eps * (size + (model.columns * p.abs()).sum(1))
+    linear = model.hidden & (model.promised(g, p) > 0) & (off <= rounding)  # false for NaN
     return taken_where(linear, trial, z_next), linear
 
 
@@ -311,7 +313,8 @@ class _Normal:
     def __init__(self, f: Evaluations, z: Tensor, share: Tensor) -> None:
         rows = weights(f, z, share)
         self.equations = normal_equations(f, z, weights=rows)
-        self.r = f.residuals(z) if rows is None else f.residuals(z) / rows
+        self.residuals = lambda z: f.residuals(z) if rows is None else f.residuals(z) / rows
+        self.r = self.residuals(z)
         self.columns, self.tolerance = self.equations.columns, f.tolerance
 
     def scale(self, D: Tensor) -> Tensor:
