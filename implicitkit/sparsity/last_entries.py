@@ -1,7 +1,6 @@
-"""Entries that were found last, and what shows that a matrix has them: its product with a random vector, to some units of
-rounding.
+"""Entries that were found last, and what shows that a matrix has them.
 
-Designs of linear fits, risk models and quadratic terms are the same from solve to solve: one product in place of all that
+That is its product with a random vector, to some units of rounding.  Designs of linear fits, risk models and quadratic terms are the same from solve to solve: one product in place of all that
 show the entries.
 
 Source: Freivalds (1979), "Fast probabilistic algorithms": whoever has another matrix has another product, with probability
@@ -26,7 +25,7 @@ _Product = Callable[[Tensor], Tensor]
 
 
 class Sizes(NamedTuple):
-    """Of every sample's matrix: the largest entry of each column, ``(batch, n)``, and ``|A| v`` of vectors ``(batch, n)``
+    """The largest entry of each column of every sample's matrix, ``(batch, n)``, and ``|A| v`` of vectors ``(batch, n)``
     that are nowhere negative."""
 
     columns: np.ndarray

@@ -212,9 +212,9 @@ class SparseSaddle:
         return True
 
     def once(self, b: np.ndarray) -> np.ndarray:
-        """``x`` with ``K x = b``, ``(n,)`` or ``(n, k)``, linear in ``b``: refined once, or as often as :attr:`regular` says, without a look at
-        what is left.  What regularises leaves nothing then that a product with the operator itself, dear beside one with
-        ``K``, would have to show first."""
+        """``x`` with ``K x = b``, ``(n,)`` or ``(n, k)``, linear in ``b``: refined once, or as often as :attr:`regular`
+        says, without a look at what is left.  What regularises leaves nothing then that a product with the operator itself,
+        dear beside one with ``K``, would have to show first."""
         scale = self.scale.reshape(-1, *(1,) * (b.ndim - 1))
         rhs = b * scale
         x: np.ndarray = self._lu.solve(rhs)

@@ -213,7 +213,7 @@ class _LastGrams:
         self._entries: Callable[[], Any] = lambda: None
 
     def of(self, values: np.ndarray) -> list[Gram] | None:
-        """Of these entries, if they are the very same."""
+        """``R'R``, if these entries are the very same."""
         found: list[Gram] | None = self._kept.value
         return found if self._entries() is values else None
 

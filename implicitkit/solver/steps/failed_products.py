@@ -1,6 +1,6 @@
-"""The matrix for which products have cost more than its factors, which may have been kept
-(:mod:`implicitkit.linear.factors.last_matrix`): in the next call products need not be tried again.
+"""The matrix for which products have cost more than its factors.
 
+These may have been kept (:mod:`implicitkit.linear.factors.last_matrix`): in the next call products need not be tried again.
 It is known by its entries, while these are kept (:mod:`implicitkit.sparsity.last_entries`).
 """
 

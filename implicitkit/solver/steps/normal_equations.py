@@ -120,9 +120,7 @@ def normal_equations(
     return normal
 
 
-def undamped(
-    normal: NormalEquations, p: Tensor, g: Tensor, which: Tensor, enough: Tensor
-) -> tuple[Tensor, Tensor]:
+def undamped(normal: NormalEquations, p: Tensor, g: Tensor, which: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
     r"""``p`` of the samples ``which``, solutions of ``(R'R + \mu D^2) p = -g`` with a little ``\mu``, without that:
 
         p <- p - (R'R + \mu D^2)^{-1} (g + R'R p)

@@ -198,7 +198,7 @@ def random_unit(z: Tensor) -> Tensor:
 
 
 def unlike(f: Evaluations, z: Tensor, N: Any) -> Tensor:
-    """How far from one eigenvalues of ``N^{-1} H`` are, about, ``(batch,)``, of a fit whose gradient is ``g`` at ``z``; by an
+    """How far from one eigenvalues of ``N^{-1} H`` are, about, ``(batch,)``, of the Hessian of a fit at ``z``; by an
     evaluation or two, and none if that is known."""
     probe, g, h = f.beside("minimise"), f.residual(z), difference_step(z, f.eps**0.5)
     return _away(lambda q: hessian_times(probe, z, g, h, q), N, z, min(z.shape[1], _FEW))
