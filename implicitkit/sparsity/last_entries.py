@@ -44,14 +44,14 @@ class _Last(NamedTuple):
 
 
 class LastEntries:
-    """Those of one pattern."""
+    """What is remembered of one pattern."""
 
     def __init__(self, pattern: object = None) -> None:
         self._kept = Kept()
 
     @property
     def entries(self) -> Any:
-        """Those that are kept; ``None``: none are."""
+        """What is kept; ``None`` where nothing is."""
         last: _Last | None = self._kept.value
         return None if last is None else last.entries
 
