@@ -1,7 +1,7 @@
 """Entries that were found last, and what shows that a matrix has them.
 
-That is its product with a random vector, to some units of rounding.  Designs of linear fits, risk models and quadratic terms are the same from solve to solve: one product in place of all that
-show the entries.
+That is its product with a random vector, to some units of rounding.  Designs of linear fits, risk models and quadratic terms
+are the same from solve to solve: one product in place of all that show the entries.
 
 Source: Freivalds (1979), "Fast probabilistic algorithms": whoever has another matrix has another product, with probability
 one.
