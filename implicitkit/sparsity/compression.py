@@ -18,6 +18,7 @@ from implicitkit.foundation.numbers import numbers
 from implicitkit.sparsity.accumulation import accumulated
 from implicitkit.sparsity.colouring import Colouring, colour, fewest, is_regular, most, of_columns
 from implicitkit.sparsity.index_sets import IndexSets
+from implicitkit.sparsity.last_entries import LastEntries, Sizes, product_of_one
 from implicitkit.sparsity.same_pattern import Pattern, with_entries
 
 _CHUNK = 1 << 18  # numbers in one batch of products: fewer cost more calls, more take memory and save no time
@@ -131,8 +132,26 @@ class Coloured(Pattern):
     def entries(
         self, function: Callable[[Tensor], Tensor], mv: _Product, rmv: _Product, z: Tensor
     ) -> tuple[np.ndarray, np.ndarray]:
-        """:meth:`values` of the Jacobian of ``function`` at ``z`` ``(batch, n)``; by following an evaluation where that
-        takes less time than products (:attr:`accumulates`)."""
+        """:meth:`values` of the Jacobian of ``function`` at ``z`` ``(batch, n)``: the last ones if these hold
+        (:mod:`~implicitkit.sparsity.last_entries`), or by following an evaluation where that takes less time than products
+        (:attr:`accumulates`)."""
+        last: LastEntries = self.analysed(LastEntries)
+        found = last.same(rmv, len(z), z)
+        if found is None:
+            found = self._entries_anew(function, mv, rmv, z)
+            values = found[0]
+            last.keep(*found, rmv, z, values.size, lambda: self._sizes(values))
+        return found
+
+    def _sizes(self, values: np.ndarray) -> Sizes:
+        """The largest entries of the rows, and how the transposed of ``|A|`` multiplies."""
+        A, (m, n) = abs(self.stacked(values)), self.shape
+        largest = A.max(1).toarray().reshape(-1, m)
+        return Sizes(largest, lambda v: (A.T @ v.reshape(-1)).reshape(-1, n))
+
+    def _entries_anew(
+        self, function: Callable[[Tensor], Tensor], mv: _Product, rmv: _Product, z: Tensor
+    ) -> tuple[np.ndarray, np.ndarray]:
         if self.accumulates and len(z) < _SAMPLES:
             values = accumulated(function, z, self.pattern)
             if values is not None:
@@ -339,11 +358,6 @@ def _shown(
                 kept[first, count, like.dtype, like.device] = vectors
         vectors = vectors.unsqueeze(1).expand(-1, batch, -1)
         yield numbers(graph.each(product, vectors))
-
-
-def product_of_one(product: _Product, vectors: np.ndarray, batch: int, like: Tensor) -> np.ndarray:
-    """``product`` of ``(batch, n)``, or of ``(n,)`` for each sample: ``(batch, width)``."""
-    return numbers(product(torch.from_numpy(vectors).to(like).expand(batch, -1)))
 
 
 def as_pattern(given: object, rows: int, columns: int, diagonal: bool = False) -> IndexSets:

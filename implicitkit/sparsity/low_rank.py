@@ -36,8 +36,8 @@ from torch import Tensor
 
 from implicitkit.foundation import graph, seeded
 from implicitkit.sparsity.colouring import groups_of_columns
-from implicitkit.sparsity.compression import product_of_one
 from implicitkit.sparsity.index_sets import IndexSets, take
+from implicitkit.sparsity.last_entries import LastEntries, Sizes
 from implicitkit.sparsity.same_pattern import Pattern
 
 _GROUPS = 3  # of rows, for V
@@ -46,9 +46,6 @@ _RARE = 4  # rows that use a number, at most, for them to be found each by itsel
 _MORE = 4  # equations for U_i beside the k there are
 _RANK = 1e-11  # of the largest singular value: less is rounding
 _CHUNK = 1 << 20  # numbers in one batch of products
-_KEPT = 1 << 19  # numbers in entries that are kept for the next solve
-_SAME = 4.0  # units of rounding of the moduli, by which a product of the same matrix may differ
-_LAST = "last entries"
 _Product = Callable[[Tensor], Tensor]
 
 
@@ -105,13 +102,20 @@ class Bordered(Pattern):
         Args:
             mv: ``(batch, n) -> (batch, m)``. rmv: its transposed. like: a tensor with their dtype and device.
         """
-        last = self._found.get(_LAST)
-        if last is not None and last.still(mv, batch, like):
-            return last.entries, last.error
-        entries, error = self._from_products(mv, rmv, batch, like)
-        if sum(part.size for part in entries) <= _KEPT:
-            self._found[_LAST] = _Last.of(self, entries, error, mv, like)
-        return entries, error
+        last: LastEntries = self.analysed(LastEntries)
+        found = last.same(mv, batch, like)
+        if found is None:
+            found = self._from_products(mv, rmv, batch, like)
+            entries, count = found[0], sum(part.size for part in found[0])
+            last.keep(*found, mv, like, count, lambda: self._sizes(entries))
+        return found
+
+    def _sizes(self, entries: Entries) -> Sizes:
+        """The largest entries of the columns, and how ``|A| + |U| |V|`` multiplies."""
+        parts = zip(*map(np.abs, entries), strict=True)
+        matrices = [LowRank(self.matrix(a), u, v) for a, u, v in parts]
+        columns = [np.maximum(A.max(0).toarray()[0], U.max(0, initial=0.0) @ V) for A, U, V in matrices]
+        return Sizes(np.stack(columns), lambda v: np.stack([A @ w for A, w in zip(matrices, v, strict=True)]))
 
     def _from_products(self, mv: _Product, rmv: _Product, batch: int, like: Tensor) -> tuple[Entries, np.ndarray]:
         """The entries and their error as of :meth:`values`, from products with all seeds."""
@@ -216,41 +220,6 @@ class Bordered(Pattern):
         colour, sign = self.colours[columns], signs[columns]
         of_colours = U @ (V @ seeds.T)
         return (shown[colour, rows] - of_colours[rows, colour]) * sign, U
-
-
-class _Last(NamedTuple):
-    """The entries that were found last, and what shows that a matrix has them: its product with a random vector, to some
-    units of rounding.  The vector, of each sample, gives every column the size one, so that a large one hides no small one.
-
-    Risk models and quadratic terms are the same from solve to solve: one product in place of all that show the entries.
-    (Freivalds 1979, "Fast probabilistic algorithms": whoever has another matrix has another product, with probability one.)
-    """
-
-    entries: Entries
-    error: np.ndarray
-    v: np.ndarray
-    product: np.ndarray
-    rounding: np.ndarray
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, pattern: Bordered, entries: Entries, error: np.ndarray, mv: _Product, like: Tensor) -> _Last:
-        """Entries to be kept; ``mv``: the product with the matrix that has them."""
-        moduli = Entries(*map(np.abs, entries))
-        matrices = [LowRank(pattern.matrix(a), u, v) for a, u, v in zip(*moduli, strict=True)]
-        sizes = np.stack([np.maximum(A.max(0).toarray()[0], U.max(0, initial=0.0) @ V) for A, U, V in matrices])
-        v = seeded.normal(sizes.shape[1], seed=0x53).numpy() / np.where((sizes > 0) & np.isfinite(sizes), sizes, 1.0)
-        moved = np.stack([matrix @ w for matrix, w in zip(matrices, np.abs(v), strict=True)])
-        rounding = _SAME * torch.finfo(like.dtype).eps * moved
-        return cls(entries, error, v, product_of_one(mv, v, len(error), like), rounding, like.dtype)
-
-    def still(self, mv: _Product, batch: int, like: Tensor) -> bool:
-        """Are the entries those of the matrix with this product?"""
-        if batch != len(self.error) or like.dtype != self.dtype:
-            return False
-        now = product_of_one(mv, self.v, batch, like)
-        with np.errstate(invalid="ignore"):  # of what is infinite
-            return bool((np.abs(now - self.product) <= self.rounding).all())
 
 
 def bordered(pattern: IndexSets, n: int) -> Bordered | None:

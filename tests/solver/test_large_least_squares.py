@@ -208,19 +208,21 @@ def test_what_is_like_a_matrix_and_what_is_not() -> None:
 
     class Diagonal:
         def __init__(self) -> None:
-            self.units = units
+            self.units, self.looked = units, None
 
         def solve(self, b: Tensor) -> Tensor:
             return b / units**2
 
     asked: list[Tensor] = []
     product = lambda q: asked.append(q) or share * units**2 * q  # noqa: E731
-    like = curvature._is_like(product, Diagonal(), torch.ones(4, n, dtype=D), 3)
+    like = curvature._away(product, Diagonal(), torch.ones(4, n, dtype=D), 3) <= curvature._LIKE
     assert like.tolist() == [True, True, False, False]
     assert len(asked) == 3 and all(bool((q.norm(dim=1) - 1 < 1e-12).all()) for q in asked)
     share[:] = 1.0
     asked.clear()
-    assert bool(curvature._is_like(product, Diagonal(), torch.ones(4, n, dtype=D), 3).all()) and len(asked) == 1
+    away, N, z = curvature._away, Diagonal(), torch.ones(4, n, dtype=D)
+    assert bool((away(product, N, z, 3) <= 1e-6).all()) and bool((away(product, N, z, 12) <= 1e-6).all())
+    assert len(asked) == 1  # of no others there is nothing to ask, and of that point all is known
 
 
 def test_factors_of_a_fit_serve_further_steps_and_the_derivative(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,7 +291,8 @@ def test_products_are_tried_again_after_dear_steps_by_factors(monkeypatch: pytes
     ):
         H: Any = SimpleNamespace(price=lambda price=price: Price(1, price), sparse=lambda: "factors")
         wanted = ("products", None) if by_products else (None, "factors")
-        assert ik.NewtonCG()._begun(Any, newton_cg.Model(H, *given), None, made, rent) == wanted
+        f: Any = SimpleNamespace(remembered=lambda *_: None)
+        assert ik.NewtonCG()._begun(f, newton_cg.Model(H, *given), None, made, rent) == wanted
     assert allowed == [20.0, 60.0, 20.0]
 
 

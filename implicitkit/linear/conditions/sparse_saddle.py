@@ -27,6 +27,7 @@ import scipy.sparse as sp
 
 from implicitkit.linear.factors.arrowhead import Arrowhead, ArrowheadMatrix
 from implicitkit.linear.factors.banded import SymmetricBand, SymmetricSquare
+from implicitkit.linear.factors.last_matrix import LastMatrix, numbers_in
 from implicitkit.linear.factors.ordering import Ordering, superlu
 from implicitkit.sparsity.same_pattern import with_entries
 
@@ -59,7 +60,7 @@ class Layout:
         self.rows = K.indices.astype(np.intp)  # what NumPy indexes with
         self.columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
         self.diagonal = np.flatnonzero(self.rows == self.columns)
-        self.ordering, self._pointer = Ordering(), K.indptr
+        self.ordering, self._pointer, self._last = Ordering(), K.indptr, LastMatrix()
         self._among: tuple[int, np.ndarray] | None = None
         self._arrowhead: tuple[int, Arrowhead | None] | None = None
 
@@ -72,6 +73,13 @@ class Layout:
         if self._among is None or self._among[0] != n:
             self._among = n, (self.rows < n) & (self.columns < n)
         return self._among[1]
+
+    def saddle(self, K: sp.csc_matrix, n: int) -> SparseSaddle:
+        """``K`` with its factors: those of the matrix before if that was the same."""
+        found: SparseSaddle = self._last.factors(
+            K, lambda: SparseSaddle(K, n, layout=self), lambda saddle: saddle.numbers
+        )
+        return found
 
     def arrowhead(self, n: int) -> Arrowhead | None:
         """Where the entries stand if the first ``n`` rows and columns are a diagonal, and the others full."""
@@ -155,6 +163,15 @@ class SparseSaddle:
         self.signs, self.rows = signs, len(signs) - n
         self.lu = _factor(self.K, regularised * signs, self.layout)
 
+    @property
+    def numbers(self) -> int:
+        """In the factors and in the matrix, at most."""
+        if self.lu is None:
+            return len(self.scale)
+        if isinstance(self.K, ArrowheadMatrix):
+            return 3 * sum(part.size for part in self.K)
+        return int(self.K.nnz) + numbers_in(self.lu)
+
     @functools.cached_property
     def negative(self) -> int:
         """How many eigenvalues of the regularised matrix are negative; -1 where it could not be factored with diagonal
@@ -208,14 +225,15 @@ class SparseSaddle:
         return True
 
     def once(self, b: np.ndarray) -> np.ndarray:
-        """``x`` with ``K x = b``, linear in ``b``: refined once, or as often as :attr:`regular` says, without a look at
-        what is left.  What regularises leaves nothing then that a product with the operator itself, dear beside one with
-        ``K``, would have to show first."""
-        rhs = b * self.scale
+        """``x`` with ``K x = b``, ``(n,)`` or ``(n, k)``, linear in ``b``: refined once, or as often as :attr:`regular`
+        says, without a look at what is left.  What regularises leaves nothing then that a product with the operator itself,
+        dear beside one with ``K``, would have to show first."""
+        scale = self.scale.reshape(-1, *(1,) * (b.ndim - 1))
+        rhs = b * scale
         x: np.ndarray = self._lu.solve(rhs)
         for _ in range(self._sweeps):
             x = x + self._lu.solve(rhs - self.K @ x)
-        return x * self.scale
+        return x * scale
 
     @property
     def _lu(self) -> Any:

@@ -18,6 +18,7 @@ Source: Andersen (1996), "A modified Schur-complement method for handling dense 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,12 +26,15 @@ import numpy as np
 import scipy.linalg as la
 import scipy.sparse as sp
 
+from implicitkit.foundation.kept import Kept
 from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.banded import SymmetricBand
 from implicitkit.linear.factors.gram_entries import long_rows, squares
+from implicitkit.linear.factors.last_matrix import LastMatrix, numbers_in
 from implicitkit.linear.factors.ordering import Ordering
 from implicitkit.sparsity.compression import Coloured, below_each_other
+from implicitkit.sparsity.last_entries import LastEntries
 from implicitkit.sparsity.same_pattern import stand_at, with_entries
 
 _REGULARISED = 1e-14  # of what is positive definite but for rounding
@@ -42,6 +46,7 @@ class Orders:
     def __init__(self, pattern: object = None) -> None:
         self.alone = Ordering()
         self.bordered: dict[int, Layout] = {}
+        self.last = LastMatrix()
         self._places: tuple[np.ndarray, np.ndarray] | None = None  # where the entries of the first stand
         self._band: SymmetricBand | None = None  # as these do
 
@@ -79,6 +84,7 @@ class Gram:
         self.N, self.W, self.signs = N, W, signs
         columns = _columns_of(N) if known is None else known[0]
         self._columns, self._places = columns, np.flatnonzero(columns == N.indices) if known is None else known[1]
+        self.known = self._columns, self._places
 
     def diagonal(self) -> np.ndarray:
         """``(n,)``."""
@@ -115,18 +121,22 @@ class Gram:
         shifted = with_entries(self.N, self.N.data.copy())
         shifted.data[self._places] += shift
         if not len(self.W):
-            band, full = orders.band(shifted), None
-            if band is not None:
-                full = band.cholesky(shifted.data)
-            elif orders.alone.fills(shifted.shape[0]):
-                full = _Cholesky.of(shifted, self.N.diagonal() > 0, shift)
-            return orders.alone.factor(shifted, 0.0) if full is None else full
+            return orders.last.factors(shifted, lambda: self._factor(shifted, shift, orders), numbers_in)
         W = _full(self.W)
         K = sp.bmat([[shifted, W.T], [W, sp.diags_array(-self.signs)]], format="csc")
         K.sort_indices()
         layout = orders.layout(K, len(self.W))
         saddle = SparseSaddle(K, len(self.W.T), layout=layout, regularised=_REGULARISED)
         return None if saddle.lu is None else _Bordered(saddle, len(self.W))
+
+    def _factor(self, shifted: sp.csc_matrix, shift: float, orders: Orders) -> Any:
+        """Factors of ``N + shift I``."""
+        band, full = orders.band(shifted), None
+        if band is not None:
+            full = band.cholesky(shifted.data)
+        elif orders.alone.fills(shifted.shape[0]):
+            full = _Cholesky.of(shifted, self.N.diagonal() > 0, shift)
+        return orders.alone.factor(shifted, 0.0) if full is None else full
 
 
 def product_of_all(grams: Sequence[Gram]) -> Callable[[np.ndarray], np.ndarray]:
@@ -150,7 +160,7 @@ class _Cholesky:
     ``shift`` are left out."""
 
     def __init__(self, factor: Any, kept: np.ndarray, shift: float) -> None:
-        self.factor, self.kept, self.shift = factor, kept, shift
+        self.factors, self.kept, self.shift = factor, kept, shift
 
     @classmethod
     def of(cls, shifted: sp.csc_matrix, there: np.ndarray, shift: float) -> _Cholesky | None:
@@ -166,7 +176,7 @@ class _Cholesky:
     def solve(self, b: np.ndarray) -> np.ndarray:
         """``(n,)`` or ``(n, k)``."""
         x = b / self.shift if self.shift else np.zeros_like(b)
-        x[self.kept] = la.lapack.dpotrs(self.factor, b[self.kept])[0]
+        x[self.kept] = la.lapack.dpotrs(self.factors, b[self.kept])[0]
         return x
 
 
@@ -184,7 +194,36 @@ class _Bordered:
 
 
 def of_sparse(ready: Coloured, values: np.ndarray) -> list[Gram]:
-    """``R'R`` of each of the sparse matrices of one pattern with these entries, ``(batch, nnz)``; their long rows apart."""
+    """``R'R`` of each of the sparse matrices of one pattern with these entries, ``(batch, nnz)``; their long rows apart.  Of
+    entries that are kept (:mod:`~implicitkit.sparsity.last_entries`) it is, too."""
+    last: _LastGrams = ready.analysed(_LastGrams)
+    grams = last.of(values)
+    if grams is None:
+        grams = _of_sparse(ready, values)
+        if values is ready.analysed(LastEntries).entries:
+            last.keep(values, grams)
+    return [Gram(with_entries(g.N, g.N.data.copy()), g.W, g.signs, g.known) for g in grams]
+
+
+class _LastGrams:
+    """``R'R`` of the entries of ``R`` that are kept."""
+
+    def __init__(self, pattern: object = None) -> None:
+        self._kept = Kept()
+        self._entries: Callable[[], Any] = lambda: None
+
+    def of(self, values: np.ndarray) -> list[Gram] | None:
+        """``R'R``, if these entries are the very same."""
+        found: list[Gram] | None = self._kept.value
+        return found if self._entries() is values else None
+
+    def keep(self, values: np.ndarray, grams: list[Gram]) -> None:
+        """Not to be written to any more."""
+        self._entries = weakref.ref(values)
+        self._kept.put(grams, sum(gram.N.nnz + gram.W.size for gram in grams))
+
+
+def _of_sparse(ready: Coloured, values: np.ndarray) -> list[Gram]:
     rows, found = ready.analysed(long_rows), ready.analysed(squares)
     signs, keep = np.ones(len(rows)), np.ones(ready.shape[0], dtype=bool)
     keep[rows] = False

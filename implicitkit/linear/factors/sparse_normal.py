@@ -6,6 +6,7 @@ The matrix is symmetric and, for ``\mu > 0``, definite: the minimum degree order
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from implicitkit.foundation.numbers import array
+from implicitkit.linear.factors.augmented import least_squares
 from implicitkit.linear.factors.direct import Verdict
 from implicitkit.linear.factors.gram import Gram, Orders, of_low_rank, of_sparse, product_of_all
 from implicitkit.linear.factors.gram_entries import long_rows
@@ -50,13 +52,15 @@ class SparseNormal:
     ) -> None:
         self.like, self.orders, self.rows = like, ready.analysed(Orders), ready.shape[0]
         self.factors: NormalFactors | None = None
+        self._matrix: Callable[[int], sp.csr_matrix] | None = None  # of one of those at work
         self.N: list[Any] = [None] * len(like) if before is None else list(before.scaled)
         self._lus: list[Any] = [None] * len(like) if before is None else list(before.lus)
         self.settled = np.zeros(len(like), bool) if before is None or settled is None else settled.cpu().numpy()
         self.at_work = np.flatnonzero(~self.settled)
         if isinstance(ready, Coloured):
-            values = values[self.at_work]
+            values = values if len(self.at_work) == len(values) else values[self.at_work]  # a copy is nobody's
             self._product, squares = lambda p: _stacked(ready, values, p), of_sparse(ready, values)
+            self._matrix = lambda i: ready.matrix(values[i])
         else:
             R = [LowRank(ready.matrix(values[0][i]), values[1][i], values[2][i]) for i in self.at_work]
             self._product = lambda p: np.stack([r @ x for r, x in zip(R, p, strict=True)])
@@ -111,7 +115,19 @@ class SparseNormal:
             if asked[i] and self._lus[i] is not None:
                 p[i] = self._lus[i].solve(rhs[i]) / self.D[i]
         whole = all(lu is not None for lu in self._lus) and not self.restricted
-        self.factors = NormalFactors(list(self._lus), self.N, self.D, self.damping.copy()) if whole else None
+        factors = NormalFactors(list(self._lus), self.N, self.D, self.damping.copy(), self.orders.last.forget)
+        self.factors = factors if whole else None
+        return self._tensor(p)
+
+    def without_squares(self, r: Tensor, which: Tensor) -> Tensor | None:
+        """The minimisers of ``|R p + r|``, ``(batch, n)``, of the samples ``which``, zero for the others, found from ``R``
+        itself; ``None`` where it is not sparse, or some unknowns are not solved for."""
+        if self.restricted or self._matrix is None:
+            return None
+        rhs, p = array(r), np.zeros(self.D.shape)
+        for place, i in enumerate(self.at_work):
+            if bool(which[i]):
+                p[i] = least_squares(self._matrix(place), self.D[i], -rhs[i])
         return self._tensor(p)
 
     def times(self, p: Tensor) -> Tensor:
@@ -131,13 +147,22 @@ class NormalFactors:
 
     Attributes:
         unlike: how far from one eigenvalues of ``N^{-1} H`` have been found at the solution; infinite: nobody has asked.
+        looked: where it was asked, among how many, and of every sample.
     """
 
     rough = positive = True
     gone = False
+    looked: tuple[Tensor, float, Tensor] | None = None
 
-    def __init__(self, lus: list[Any], scaled: list[Gram], D: np.ndarray, mu: np.ndarray) -> None:
-        self.lus, self.scaled, self.D = lus, scaled, D
+    def __init__(
+        self,
+        lus: list[Any],
+        scaled: list[Gram],
+        D: np.ndarray,
+        mu: np.ndarray,
+        forget: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.lus, self.scaled, self.D, self._forget = lus, scaled, D, forget
         self.damping, self.unlike = torch.from_numpy(mu), math.inf  # ``mu`` of every sample, ``(batch,)``
         self.factor = Verdict(torch.ones(len(lus), dtype=torch.bool, device="cpu"))
 
@@ -149,6 +174,7 @@ class NormalFactors:
     def let_go(self) -> None:
         """Give their memory back: nobody is going to use them."""
         self.lus, self.scaled, self.gone = [], [], True
+        self._forget()
 
     @property
     def units(self) -> Tensor:

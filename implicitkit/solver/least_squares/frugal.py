@@ -16,11 +16,13 @@ from implicitkit.linear.price import Work, price_of_dense_fit
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt, is_dear
 from implicitkit.solver.minimise.newton_cg import steihaug
+from implicitkit.solver.steps.failed_products import FailedProducts
 from implicitkit.solver.steps.forcing import after_step, forcing_term, how_wrong, least_share
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.paths import Path
 from implicitkit.solver.steps.region import Region
 from implicitkit.solver.steps.robust_model import curvature, next_share
+from implicitkit.sparsity.last_entries import LastEntries
 
 _WORTH = 120.0  # products that all factors together must cost for conjugate gradients to be tried
 _FEW = 16  # unknowns from which they are
@@ -82,11 +84,23 @@ class FrugalLevenbergMarquardt(LevenbergMarquardt):
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         if state["radius"] is not None:
-            found = _by_products(f, z, state)
-            if found is not None:
-                return found
-        z_next, factored = super().step(f, z, state["factored"])
+            ready = f.residuals_pattern(z)
+            failed = None if ready is None else ready.remembered("products failed", FailedProducts)
+            if failed is None or not failed.are_of(lambda: _entries(f, z)):
+                found = _by_products(f, z, state)
+                if found is not None:
+                    return found
+            z_next, factored = super().step(f, z, state["factored"])
+            if failed is not None:
+                failed.note(ready.analysed(LastEntries).entries)
+        else:
+            z_next, factored = super().step(f, z, state["factored"])
         return z_next, {"radius": None, "factored": factored}
+
+
+def _entries(f: Evaluations, z: Tensor) -> Any:
+    found = f.residuals_sparse(z)
+    return None if found is None else found[1]
 
 
 def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | None:

@@ -14,9 +14,15 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.least_squares.geodesic import Bend, Bends
 from implicitkit.solver.method import Method
-from implicitkit.solver.steps.factored import at_rounding, leave
+from implicitkit.solver.steps.factored import BEYOND, at_rounding, leave
 from implicitkit.solver.steps.line_search import decrease
-from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, weighted, with_old_factors
+from implicitkit.solver.steps.normal_equations import (
+    column_scales,
+    normal_equations,
+    undamped,
+    weighted,
+    with_old_factors,
+)
 from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.steps.robust_model import curvature, next_share, root, weights
 from implicitkit.solver.verdict.differences import FLOOR
@@ -31,6 +37,7 @@ _FEW, _WORK = 32, 5e6  # unknowns and batch * m * n^2 from which a step is dear,
 _LAST = 3  # steps with old singular values at the end
 _AT_HAND = 0.1  # of z_j, in roots of eps: a correction that changes nothing
 _NEARBY = 1e-2  # of z_j: a correction that may be trusted
+_LINEAR = 64.0  # units of rounding, in the residuals of a linear fit
 _LEAST = 1e-3  # units of rounding of the largest eigenvalue below which mu is nothing
 
 
@@ -142,7 +149,10 @@ class LevenbergMarquardt(Method):
         z_next, found = z, ~f.active
         at_once, again, kept = None, bold, torch.zeros_like(mu)  # of those that may try twice
         while True:
-            p, promised = model.step(mu, g, ~found)
+            p, promised = model.step(mu, g, ~found, bold)
+            if direct and bool(model.hidden.any()):
+                z_next, linear = _as_linear(f, model, z, g, z_next)
+                found, kept = found | linear, torch.where(linear, 1, kept)
             p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
             trial = taken_where(~found, z + bend.of(p, mu, promised, ~found), z_next)
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
@@ -205,6 +215,21 @@ def _shorter(
     return z_next, taken
 
 
+def _as_linear(f: Evaluations, model: _Normal, z: Tensor, g: Tensor, z_next: Tensor) -> tuple[Tensor, Tensor]:
+    """Where ``R'R`` does not show the minimum of the model, that from ``R`` itself, which is taken where the residuals are
+    linear: the next points, and of which samples it is."""
+    p = model.equations.without_squares(model.r, model.hidden)
+    if p is None:
+        return z_next, torch.zeros_like(model.hidden)
+    trial = taken_where(model.hidden & torch.isfinite(p).all(1), z + p, z_next)
+    eps, p = torch.finfo(z.dtype).eps, trial - z
+    off = torch.linalg.vector_norm(model.residuals(trial) - model.r - model.equations.times(p), dim=1)
+    size = torch.linalg.vector_norm(model.r, dim=1)
+    rounding = _LINEAR * eps * (size + (model.columns * p.abs()).sum(1))
+    linear = model.hidden & (model.promised(g, p) > 0) & (off <= rounding)  # false for NaN
+    return taken_where(linear, trial, z_next), linear
+
+
 def _by_old_values(f: Evaluations, model: _Singular, z: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Where Gauss-Newton steps with old singular values lead, as long as the gradient falls, from samples ``which`` whose
     gradient meets the tolerance before the minimum is at hand; who met the tolerance, and who of them is not at the minimum
@@ -253,8 +278,9 @@ class _Singular:
         self.U, self.s, self.Vh = svd_batched(self.R / D.unsqueeze(1))
         return self.s[:, 0].square()
 
-    def step(self, mu: Tensor, g: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises."""
+    def step(self, mu: Tensor, g: Tensor, which: Tensor, bold: Tensor) -> tuple[Tensor, Tensor]:
+        """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises; ``bold``: it is the
+        same for those whose ``mu`` is next to nothing."""
         b = mv(self.U.mT, self.r.to(self.U.dtype))
         q = self._damped(mu, b)
         return self._back(q), 0.5 * (q * (self.s * b + mu.unsqueeze(1) * q)).sum(1)
@@ -285,8 +311,11 @@ class _Normal:
     """The model of :class:`_Singular` by ``R'R + mu D^2``: its factors, sparse where ``R`` is, or products."""
 
     def __init__(self, f: Evaluations, z: Tensor, share: Tensor) -> None:
-        self.equations = normal_equations(f, z, weights=weights(f, z, share))
-        self.columns = self.equations.columns
+        rows = weights(f, z, share)
+        self.equations = normal_equations(f, z, weights=rows)
+        self.residuals = lambda z: f.residuals(z) if rows is None else f.residuals(z) / rows
+        self.r = self.residuals(z)
+        self.columns, self.tolerance = self.equations.columns, f.tolerance
 
     def scale(self, D: Tensor) -> Tensor:
         """The largest eigenvalue of ``D^-1 R'R D^-1``."""
@@ -294,7 +323,13 @@ class _Normal:
         self.equations.scale(D)
         return self.equations.largest()
 
-    def step(self, mu: Tensor, g: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises."""
+    def step(self, mu: Tensor, g: Tensor, which: Tensor, bold: Tensor) -> tuple[Tensor, Tensor]:
+        """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises; ``bold``: those whose
+        ``mu`` is there for the sake of factors alone."""
         p = self.equations.solve(mu, g, which)
-        return p, -(g * p).sum(1) - 0.5 * self.equations.times(p).square().sum(1)
+        p, self.hidden = undamped(self.equations, p, g, bold & which, BEYOND * self.tolerance)
+        return p, self.promised(g, p)
+
+    def promised(self, g: Tensor, p: Tensor) -> Tensor:
+        """The reduction of ``|r|^2 / 2`` by ``p`` that the model promises, ``(batch,)``."""
+        return -(g * p).sum(1) - 0.5 * self.equations.times(p).square().sum(1)

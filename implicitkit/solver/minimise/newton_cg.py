@@ -21,6 +21,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluating.differentiated import MOST, kept_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
+from implicitkit.solver.steps.failed_products import FailedProducts
 from implicitkit.solver.steps.forcing import aim_of_model
 from implicitkit.solver.steps.hessian_factors import HessianFactors
 from implicitkit.solver.steps.line_search import decrease
@@ -183,12 +184,16 @@ class NewtonCG(Method):
             price = None if known is None or paid else max(1.0, made) * known.factors
         if price is not None and price >= (_AGAIN if made else WORTH):
             trials = None if few or not begins else f.remembered(g, "conjugate gradients", Trials)
-            if trials is None or trials.is_due():
+            failed = f.remembered(g, "products failed", FailedProducts)
+            in_vain = failed is not None and failed.are_of(lambda: _entries(H))
+            if not in_vain and (trials is None or trials.is_due()):
                 tried = steihaug(*model, price, path=path)
                 if trials is not None:
                     trials.note(tried is not None)
                 if tried is not None:
                     return tried, None
+                if failed is not None:
+                    failed.note(_entries(H))
         if not few:
             return None, _by_factors(H, g)
         if price == math.inf:
@@ -232,6 +237,11 @@ def _on_the_way(
     trial = whole[0] if bool(poor.all()) else torch.where(poor.unsqueeze(1), whole[0], trial)
     length, fallen, promised = (torch.where(poor, a, b) for a, b in zip(whole[1:], found[1:], strict=True))
     return trial, length, fallen, promised
+
+
+def _entries(H: Operator) -> Any:
+    blocks = H.sparse()
+    return None if blocks is None else blocks.found[1]
 
 
 def _by_factors(H: Operator, g: Tensor) -> _Factors | None:

@@ -33,7 +33,7 @@ _ROUNDING = 4.0  # units of rounding in |J| |z| that are all that is left of a r
 _ROW = 256.0  # ... of what a single equation adds up
 _CONTRACTION = 0.2  # what a step with old factors must leave of |F| at most
 _STEPS = 10  # with the same factors
-_BEYOND = 1e-3  # times the tolerance: a Newton step would have overshot it, and steps with old factors cost little
+BEYOND = 1e-3  # times the tolerance: a Newton step would have overshot it, and steps with old factors cost little
 _FORCING = 1e-3  # of the residual that GMRES leaves, where there are no factors
 
 
@@ -197,7 +197,7 @@ def chord_steps(f: Evaluations, blocks: Any, z: Tensor, before: Tensor, start: T
     point from which no sample goes on is not forgotten: the next step begins there.
     """
     residual = f(z)
-    norm, goal = torch.linalg.vector_norm(residual, dim=1), _BEYOND * f.tolerance
+    norm, goal = torch.linalg.vector_norm(residual, dim=1), BEYOND * f.tolerance
     going = f.active & (norm <= _CONTRACTION * before) & (norm > goal)
     length = None
     for _ in range(_STEPS):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from implicitkit.foundation import seeded
 
-_SAME = 1e-3  # how much of itself a Hessian may have changed by
+SAME = 1e-3  # how much of itself a Hessian may have changed by
 
 
 class HessianFactors:
@@ -25,6 +25,8 @@ class HessianFactors:
     Args:
         diagonal: of ``N``, ``(batch, n)``. inverse: ``b -> N^{-1} b``, ``(batch, n)`` both.
     """
+
+    positive = True
 
     def __init__(self, diagonal: Tensor, inverse: Callable[[Tensor], Tensor]) -> None:
         self.units, self._inverse = diagonal.sqrt(), inverse
@@ -49,7 +51,7 @@ class HessianFactors:
         length = torch.linalg.vector_norm(q, dim=1, keepdim=True)
         change = length * product(q / length) - w
         square = (change * self.solve(change)).sum(1)
-        return square <= _SAME**2 * (q * w).sum(1)  # false for NaN
+        return square <= SAME**2 * (q * w).sum(1)  # false for NaN
 
     def solve(self, b: Tensor) -> Tensor:
         """``N^{-1} b``, ``(batch, n)``."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from implicitkit.foundation.numbers import array
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.factors.dense import cholesky_batched, mv
+from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched, mv
 from implicitkit.linear.factors.direct import Verdict
 from implicitkit.linear.iterative.lsmr import LSMR
 from implicitkit.solver.evaluations import Evaluations
@@ -35,6 +35,8 @@ _NUMBERS = 1 << 26  # numbers in the matrices of all samples, at most
 _PROBES = 8  # for the norms of columns from products
 _FORCING = 0.1  # of the gradient of the model that LSMR leaves
 _PRODUCTS = 1000  # of LSMR, at most
+_UNDAMPED, _CONTRACTION = 3, 0.2  # solves that take damping out of a step, and what each must leave, at most
+_ROUNDING = 8.0  # units of it
 _Product = Callable[[Tensor], Tensor]
 
 
@@ -66,6 +68,10 @@ class NormalEquations(Protocol):
     def within(self, g: Tensor, lower: Tensor, upper: Tensor, which: Tensor) -> Tensor | None:
         """The minimisers of ``g'p + |R p|^2 / 2`` in ``lower <= p <= upper``, of all unknowns, for samples ``which``; zero
         where ``R'R`` is not definite; ``None`` where it is not formed."""
+
+    def without_squares(self, r: Tensor, which: Tensor) -> Tensor | None:
+        """The minimisers of ``|R p + r|``, ``(batch, n)``, of the samples ``which``, zero for the others, found from ``R``
+        itself; ``None`` where there is no such way."""
 
     def times(self, p: Tensor) -> Tensor:
         """``R p``, ``(batch, m)``."""
@@ -112,6 +118,37 @@ def normal_equations(
     if free is not None and not bool(free.all()):
         normal.restrict(free)
     return normal
+
+
+def undamped(normal: NormalEquations, p: Tensor, g: Tensor, which: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
+    r"""``p`` of the samples ``which``, solutions of ``(R'R + \mu D^2) p = -g`` with a little ``\mu``, without that:
+
+        p <- p - (R'R + \mu D^2)^{-1} (g + R'R p)
+
+    while ``|g + R'R p|`` is more than ``enough`` ``(batch,)``, and falls to a fifth: of a linear fit it is the minimum, with
+    no evaluation in between.  And where it does not fall to that, or to rounding: in some direction ``\mu`` is more than
+    ``R'R``, or this is all rounding; there ``p`` is as it was.
+    """
+    factors = normal.factors
+    if factors is None or not bool(which.any()):
+        return p, torch.zeros_like(which)
+    left, first, going = g + factors.moved(p), p, which
+    norm = torch.linalg.vector_norm(left, dim=1)
+    for _ in range(_UNDAMPED):
+        going = going & (norm > enough)
+        if not bool(going.any()):
+            break
+        trial = p - factors.solve(torch.where(going.unsqueeze(1), left, 0))
+        left = g + factors.moved(trial)
+        after = torch.linalg.vector_norm(left, dim=1)
+        going = going & (after <= _CONTRACTION * norm)
+        p, norm = torch.where(going.unsqueeze(1), trial, p), torch.where(going, after, norm)
+    hidden = which & (norm > enough)
+    if bool(hidden.any()):
+        rounding = torch.finfo(g.dtype).eps * torch.linalg.vector_norm(factors.size(p) + g.abs(), dim=1)
+        hidden = hidden & (norm > _ROUNDING * rounding)
+        p = torch.where(hidden.unsqueeze(1), first, p)
+    return p, hidden
 
 
 def factors_of_fit(f: Evaluations, z: Tensor, g: Tensor) -> Any:
@@ -216,6 +253,13 @@ class _Dense:
         p = torch.where(ok.unsqueeze(1), p, torch.nan)
         return p if which is None else torch.where(which.unsqueeze(1), p, 0)
 
+    def without_squares(self, r: Tensor, which: Tensor) -> Tensor | None:
+        R = torch.where(which[:, None, None], self.R / self.D.unsqueeze(1), 0)
+        b = torch.where(which.unsqueeze(1), -r, 0)
+        if self.restricted or R.dtype not in (torch.float32, torch.float64) or not bool(torch.isfinite(R).all()):
+            return None
+        return lstsq_batched(R, b)[0].to(r) / self.D
+
     def times(self, p: Tensor) -> Tensor:
         return mv(self.R, p)
 
@@ -225,6 +269,7 @@ class _DenseFactors:
 
     rough = positive = True
     gone = False
+    looked: tuple[Tensor, float, Tensor] | None = None
 
     def __init__(self, L: Tensor, scaled: Tensor, D: Tensor, mu: Tensor) -> None:
         self.L, self.scaled, self.units, self.D, self.damping = L, scaled, D, D.unsqueeze(2), mu
@@ -281,6 +326,9 @@ class _Products:
         self.free = free.to(self.D)
 
     def within(self, g: Tensor, lower: Tensor, upper: Tensor, which: Tensor) -> Tensor | None:
+        return None
+
+    def without_squares(self, r: Tensor, which: Tensor) -> Tensor | None:
         return None
 
     def scale(self, D: Tensor) -> None:

@@ -64,9 +64,8 @@ class _OfMinima:
     def solve(self, b: Tensor, transpose: bool = False) -> Tensor:
         """``A x = b``, ``(batch, n)`` or ``(batch, n, k)``."""
         rhs = array(b)
-        columns = rhs.reshape(*rhs.shape[:2], -1)
-        x = np.stack([np.stack([s.once(c) for c in some.T], 1) for s, some in zip(self._saddles, columns, strict=True)])
-        return torch.from_numpy(x.reshape(rhs.shape)).to(b)
+        x = np.stack([saddle.once(some) for saddle, some in zip(self._saddles, rhs, strict=True)])
+        return torch.from_numpy(x).to(b)
 
 
 def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor, shift: Tensor) -> SparseStep:
@@ -153,7 +152,7 @@ def _one(
         made += 1
         K = with_entries(H, H.data.copy())
         K.data[layout.diagonal[:n]] += shift
-        saddle = SparseSaddle(K, n, layout=layout)
+        saddle = layout.saddle(K, n)
         if saddle.negative != negative:
             failed += 1
             least, most, bare = shift, most if shift < most else np.inf, False

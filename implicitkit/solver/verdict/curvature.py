@@ -73,7 +73,7 @@ def downhill(
     if known is None and f.kind.of_residuals and z.shape[1] <= _FORMED:
         known = factors_of_fit(f, z, g)
     if getattr(known, "positive", False) and len(known.units) == len(z):
-        which = which & ~_is_like(product, known, z, steps)
+        which = which & ~(_away(product, known, z, steps) <= _LIKE)
         if not bool(which.any()):
             return z
     lowest, direction, largest = lanczos(product, z, steps)
@@ -197,33 +197,45 @@ def random_unit(z: Tensor) -> Tensor:
     return q / torch.linalg.vector_norm(q, dim=1, keepdim=True)
 
 
-def _is_like(product: Callable[[Tensor], Tensor], N: Any, z: Tensor, steps: int) -> Tensor:
-    """Where a Hessian ``H`` is like the positive definite ``N`` of which there are factors, ``(batch,)``: no Ritz value of
-    ``N^{-1} H`` is far from one; how far they are is noted in ``N.unlike``.
+def unlike(f: Evaluations, z: Tensor, N: Any) -> Tensor:
+    """How far from one eigenvalues of ``N^{-1} H`` are, about, ``(batch,)``, of the Hessian of a fit at ``z``; by an
+    evaluation or two, and none if that is known."""
+    probe, g, h = f.beside("minimise"), f.residual(z), difference_step(z, f.eps**0.5)
+    return _away(lambda q: hessian_times(probe, z, g, h, q), N, z, min(z.shape[1], _FEW))
 
-    So it is no saddle point's.  Nor is it an inflection's: along what the residuals hardly change with, ``R'R`` is of second
-    order and ``H`` of first.
+
+def _away(product: Callable[[Tensor], Tensor], N: Any, z: Tensor, steps: int) -> Tensor:
+    """How far from one Ritz values of ``N^{-1} H`` are, at most, ``(batch,)``; infinite where they are not finite, and noted
+    in ``N.unlike``.  ``N``: something positive definite of which there are factors.  Of the last point it is remembered.
+
+    Where all are near one, ``H`` is no saddle point's.  Nor is it an inflection's: along what the residuals hardly change
+    with, ``R'R`` is of second order and ``H`` of first.
 
     Args:
         product: ``H q`` for unit vectors, ``(batch, n)``. N: with ``solve``, and ``units``, those of a gradient.
     """
+    if N.looked is not None and N.looked[0] is z and N.looked[1] >= steps:
+        found: Tensor = N.looked[2]
+        return found
     T = in_working_precision(z).new_zeros(len(z), steps, steps)
+    T.diagonal(dim1=1, dim2=2).fill_(1)  # as if one
     basis: list[tuple[Tensor, Tensor]] = []  # orthonormal by N, and N times that
     w, alive = seeded.normal(z.shape[1], seed=0).to(z) * N.units.to(z), torch.ones_like(z[:, :1], dtype=torch.bool)
+    seen: float = steps
     for k in range(steps):
         v = N.solve(w)
         square = (v * w).sum(1, keepdim=True)
         if k:
             alive = alive & ~(square.abs() <= _ALIKE**2)
             T[:, k, k - 1] = T[:, k - 1, k] = torch.where(alive, square.sqrt(), 0).squeeze(1)  # NaN if negative
-        q, Nq = (torch.where(alive, t / square.sqrt(), 0) for t in (v, w))
-        T[:, k, k] = (~alive).squeeze(1)  # as if one
         if not bool(alive.any()):
-            continue
+            seen = math.inf  # there are no others
+            break
+        q, Nq = (torch.where(alive, t / square.sqrt(), 0) for t in (v, w))
         basis.append((q, Nq))
         length = torch.linalg.vector_norm(q, dim=1, keepdim=True)
         w = length * product(torch.where(length > 0, q / length, 0))
-        T[:, k, k] += (w * q).sum(1)
+        T[:, k, k] = torch.where(alive, (w * q).sum(1, keepdim=True), 1).squeeze(1)
         for _ in range(2 if k + 1 < steps else 0):
             shares = [(w * q).sum(1, keepdim=True) for q, _ in basis]
             for share, (_, Nq) in zip(shares, basis, strict=True):
@@ -231,7 +243,9 @@ def _is_like(product: Callable[[Tensor], Tensor], N: Any, z: Tensor, steps: int)
     finite = torch.isfinite(T).flatten(1).all(1)
     away = (torch.linalg.eigvalsh(torch.where(finite[:, None, None], T, 0)) - 1).abs().amax(1)
     N.unlike = float(away.amax()) if bool(finite.all()) else math.inf
-    return finite & (away <= _LIKE)
+    away = torch.where(finite, away, torch.inf)
+    N.looked = z, seen, away
+    return away
 
 
 def lanczos(

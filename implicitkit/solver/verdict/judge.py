@@ -20,8 +20,15 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps.factored import is_noise
 from implicitkit.solver.subset import ask
 from implicitkit.solver.verdict.backward_error import backward_error
-from implicitkit.solver.verdict.differences import in_working_precision, steepness
-from implicitkit.solver.verdict.kantorovich import distant_factors_hold, last_jacobian, minimum_is_near, zero_is_near
+from implicitkit.solver.verdict.differences import directions, in_working_precision, steepness
+from implicitkit.solver.verdict.kantorovich import (
+    changes_as_told,
+    distant_factors_hold,
+    last_jacobian,
+    minimum_is_near,
+    moved,
+    zero_is_near,
+)
 from implicitkit.solver.verdict.last_step import falls_on, gets_on
 from implicitkit.solver.verdict.newton_correction import DENSE
 from implicitkit.solver.verdict.runaway import runs_away
@@ -147,13 +154,22 @@ class Judge(Tolerance):
         noise = which & is_noise(known, z, norm, torch.where(F.abs() <= self._floor(), 0, F))
         if bool(noise.any()) and not (self.f.kind.returns_program and bool((self._zero_is_near(z) | ~noise).all())):
             size = torch.linalg.vector_norm(known.size(z), dim=1)
-            if self._has_factors(z, exact=True) and bool(noise.all()):
+            if self._has_factors(z) and bool((self._changed_as_told(z, F, known) | ~noise).all()):
+                steep = torch.linalg.vector_norm(moved(known)(directions(z, most=2)[-1]), dim=1)
+            elif self._has_factors(z, exact=True) and bool(noise.all()):
                 steep, held = ask(self.f, distant_factors_hold, z, noise, known).unbind(1)
                 self._held = z, held > 0
             else:
                 steep = ask(self.f, steepness, z, noise)
             noise = noise & (_UNSIGNED * steep >= size)
         return noise
+
+    def _changed_as_told(self, z: Tensor, F: Tensor, known: Any) -> Tensor:
+        """Whose equations changed along the last step as its factors say, ``(batch,)``: these are no others at its end."""
+        if self.came_from is None or moved(known) is None:
+            return torch.zeros(len(z), dtype=torch.bool, device=z.device)
+        point, before = self.came_from
+        return changes_as_told(known, *(in_working_precision(t) for t in (z - point, F, before)))
 
     # ---------------------------------------------------------------------------------- once a solver has ended: 5 to 7
     def gone(self, z: Tensor, which: Tensor, strode: Tensor | None = None) -> Tensor:
@@ -176,14 +192,17 @@ class Judge(Tolerance):
         return far & away
 
     def _zero_is_near(self, z: Tensor) -> Tensor:
-        """Where factors of the last step say that a zero is near, ``(batch,)``; a point is looked at once."""
+        """Where factors of the last step say that a zero is near, ``(batch,)``, of minima first what is asked of them in any
+        case; a point is looked at once."""
         held = self._held[1] if self._held is not None and self._held[0] is z else None
         none = torch.zeros(len(z), dtype=torch.bool, device=z.device) if held is None else held
-        if bool(none.all()) or self.came_from is None:
+        if bool(none.all()):
             return none
         if self._settled is None or self._settled[0] is not z:
-            known = self.f.system.factored if self._has_factors(z) else last_jacobian(self.f, self.came_from[0])
-            near = none if known is None else zero_is_near(self.f, known, z, *self.came_from)
+            near = minimum_is_near(self.f, z)
+            if self.came_from is not None and not bool(near.all()):
+                known = self.f.system.factored if self._has_factors(z) else last_jacobian(self.f, self.came_from[0])
+                near = near if known is None else near | zero_is_near(self.f, known, z, *self.came_from)
             self._settled = z, near
         return none | self._settled[1]
 
@@ -253,8 +272,8 @@ class Judge(Tolerance):
         for known in (self._healthy, self._held):
             if known is not None and known[0] is z:
                 beginning = beginning & ~known[1]
-        for holds in (minimum_is_near, lambda _, z: self._zero_is_near(z)):  # the first is asked of minima in any case
-            beginning = beginning & ~holds(self.f, z) if bool(beginning.any()) else beginning
+        if bool(beginning.any()):
+            beginning = beginning & ~self._zero_is_near(z)
         return beginning if bool(beginning.any()) else None
 
     def _excess(

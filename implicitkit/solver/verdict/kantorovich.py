@@ -19,8 +19,9 @@ from torch import Tensor
 from implicitkit.foundation import seeded
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.steps.hessian_factors import SAME
 from implicitkit.solver.verdict.backward_error import healthy_share
-from implicitkit.solver.verdict.curvature import difference_step, hessian_times
+from implicitkit.solver.verdict.curvature import difference_step, hessian_times, unlike
 from implicitkit.solver.verdict.differences import FLOOR, change, in_working_precision, uneven
 from implicitkit.solver.verdict.newton_correction import DENSE
 
@@ -80,7 +81,9 @@ def correction_is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, befor
     short = length <= _SHORT
     tenth = length <= _LONGER * _SHORT
     few = z.shape[1] <= DENSE
-    asked = tenth if few else tenth | _is_linear(known, step, F, before, ~tenth)
+    asked = tenth
+    if not (few or moved(known) is None or bool(tenth.all())):
+        asked = tenth | changes_as_told(known, step, F, before)
     asked = asked & known.factor.ok.to(z.device)
     if bool((F == 0).any()):
         size, share = known.size(z), torch.finfo(z.dtype).tiny ** (1 / 3)
@@ -112,25 +115,35 @@ def last_jacobian(f: Evaluations, point: Tensor) -> DenseBlocks | None:
 
 def minimum_is_near(f: Evaluations, z: Tensor) -> Tensor:
     """Where a step left factors ``N`` of a positive definite Hessian that holds at ``z`` (on the way to infinity a step
-    changes it by a third and more), and ``N^{-1} F`` is small beside each ``z_j``, ``(batch,)``; one evaluation or none."""
-    if f.curved is None or len(f.curved.units) != len(z) or not f.of_gradient:
+    changes it by a third and more), or near that of a fit, and ``N^{-1} F`` is small beside each ``z_j``, ``(batch,)``; one
+    evaluation or none."""
+    known: Any = f.system.factored if f.kind.of_residuals else f.curved if f.of_gradient else None
+    if not getattr(known, "positive", False) or len(known.units) != len(z):
         return torch.zeros(len(z), dtype=torch.bool, device=z.device)
-    g, probe, h = f.residual(z), f.beside("minimise"), difference_step(z, f.eps**0.5)
-    held = f.curved.hold(lambda q: hessian_times(probe, z, g, h, q), z)
+    if f.kind.of_residuals:
+        held = unlike(f, z, known) <= SAME
+    else:
+        g, probe, h = f.residual(z), f.beside("minimise"), difference_step(z, f.eps**0.5)
+        held = known.hold(lambda q: hessian_times(probe, z, g, h, q), z)
+    if not bool(held.any()):
+        return held
     point = in_working_precision(z).abs()
     unit = point + FLOOR * point.amax(1, keepdim=True)
-    near: Tensor = (in_working_precision(f.curved.solve(g)).abs() <= healthy_share(point) * unit).all(1)
+    near: Tensor = (in_working_precision(known.solve(f.residual(z))).abs() <= healthy_share(point) * unit).all(1)
     return held & near
 
 
-def _is_linear(known: Any, step: Tensor, F: Tensor, before: Tensor, which: Tensor) -> Tensor:
-    """Which of these samples' equations change along a step as ``N`` says, each to a millionth, ``(batch,)``."""
-    moved = getattr(known, "moved", None) or getattr(known, "product", None)
-    if moved is None or not bool(which.any()):
-        return torch.zeros_like(which)
+def moved(known: Any) -> Any:
+    """The product with the matrix that the factors ``known`` are of, or near; ``None`` where they have none."""
+    return getattr(known, "moved", None) or getattr(known, "product", None)
+
+
+def changes_as_told(known: Any, step: Tensor, F: Tensor, before: Tensor) -> Tensor:
+    """Whose equations change along a step as ``N`` says, each to a millionth, ``(batch,)``; ``N`` has a product."""
     size = before.abs()
     may = _LINEAR * size + _ROUNDED * size.amax(1, keepdim=True)
-    return which & ((F - before - moved(step)).abs() <= may).all(1)
+    told: Tensor = ((F - before - moved(known)(step)).abs() <= may).all(1)
+    return told
 
 
 def _share_of_damping(known: Any, z: Tensor) -> Tensor:
