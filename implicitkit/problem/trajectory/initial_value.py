@@ -36,9 +36,11 @@ from implicitkit.problem.trajectory.explicit_equations import ExplicitEquations
 from implicitkit.problem.trajectory.explicit_steps import Between, Followed, March, TooManySteps, cubic, follow
 from implicitkit.problem.trajectory.given_steps import doubt_given
 from implicitkit.problem.trajectory.integrators import get_integrator
+from implicitkit.problem.trajectory.kinks import Bends, Kinks
+from implicitkit.problem.trajectory.sides import Sides
 from implicitkit.problem.trajectory.steps_for_derivatives import with_variation
 from implicitkit.problem.trajectory.steps_for_parameters import forcing_of, resolved
-from implicitkit.problem.trajectory.switches import Choices, warn_of_switches
+from implicitkit.problem.trajectory.switches import warn_of_switches
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
 _LOOSER, _COMPARED = 30.0, 8  # times the accuracy of one that is compared with it, at so many times and the last
@@ -57,6 +59,7 @@ class Start(NamedTuple):
     values: Any
     lost: str
     found: Followed
+    bends: Bends | None = None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -169,7 +172,7 @@ class InitialValue(Problem):
             if doubted and len(y0):
                 with recording.unrecorded(), unasked():
                     forcing = forcing_of(self.rhs, layout, t.detach(), y0.detach(), args)
-            with values_only(layout.device.type), Choices() as choices:
+            with values_only(layout.device.type), Sides() as choices:
                 evaluate(slope, t[:1], y0.reshape(*layout.batch_shape, 1, layout.size))  # can it be mapped over points?
             coupling = self._coupling(layout, t, y0, args)
             jacobian = JacobianMatrix(self.rhs, known=coupling) if derived else None
@@ -186,7 +189,7 @@ class InitialValue(Problem):
             ) from error
         equations = ExplicitEquations if self._keeps(begun.found) else Collocation
         stages = 1 if equations is ExplicitEquations else self.stages or begun.found.stages
-        problem = equations(self.rhs, begun.mesh, layout, stages, self.event, begun.lost, coupling)
+        problem = equations(self.rhs, begun.mesh, layout, stages, self.event, begun.lost, coupling, begun.bends)
 
         def split(state: Any, packed: Tensor) -> tuple[Any, None]:
             with values_only(layout.device.type):
@@ -245,12 +248,22 @@ class InitialValue(Problem):
         missed = lost and event is not None
         between = lambda found: self._between(layout, slope, found)  # noqa: E731
         mapped = functools.partial(self._slopes, layout, slope)
-        if not (self._given or missed) and len(y0):
-            integrate = get_integrator(self.integrator)
-            found = with_variation(integrate, slope, mapped, between, t, y0, found, accuracy, jacobian, sharp)
-        if forcing is not None and not missed:
-            stages = None if self._keeps(found) else self.stages or found.stages
-            found = resolved(found, slope, forcing, between(found), stages, accuracy)
+        integrate, bends = get_integrator(self.integrator), None
+
+        def followed(found: Followed, t: Tensor, blind: bool) -> Followed:
+            """What has been found, by steps that follow derivatives, too."""
+            if not (self._given or missed) and len(y0):
+                found = with_variation(integrate, slope, mapped, between, t, y0, found, accuracy, jacobian, blind)
+            if forcing is not None and not missed:
+                stages = None if self._keeps(found) else self.stages or found.stages
+                found = resolved(found, slope, forcing, between(found), stages, accuracy)
+            return found
+
+        if sharp and not (lost or self.steps) and len(y0):
+            anew = lambda t, y0: integrate(slope, t, y0, accuracy)  # noqa: E731
+            found, bends = Kinks(slope, mapped, t, between, anew).split(found, followed)
+        else:
+            found = followed(found, t, sharp)
         edges, states = found.edges, found.states
         if sharp and not missed and len(y0):
             warn_of_switches(mapped, t, edges, states, forcing and (lambda t, y: forcing(t, y)[0][..., : layout.size]))
@@ -265,7 +278,7 @@ class InitialValue(Problem):
             step = torch.arange(len(states) - 1, device=edges.device).repeat_interleave(stages)
             values = between(found)(step, c.repeat(len(states) - 1)).unflatten(0, (-1, stages)).movedim(2, 0)
         Y = values.reshape(*layout.batch_shape, *values.shape[1:])
-        return Start(mesh, Y if end is None else (Y, end), lost, found)
+        return Start(mesh, Y if end is None else (Y, end), lost, found, bends)
 
     def _to_event(
         self, layout: Layout, slope: Slope, t: Tensor, found: Followed, lost: str, lookout: Lookout

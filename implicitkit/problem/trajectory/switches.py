@@ -5,21 +5,18 @@ crossing moves (Hiskens & Pai 2000, IEEE Trans. Circuits Syst. I 47(2), 204-220)
 
     y_\theta^+ = y_\theta^- - (f^+ - f^-) dT/d\theta,
 
-and no derivative of ``f`` has any of it.  Where ``s`` depends on the time alone ``dT/d\theta`` is zero.  A kink makes no
-jump in first derivatives, but a step across it is as accurate for them as one of order one.
+and no derivative of ``f`` has any of it.  Where ``s`` depends on the time alone ``dT/d\theta`` is zero.  (Kinks:
+:mod:`~implicitkit.problem.trajectory.kinks`.)
 
 Only a function that compares, chooses, clamps or rounds has either, which is seen while it is called.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import compat, seeded
 from implicitkit.foundation.errors import ConvergenceWarning, warn
@@ -27,38 +24,10 @@ from implicitkit.problem.trajectory.steps_along_variations import units_of
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 
-_CHOOSING = re.compile(  # names of operations that return numbers, whether of torch or of a tensor, in place or not
-    "(_*)(abs|absolute|am(ax|in)|angle|a(rc)?tan2|ceil|clamp(_max|_min)?|clip|cum(max|min)|eq|floor(_divide)?|f(max|min|mod)"
-    "|frac|g[et]|greater(_equal)?|hard.*|heaviside|kthvalue|l[et]|leaky_relu|less(_equal)?|masked_fill|max(imum)?|median"
-    "|min(imum)?|ne|r?p?relu6?|remainder|round|sgn|sign|softshrink|sort|threshold|topk|trunc|where)(_*)"
-)
 _PARTS, _BISECTED = 4, 24  # of a step; times, each of these
 _JUMP = 1e-3  # of the largest slope
 _NEAR = 1e-6  # of the whole time
 _STEEP = 1e3  # times what jumps, is a difference across the jump, beside its step
-
-
-class Choices(TorchFunctionMode):
-    """While it lasts, ``seen`` becomes true where an operation compares, chooses, clamps or rounds, or makes integers or
-    truth values of numbers."""
-
-    seen = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        found = func(*args, **kwargs)
-        if not self.seen:
-            chooses = _CHOOSING.fullmatch(getattr(func, "__name__", "")) or kwargs.get("rounding_mode")
-            self.seen = bool(chooses) or (_counts(found) and any(_measures(a) for a in (*args, *kwargs.values())))
-        return found
-
-
-def _measures(a: Any) -> bool:
-    return isinstance(a, Tensor) and a.is_floating_point()
-
-
-def _counts(a: Any) -> bool:
-    return isinstance(a, Tensor) and not (a.is_floating_point() or a.is_complex())
 
 
 def warn_of_switches(

@@ -1,0 +1,203 @@
+r"""Trajectories across kinks of their right-hand side: steps that end there, and what second derivatives have of it.
+
+Where ``f`` is ``f^-`` before a surface ``s(t, y, \theta) = 0`` and ``f^+ = f^- + q s`` behind it, each smooth, a step across
+it is of order one for derivatives, and a step that begins or ends on it takes those of one side or the other, as rounding
+has it.  So two steps end a little before and begin a little behind it, ``t_a`` and ``t_b``, which do not move.  The time of
+crossing ``T`` does, and between ``T`` and ``t_b`` the trajectory has ``\int q s dt``: with ``D = f(t_b, y_b) - f(t_a, y_a)``,
+``D_0`` its value and ``D'`` the jump of ``df/dt`` along the trajectory,
+
+    y_b = \Phi(y_a) + (D - D_0)^2 / (2 D'),
+
+number by number: nothing in values and first derivatives, and in second ones ``q s_\theta s_\theta / s'``, whatever the
+surface is.  Numbers of ``f`` with two kinks at one time, on surfaces that move apart, lack what is mixed of these.
+
+Source: Hiskens & Pai 2000, IEEE Trans. Circuits Syst. I 47(2), 204-220, for jumps; the next order of the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import compat
+from implicitkit.foundation.errors import ConvergenceError
+from implicitkit.problem.trajectory.explicit_steps import Between, Followed, Slope, stages
+from implicitkit.problem.trajectory.sides import Sides
+
+_PARTS, _CUT, _ROUNDS = 4, 16, 9  # of a step; of a part in which a side changes, time and again
+_MOST = 200  # crossings
+_NEAR = 1e-9  # of the whole time: one at a time that is asked for
+_BEFORE = 0.1, 0.005  # of the room: steps that end before the kink, since some stages of a longer one would be behind it
+_GAP = 2.0  # times eps^{2/5}: from a kink to the steps on both its sides; ...
+_LOOSE = 1e-4  # ... and of implicit ones, whose states are not known so well
+_CLOSE = 1e-5  # of the longest step: kinks are one, that are not as far apart
+_TURN, _JUMP = 1e-4, 1e-3  # of the largest derivatives, by which they turn at a kink, and of slopes: more is a jump
+
+
+class Bends(NamedTuple):
+    """The steps across kinks, ``(K,)``, and there ``D_0`` and ``1 / (2 D')``, zero where there is no kink, both
+    ``(K, batch, n)``."""
+
+    step: Tensor
+    change: Tensor
+    weight: Tensor
+
+    def of(self, before: Tensor, behind: Tensor) -> Tensor:
+        """What the states behind have beside the step, of slopes ``(*batch, K, n)`` on both sides."""
+        change, weight = (v.movedim(0, 1).reshape(before.shape) for v in self[1:])
+        return weight * (behind - before - change).square()
+
+
+class Kinks:
+    """The kinks on the way of a trajectory.
+
+    Args:
+        slope: of a time and a state ``(batch, n)``. mapped: of times ``(P,)`` and states ``(P, batch, n)``. asked: times.
+        between: the states between the edges of what was found. integrate: a trajectory through times, from a state.
+
+    Attributes:
+        hidden: there are switches whose sides nothing shows.
+    """
+
+    def __init__(
+        self,
+        slope: Slope,
+        mapped: Slope,
+        asked: Tensor,
+        between: Callable[[Followed], Between],
+        integrate: Callable[[Tensor, Tensor], Followed],
+    ) -> None:
+        self.slope, self.mapped, self.asked, self.between, self.integrate = slope, mapped, asked, between, integrate
+        self.hidden = False
+        self.onwards = 1.0 if bool(asked[-1] > asked[0]) else -1.0
+
+    def split(self, found: Followed, follow: Callable[[Followed, Tensor, bool], Followed]) -> tuple[Followed, Bends | None]:
+        """The trajectory by steps that end at its kinks, and these; as it was, where there are none, or too many.
+
+        Args:
+            follow: a trajectory by steps that derivatives are followed by, too, from one that ends steps at such times,
+                where it is told whether there may be kinks elsewhere.
+        """
+        near = self._near(found)
+        if near is None or not len(near):
+            return follow(found, self.asked, self.hidden or near is None), None
+        room = self._room(found, near)
+        ends = self._ordered(self.asked, near, *(near - self.onwards * share * room for share in _BEFORE))
+        known = self._through(found, ends)
+        if known is None:
+            return follow(found, self.asked, True), None
+        known = follow(known, ends, self.hidden)
+        again = self.crossed(known, self._stepping(known))
+        if again is None:
+            return known, None
+        apart, which = (again[:, None] - near).abs().min(1)
+        which, again = (v[apart < min(_BEFORE) / 2 * room[which]] for v in (which, again))
+        if len(which.unique()) < len(near):
+            return known, None
+        first, last = (near.scatter_reduce(0, which, again, by, include_self=False) for by in ("amin", "amax"))
+        eps = torch.finfo(near.dtype).eps
+        gap = torch.maximum(room * (_GAP * eps**0.4 if known.explicit else _LOOSE), 100 * eps * near.abs())
+        edges = known.edges[~torch.isin(known.edges, near)]
+        split = known.on(self._ordered(edges, first - gap, last + gap), self.slope, self.between(known))
+        return split, self._bends(split, (first + last) / 2, eps ** (1 / 3) * room)
+
+    def _near(self, found: Followed) -> Tensor | None:
+        """About where kinks are, that are no times asked for."""
+        near = self.crossed(found, self.between(found))
+        if near is None:
+            return None
+        near = near[(near[:, None] - self.asked).abs().amin(1) > _NEAR * (self.asked[-1] - self.asked[0]).abs()]
+        close = _CLOSE * float(found.edges.diff().abs().max())
+        return near[torch.cat((near.new_full((1,), torch.inf), near.diff())).abs() > close] if len(near) else near
+
+    def _bends(self, split: Followed, at: Tensor, aside: Tensor) -> Bends:
+        step = (torch.searchsorted(self.onwards * split.edges, self.onwards * at) - 1).clamp_min(0)
+        t, y = split.edges, split.states
+        change, turned = self._turned(at, y[step], y[step + 1], aside)
+        before, behind = self.mapped(t[torch.cat((step, step + 1))], y[torch.cat((step, step + 1))]).chunk(2)
+        return Bends(step, behind - before, torch.where(turned == 0, 0, 0.5 / turned))
+
+    def _through(self, found: Followed, times: Tensor) -> Followed | None:
+        """The trajectory by steps that end at these times, too: anew, since steps across kinks are short; ``None`` where it
+        is lost by that."""
+        if not found.explicit:
+            return found.on(self._ordered(found.edges, times), self.slope, self.between(found))
+        try:
+            known = self.integrate(times, found.states[0])
+        except ConvergenceError:
+            return None
+        lost = torch.isfinite(found.states[-1]) & ~torch.isfinite(known.states[-1])
+        return None if bool(compat.batches_in_front(lost)[0].any()) else known
+
+    def _turned(self, t: Tensor, before: Tensor, behind: Tensor, aside: Tensor) -> tuple[Tensor, Tensor]:
+        """By how much ``f``, and ``df/dt`` along the trajectory, change at times ``(K,)``, of states before and behind them,
+        ``(K, batch, n)``; the latter zero where ``f`` jumps, or that may be a smooth trajectory's."""
+        steps = torch.cat((-aside, aside)) * self.onwards
+        t, y, h = t.repeat(2), torch.cat((before, behind)), steps[:, None, None]
+        slopes = self.mapped(t + steps, y + h * self.mapped(t + steps / 16, y))
+        near, far = slopes, self.mapped(t + 2 * steps, y + 2 * h * slopes)
+        change, turned = (v.unflatten(0, (2, -1)).diff(dim=0)[0] for v in (near, (far - near) / h))
+        size = [v.abs().unflatten(0, (2, -1)).amax(0).amax(-1, keepdim=True) for v in (near, (far - near) / h)]
+        smooth = (turned.abs() <= _TURN * size[1]) | ~torch.isfinite(turned)
+        return change, torch.where(smooth | (change.abs() > _JUMP * size[0]), 0, turned)
+
+    def _room(self, found: Followed, times: Tensor) -> Tensor:
+        """From each to the next of them or a time that is asked for, at most a step."""
+        apart = (times[:, None] - torch.cat((times, self.asked))).abs()
+        apart = torch.where(apart == 0, torch.inf, apart).amin(1)
+        return apart.clamp_max(float(found.edges.diff().abs().max()))
+
+    def _sides(self, t: Tensor, y: Tensor) -> Tensor:
+        """The sides of all switches, ``(P, C)``."""
+
+        def one(now: Tensor, y: Tensor) -> Tensor:
+            with Sides(kept=True) as sides:
+                self.slope(now, y)
+            self.hidden = self.hidden or sides.hidden
+            return torch.cat([y.new_zeros(1, dtype=torch.float32), *sides.made])
+
+        made, batches = compat.batches_in_front(torch.func.vmap(one)(t, y))
+        return made.movedim(batches, 0).flatten(1)
+
+    def _stepping(self, found: Followed) -> Between:
+        """The states in the steps as steps that end there have them."""
+        if not found.explicit:
+            return self.between(found)
+        edges, states = found.edges, found.states
+        slopes = self.mapped(edges, states)
+        f = lambda t, y: self.mapped(t, y.movedim(1, 0)).movedim(0, 1)  # noqa: E731
+
+        def between(step: Tensor, x: Tensor) -> Tensor:
+            t, h = edges[step], (edges[step + 1] - edges[step]) * x
+            y, first = (v[step].movedim(0, 1) for v in (states, slopes))
+            return stages(f, t, y, first, h.unsqueeze(1))[0][-1].movedim(1, 0)
+
+        return between
+
+    def crossed(self, found: Followed, states: Between) -> Tensor | None:
+        """The times, in order, at which sides change; ``None``, if these are too many."""
+        edges = found.edges
+
+        def at(u: Tensor) -> tuple[Tensor, Tensor]:
+            step = u.long().clamp_max(len(edges) - 2)
+            x = u - step
+            return edges[step] + x * (edges[step + 1] - edges[step]), states(step, x)
+
+        u = torch.arange((len(edges) - 1) * _PARTS + 1, dtype=edges.dtype, device=edges.device) / _PARTS
+        cut = torch.linspace(0, 1, _CUT + 1, dtype=u.dtype, device=u.device)
+        u = u.unsqueeze(0)
+        for _ in range(_ROUNDS + 1):
+            known = self._sides(*at(u.flatten())).unflatten(0, u.shape)
+            changes = (known[:, 1:] != known[:, :-1]).any(2)
+            low, high = u[:, :-1][changes], u[:, 1:][changes]
+            if not 0 < len(low) <= _MOST:
+                return None if len(low) else low
+            u = low[:, None] + (high - low)[:, None] * cut
+        return at(((low + high) / 2).unique())[0]
+
+    def _ordered(self, *times: Tensor) -> Tensor:
+        every = torch.unique(torch.cat(times))
+        return every if self.onwards > 0 else every.flip(0)
