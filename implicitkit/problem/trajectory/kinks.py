@@ -27,12 +27,14 @@ from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.problem.trajectory.explicit_steps import Between, Followed, Slope, stages
 from implicitkit.problem.trajectory.sides import Sides
 
-_PARTS, _CUT, _ROUNDS = 4, 16, 9  # of a step; of a part in which a side changes, time and again
+_PARTS, _CUT = 4, 32  # of a step; of a part in which a side changes, time and again:
+_ROUGH, _FINE = 2, 5  # so often
 _MOST = 200  # crossings
 _NEAR = 1e-9  # of the whole time: one at a time that is asked for
 _BEFORE = 0.1, 0.005  # of the room: steps that end before the kink, since some stages of a longer one would be behind it
-_GAP = 2.0  # times eps^{2/5}: from a kink to the steps on both its sides; ...
-_LOOSE = 1e-4  # ... and of implicit ones, whose states are not known so well
+_GAP = 3.0  # times what a parameter is moved by, relative, for a difference: from a kink to the steps on both its sides
+_LOOSE = 1e-3  # at most, and of implicit ones, whose states are not known so well
+_TRIES = 4  # to find them, each by steps that end where they were found before
 _CLOSE = 1e-5  # of the longest step: kinks are one, that are not as far apart
 _TURN, _JUMP = 1e-4, 1e-3  # of the largest derivatives, by which they turn at a kink, and of slopes: more is a jump
 
@@ -49,6 +51,22 @@ class Bends(NamedTuple):
         """What the states behind have beside the step, of slopes ``(*batch, K, n)`` on both sides."""
         change, weight = (v.movedim(0, 1).reshape(before.shape) for v in self[1:])
         return weight * (behind - before - change).square()
+
+
+class Gaps(NamedTuple):
+    """The times ``(K,)`` of kinks, how far before and behind them steps end, and how far it is from each to the next of
+    them, or a time asked for, at most a step; and all times at which steps are to end."""
+
+    at: Tensor
+    gap: Tensor
+    room: Tensor
+    ends: Tensor
+
+    def hold(self, times: Tensor) -> bool:
+        """Is one of these well inside each, and none near to it outside?"""
+        apart, which = (times[:, None] - self.at).abs().min(1)
+        inside = apart <= 0.9 * self.gap.abs()[which]
+        return len(which[inside].unique()) == len(self.at) and bool((inside | (apart > min(_BEFORE) * self.room[which])).all())
 
 
 class Kinks:
@@ -81,42 +99,43 @@ class Kinks:
             follow: a trajectory by steps that derivatives are followed by, too, from one that ends steps at such times,
                 where it is told whether there may be kinks elsewhere.
         """
-        near = self._near(found)
-        if near is None or not len(near):
-            return follow(found, self.asked, self.hidden or near is None), None
-        room = self._room(found, near)
-        ends = self._ordered(self.asked, near, *(near - self.onwards * share * room for share in _BEFORE))
-        known = self._through(found, ends)
-        if known is None:
-            return follow(found, self.asked, True), None
-        known = follow(known, ends, self.hidden)
-        again = self.crossed(known, self._stepping(known))
-        if again is None:
-            return known, None
-        apart, which = (again[:, None] - near).abs().min(1)
-        which, again = (v[apart < min(_BEFORE) / 2 * room[which]] for v in (which, again))
-        if len(which.unique()) < len(near):
-            return known, None
-        first, last = (near.scatter_reduce(0, which, again, by, include_self=False) for by in ("amin", "amax"))
-        eps = torch.finfo(near.dtype).eps
-        gap = torch.maximum(room * (_GAP * eps**0.4 if known.explicit else _LOOSE), 100 * eps * near.abs())
-        edges = known.edges[~torch.isin(known.edges, near)]
-        split = known.on(self._ordered(edges, first - gap, last + gap), self.slope, self.between(known))
-        return split, self._bends(split, (first + last) / 2, eps ** (1 / 3) * room)
+        crossed = self.crossed(found, _ROUGH)
+        if crossed is None or not len(crossed):
+            return follow(found, self.asked, self.hidden or crossed is None), None
+        for _ in range(_TRIES):
+            gaps = self._gaps(found, crossed)
+            known = self._through(found, gaps.ends)
+            crossed = None if known is None else self.crossed(known, _FINE)
+            if known is None or crossed is None or not len(crossed):
+                break
+            if gaps.hold(crossed):
+                fine = follow(known, gaps.ends, self.hidden)
+                if fine is not known:
+                    crossed = self.crossed(fine, _FINE)
+                    if crossed is None or not gaps.hold(crossed):
+                        return fine, None
+                return fine, self._bends(fine, gaps)
+        return follow(found, self.asked, True), None
 
-    def _near(self, found: Followed) -> Tensor | None:
-        """About where kinks are, that are no times asked for."""
-        near = self.crossed(found, self.between(found))
-        if near is None:
-            return None
-        near = near[(near[:, None] - self.asked).abs().amin(1) > _NEAR * (self.asked[-1] - self.asked[0]).abs()]
-        close = _CLOSE * float(found.edges.diff().abs().max())
-        return near[torch.cat((near.new_full((1,), torch.inf), near.diff())).abs() > close] if len(near) else near
+    def _gaps(self, found: Followed, times: Tensor) -> Gaps:
+        """Gaps of steps, in which these times are, but for those that are asked for."""
+        whole, longest = (self.asked[-1] - self.asked[0]).abs(), float(found.edges.diff().abs().max())
+        times = times[(times[:, None] - self.asked).abs().amin(1) > _NEAR * whole]
+        begins = torch.cat((times.new_full((1,), torch.inf), times.diff())).abs() > _CLOSE * longest
+        first, last = times[begins], times[torch.cat((begins[1:], begins.new_ones(1)))]
+        at = (first + last) / 2
+        apart = (at[:, None] - torch.cat((at, self.asked))).abs()
+        room = torch.where(apart == 0, torch.inf, apart).amin(1).clamp_max(longest)
+        eps = torch.finfo(at.dtype).eps
+        gap = torch.maximum(room * (min(_GAP * eps ** (1 / 3), _LOOSE) if found.explicit else _LOOSE), 100 * eps * at.abs())
+        gap = self.onwards * (gap + (last - first).abs() / 2)
+        sides = (at - self.onwards * share * room for share in _BEFORE)
+        return Gaps(at, gap, room, self._ordered(self.asked, *sides, at - gap, at + gap))
 
-    def _bends(self, split: Followed, at: Tensor, aside: Tensor) -> Bends:
-        step = (torch.searchsorted(self.onwards * split.edges, self.onwards * at) - 1).clamp_min(0)
+    def _bends(self, split: Followed, gaps: Gaps) -> Bends:
+        step = (torch.searchsorted(self.onwards * split.edges, self.onwards * gaps.at) - 1).clamp_min(0)
         t, y = split.edges, split.states
-        change, turned = self._turned(at, y[step], y[step + 1], aside)
+        change, turned = self._turned(gaps.at, y[step], y[step + 1], torch.finfo(t.dtype).eps ** (1 / 3) * gaps.room)
         before, behind = self.mapped(t[torch.cat((step, step + 1))], y[torch.cat((step, step + 1))]).chunk(2)
         return Bends(step, behind - before, torch.where(turned == 0, 0, 0.5 / turned))
 
@@ -143,12 +162,6 @@ class Kinks:
         size = [v.abs().unflatten(0, (2, -1)).amax(0).amax(-1, keepdim=True) for v in (near, (far - near) / h)]
         smooth = (turned.abs() <= _TURN * size[1]) | ~torch.isfinite(turned)
         return change, torch.where(smooth | (change.abs() > _JUMP * size[0]), 0, turned)
-
-    def _room(self, found: Followed, times: Tensor) -> Tensor:
-        """From each to the next of them or a time that is asked for, at most a step."""
-        apart = (times[:, None] - torch.cat((times, self.asked))).abs()
-        apart = torch.where(apart == 0, torch.inf, apart).amin(1)
-        return apart.clamp_max(float(found.edges.diff().abs().max()))
 
     def _sides(self, t: Tensor, y: Tensor) -> Tensor:
         """The sides of all switches, ``(P, C)``."""
@@ -177,9 +190,9 @@ class Kinks:
 
         return between
 
-    def crossed(self, found: Followed, states: Between) -> Tensor | None:
+    def crossed(self, found: Followed, rounds: int) -> Tensor | None:
         """The times, in order, at which sides change; ``None``, if these are too many."""
-        edges = found.edges
+        edges, states = found.edges, self._stepping(found)
 
         def at(u: Tensor) -> tuple[Tensor, Tensor]:
             step = u.long().clamp_max(len(edges) - 2)
@@ -189,7 +202,7 @@ class Kinks:
         u = torch.arange((len(edges) - 1) * _PARTS + 1, dtype=edges.dtype, device=edges.device) / _PARTS
         cut = torch.linspace(0, 1, _CUT + 1, dtype=u.dtype, device=u.device)
         u = u.unsqueeze(0)
-        for _ in range(_ROUNDS + 1):
+        for _ in range(rounds + 1):
             known = self._sides(*at(u.flatten())).unflatten(0, u.shape)
             changes = (known[:, 1:] != known[:, :-1]).any(2)
             low, high = u[:, :-1][changes], u[:, 1:][changes]
