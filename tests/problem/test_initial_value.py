@@ -335,7 +335,7 @@ def _step(t: Tensor, y: Tensor, p: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("rhs", "at"),
     [
-        (_step, r"t = 1\.0|t = 0\.99"),
+        (_step, r"t = 1,|t = 1\.0|t = 0\.99"),
         (lambda t, y, p: torch.where(t < p[1], 1.0, p[0]) + 0 * y, "t = 1,"),
         (lambda t, y, p: p[0] + (y - p[1]).long(), r"t = 0\.66|t = 0\.33"),
         (lambda t, y, p: p[0] + torch.signbit(y - p[1]), r"t = 0\.\d"),

@@ -177,8 +177,8 @@ class InitialValue(Problem):
             coupling = self._coupling(layout, t, y0, args)
             jacobian = JacobianMatrix(self.rhs, known=coupling) if derived else None
             with values_only(layout.device.type):
-                sharp = choices.seen and (forcing is not None or compat.tracked(y0, batched=False))
-                begun = self._begin(layout, slope, t, y0, args, forcing, jacobian, sharp)
+                met = choices if forcing is not None or compat.tracked(y0, batched=False) else Sides()
+                begun = self._begin(layout, slope, t, y0, args, forcing, jacobian, met)
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
@@ -232,9 +232,9 @@ class InitialValue(Problem):
         args: Any,
         forcing: Any,
         jacobian: JacobianMatrix | None,
-        sharp: bool,
+        met: Sides,
     ) -> Start:
-        """The steps, a start near the solution, NaN where there is none; ``sharp``: derivatives may meet jumps and kinks."""
+        """The steps, a start near the solution, NaN where there is none; ``met``: the switches that derivatives meet."""
         t, y0, event, end, lookout, accuracy = t.detach(), y0.detach(), self.event, None, None, self._accurate(t)
         if event is not None:
             lookout = Lookout(lambda now, y: event(now, layout.unpack(y), *args))
@@ -259,13 +259,13 @@ class InitialValue(Problem):
                 found = resolved(found, slope, forcing, between(found), stages, accuracy)
             return found
 
-        if sharp and not (lost or self.steps) and len(y0):
+        if met.seen and not (lost or self.steps) and len(y0):
             anew = lambda t, y0: integrate(slope, t, y0, accuracy)  # noqa: E731
             found, bends = Kinks(slope, mapped, t, between, anew).split(found, followed)
         else:
-            found = followed(found, t, sharp)
+            found = followed(found, t, met.seen)
         edges, states = found.edges, found.states
-        if sharp and not missed and len(y0):
+        if (met.seen or met.rooted) and not missed and len(y0):
             warn_of_switches(mapped, t, edges, states, forcing and (lambda t, y: forcing(t, y)[0][..., : layout.size]))
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else Mesh.of(t, edges, found.stiff)
         stages = self.stages or found.stages

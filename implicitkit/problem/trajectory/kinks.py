@@ -118,9 +118,8 @@ class Kinks:
         return follow(found, self.asked, True), None
 
     def _gaps(self, found: Followed, times: Tensor) -> Gaps:
-        """Gaps of steps, in which these times are, but for those that are asked for."""
-        whole, longest = (self.asked[-1] - self.asked[0]).abs(), float(found.edges.diff().abs().max())
-        times = times[(times[:, None] - self.asked).abs().amin(1) > _NEAR * whole]
+        """Gaps of steps, in which these times are."""
+        longest = float(found.edges.diff().abs().max())
         begins = torch.cat((times.new_full((1,), torch.inf), times.diff())).abs() > _CLOSE * longest
         first, last = times[begins], times[torch.cat((begins[1:], begins.new_ones(1)))]
         at = (first + last) / 2
@@ -191,7 +190,7 @@ class Kinks:
         return between
 
     def crossed(self, found: Followed, rounds: int) -> Tensor | None:
-        """The times, in order, at which sides change; ``None``, if these are too many."""
+        """The times, in order, at which sides change, but for those asked for; ``None``, if these are too many."""
         edges, states = found.edges, self._stepping(found)
 
         def at(u: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,7 +208,8 @@ class Kinks:
             if not 0 < len(low) <= _MOST:
                 return None if len(low) else low
             u = low[:, None] + (high - low)[:, None] * cut
-        return at(((low + high) / 2).unique())[0]
+        times = at(((low + high) / 2).unique())[0]
+        return times[(times[:, None] - self.asked).abs().amin(1) > _NEAR * (edges[-1] - edges[0]).abs()]
 
     def _ordered(self, *times: Tensor) -> Tensor:
         every = torch.unique(torch.cat(times))

@@ -22,6 +22,7 @@ _CHOOSING = re.compile(  # names of operations that return numbers, whether of t
     "|frac|g[et]|greater(_equal)?|hard.*|heaviside|kthvalue|l[et]|leaky_relu|less(_equal)?|masked_fill|max(imum)?|median"
     "|min(imum)?|ne|r?p?relu6?|remainder|round|r?relu|sgn|sign|softshrink|sort|threshold|topk|trunc|where)"
 )
+_ROOTS = re.compile("r?sqrt|(linalg_)?(vector_)?norm|r?pow|hypot|cdist|(cosine|pairwise)_.*|normalize")
 
 
 class Sides(TorchFunctionMode):
@@ -29,17 +30,19 @@ class Sides(TorchFunctionMode):
     seen: has something compared, chosen, clamped or rounded, or made integers or truth values of numbers?
     hidden: and some of it where its side is not kept: inside a transform that the function itself has begun, or by an
         operation without a rule.
+    rooted: have roots been taken, of which quotients may jump?
     made: the sides, vectors of numbers, if they are to be ``kept``.
     """
 
     def __init__(self, kept: bool = False) -> None:
         super().__init__()
-        self.seen = self.hidden = False
+        self.seen = self.hidden = self.rooted = False
         self._level, self._kept, self.made = compat.level(), kept, list[Tensor]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "").strip("_")
+        self.rooted = self.rooted or _ROOTS.fullmatch(name) is not None
         chooses = _CHOOSING.fullmatch(name) is not None or bool(kwargs.get("rounding_mode"))
         given = _numbers((*args, *kwargs.values())) if chooses else None
         sides = self._before(name, args, kwargs) if chooses and given else None
