@@ -177,7 +177,7 @@ class InitialValue(Problem):
             coupling = self._coupling(layout, t, y0, args)
             jacobian = JacobianMatrix(self.rhs, known=coupling) if derived else None
             with values_only(layout.device.type):
-                met = choices if forcing is not None or compat.tracked(y0, batched=False) else Sides()
+                met = choices if forcing is not None or any(compat.tracked(v, batched=False) for v in (y0, t)) else Sides()
                 begun = self._begin(layout, slope, t, y0, args, forcing, jacobian, met)
         except RuntimeError as error:
             if "vmap" not in str(error):

@@ -110,6 +110,9 @@ class Kinks:
                 break
             if gaps.hold(crossed):
                 fine = follow(known, gaps.ends, self.hidden)
+                whole = fine.edges[((fine.edges[:, None] - gaps.at).abs() > 0.99 * gaps.gap.abs()).all(1)]
+                if len(whole) < len(fine.edges):  # across a kink there is nothing to follow
+                    fine = fine.on(whole, self.slope, self.between(fine))
                 if fine is not known:
                     crossed = self.crossed(fine, _FINE)
                     if crossed is None or not gaps.hold(crossed):
@@ -133,10 +136,17 @@ class Kinks:
 
     def _bends(self, split: Followed, gaps: Gaps) -> Bends:
         step = (torch.searchsorted(self.onwards * split.edges, self.onwards * gaps.at) - 1).clamp_min(0)
-        t, y = split.edges, split.states
-        change, turned = self._turned(gaps.at, y[step], y[step + 1], torch.finfo(t.dtype).eps ** (1 / 3) * gaps.room)
-        before, behind = self.mapped(t[torch.cat((step, step + 1))], y[torch.cat((step, step + 1))]).chunk(2)
-        return Bends(step, behind - before, torch.where(turned == 0, 0, 0.5 / turned))
+        ends = torch.cat((step, step + 1))
+        t, y, aside = split.edges[ends], split.states[ends], torch.finfo(split.edges.dtype).eps ** (1 / 3) * gaps.room
+        h = self.onwards * torch.cat((-aside, aside))
+        slopes = self.mapped(t, y)
+        away = self.mapped(t + h, y + h[:, None, None] * slopes)
+        bent = (away - slopes) / h[:, None, None]
+        (change, turned), (size, bend) = (
+            [side(v.unflatten(0, (2, -1))) for v in (slopes, bent)] for side in (_across, _largest)
+        )
+        kink = (turned.abs() > _TURN * bend) & (change.abs() <= _JUMP * size) & torch.isfinite(turned)
+        return Bends(step, change, torch.where(kink, 0.5 / turned, 0))
 
     def _through(self, found: Followed, times: Tensor) -> Followed | None:
         """The trajectory by steps that end at these times, too: anew, since steps across kinks are short; ``None`` where it
@@ -149,18 +159,6 @@ class Kinks:
             return None
         lost = torch.isfinite(found.states[-1]) & ~torch.isfinite(known.states[-1])
         return None if bool(compat.batches_in_front(lost)[0].any()) else known
-
-    def _turned(self, t: Tensor, before: Tensor, behind: Tensor, aside: Tensor) -> tuple[Tensor, Tensor]:
-        """By how much ``f``, and ``df/dt`` along the trajectory, change at times ``(K,)``, of states before and behind them,
-        ``(K, batch, n)``; the latter zero where ``f`` jumps, or that may be a smooth trajectory's."""
-        steps = torch.cat((-aside, aside)) * self.onwards
-        t, y, h = t.repeat(2), torch.cat((before, behind)), steps[:, None, None]
-        slopes = self.mapped(t + steps, y + h * self.mapped(t + steps / 16, y))
-        near, far = slopes, self.mapped(t + 2 * steps, y + 2 * h * slopes)
-        change, turned = (v.unflatten(0, (2, -1)).diff(dim=0)[0] for v in (near, (far - near) / h))
-        size = [v.abs().unflatten(0, (2, -1)).amax(0).amax(-1, keepdim=True) for v in (near, (far - near) / h)]
-        smooth = (turned.abs() <= _TURN * size[1]) | ~torch.isfinite(turned)
-        return change, torch.where(smooth | (change.abs() > _JUMP * size[0]), 0, turned)
 
     def _sides(self, t: Tensor, y: Tensor) -> Tensor:
         """The sides of all switches, ``(P, C)``."""
@@ -214,3 +212,11 @@ class Kinks:
     def _ordered(self, *times: Tensor) -> Tensor:
         every = torch.unique(torch.cat(times))
         return every if self.onwards > 0 else every.flip(0)
+
+
+def _across(sides: Tensor) -> Tensor:
+    return sides.diff(dim=0)[0]
+
+
+def _largest(sides: Tensor) -> Tensor:
+    return sides.abs().amax(0).amax(-1, keepdim=True)
