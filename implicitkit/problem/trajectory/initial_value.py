@@ -20,6 +20,7 @@ from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
 from implicitkit.problem.kind import Kind
 from implicitkit.problem.trajectory.accuracy_remarks import APART, compare, end_of
+from implicitkit.problem.trajectory.asked_times import as_times, check_order, unpacked
 from implicitkit.problem.trajectory.collocation import (
     INITIAL_VALUE,
     Collocation,
@@ -109,7 +110,9 @@ class InitialValue(Problem):
     Warns:
         ConvergenceWarning: the trajectory is not determined to two digits (chaos over a long time), a stiff one has too
             many steps for its derivatives to be followed, or by steps or points that are given they are off by a hundredth;
-            ``rhs`` jumps at a time that the state or a parameter moves.  (At a kink second derivatives lack that, unsaid.)
+            ``rhs`` jumps at a time that the state or a parameter moves.  (Second derivatives have what kinks make of them
+            (:mod:`~implicitkit.problem.trajectory.kinks`), but for ``steps`` that are given, more than 200 kinks, and those
+            of roots: ``x.abs()`` is seen, ``(x * x).sqrt()`` is not.)
 
     Raises:
         TypeError, ValueError: what is given does not fit.
@@ -136,7 +139,7 @@ class InitialValue(Problem):
             raise ValueError(f"stages can be 7 at most (order 13), got {self.stages}")
         get_integrator(self.integrator)
         if not isinstance(self.t, Tensor):
-            object.__setattr__(self, "t", _times(self.t))
+            object.__setattr__(self, "t", as_times(self.t))
         if self.t.ndim != 1 or len(self.t) < 2:
             raise ValueError(f"t must hold two times or more, in one dimension; its shape is {tuple(self.t.shape)}")
         if self.event is not None and len(self.t) != 2:
@@ -177,7 +180,11 @@ class InitialValue(Problem):
             coupling = self._coupling(layout, t, y0, args)
             jacobian = JacobianMatrix(self.rhs, known=coupling) if derived else None
             with values_only(layout.device.type):
-                met = choices if forcing is not None or any(compat.tracked(v, batched=False) for v in (y0, t)) else Sides()
+                met = (
+                    choices
+                    if forcing is not None or any(compat.tracked(v, batched=False) for v in (y0, t))
+                    else Sides()
+                )
                 begun = self._begin(layout, slope, t, y0, args, forcing, jacobian, met)
         except RuntimeError as error:
             if "vmap" not in str(error):
@@ -204,7 +211,7 @@ class InitialValue(Problem):
                 Y, end = state
                 found = {"time": end, "state": layout.unpack(Y[..., -1, -1, :].reshape(-1, layout.size))}
             else:
-                found = _unpacked(layout, z0, packed, state[..., begun.mesh.last, -1, :])
+                found = unpacked(layout, z0, packed, state[..., begun.mesh.last, -1, :])
             return (found if digits is None else tree_map(lambda leaf: leaf.to(digits), found)), None
 
         packed = y0.reshape(*layout.batch_shape, layout.size)
@@ -268,17 +275,20 @@ class InitialValue(Problem):
         if (met.seen or met.rooted) and not missed and len(y0):
             warn_of_switches(mapped, t, edges, states, forcing and (lambda t, y: forcing(t, y)[0][..., : layout.size]))
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else Mesh.of(t, edges, found.stiff)
-        stages = self.stages or found.stages
-        if len(states) != len(mesh.begin) + 1:  # no event
-            values = y0.new_full((len(y0), len(mesh.begin), stages, layout.size), torch.nan)
-        elif self._keeps(found):
-            values = states[1:].unsqueeze(1).movedim(2, 0)
-        else:
-            c = radau(stages, layout.dtype, layout.device)[1]
-            step = torch.arange(len(states) - 1, device=edges.device).repeat_interleave(stages)
-            values = between(found)(step, c.repeat(len(states) - 1)).unflatten(0, (-1, stages)).movedim(2, 0)
+        values = self._at_points(found, between, len(mesh.begin), layout)
         Y = values.reshape(*layout.batch_shape, *values.shape[1:])
         return Start(mesh, Y if end is None else (Y, end), lost, found, bends)
+
+    def _at_points(self, found: Followed, between: Callable[[Followed], Between], count: int, layout: Layout) -> Tensor:
+        """The values at the points of so many steps, ``(batch, N, s, n)``; NaN, if there are others: there is no event."""
+        edges, states, stages = found.edges, found.states, self.stages or found.stages
+        if len(states) != count + 1:
+            return states.new_full((states.shape[1], count, stages, layout.size), torch.nan)
+        if self._keeps(found):
+            return states[1:].unsqueeze(1).movedim(2, 0)
+        c = radau(stages, layout.dtype, layout.device)[1]
+        step = torch.arange(count, device=edges.device).repeat_interleave(stages)
+        return between(found)(step, c.repeat(count)).unflatten(0, (-1, stages)).movedim(2, 0)
 
     def _to_event(
         self, layout: Layout, slope: Slope, t: Tensor, found: Followed, lost: str, lookout: Lookout
@@ -347,7 +357,7 @@ class InitialValue(Problem):
             bound = torch.maximum(y0.abs(), ((t[-1] - t[0]) * slope(t[0], y0)).abs()).amax(1, keepdim=True)
             sane = (states.abs() <= _GROWN * bound).all(0).all(1, keepdim=True)  # no explicit steps for what is stiff
             return Followed(edges, torch.where(sane, states, y0)), ""
-        _check_order(t)
+        check_order(t)
         if not len(y0):  # no sample asks for steps
             return Followed(t, y0.expand(len(t), *y0.shape)), ""
         try:
@@ -384,29 +394,3 @@ class InitialValue(Problem):
         there = states.movedim(0, 1).reshape(*layout.batch_shape, *states.shape[::2])
         slopes = evaluate(slope, edges, there)
         return slopes.reshape(states.shape[1], *slopes.shape[-2:]).movedim(1, 0)
-
-
-def _check_order(t: Tensor) -> None:
-    if not bool(torch.isfinite(t).all()):
-        raise ValueError(f"t must be finite, got {t.tolist()}: a state at rest is found by ik.steady_state")
-    d = t.diff()
-    if not bool((d > 0).all() | (d < 0).all()):
-        raise ValueError(f"t must be strictly increasing or strictly decreasing, got {t.tolist()}")
-
-
-def _unpacked(layout: Layout, z0: Any, y0: Tensor, later: Tensor) -> Any:
-    """The states at the times asked for, ``(*batch, T, ...)`` in every leaf."""
-    states = torch.cat((y0.unsqueeze(-2), later), -2)
-    dims, count = layout.batch_dims, states.shape[-2]
-    alike = tree_map(
-        lambda leaf: leaf.detach().unsqueeze(dims).expand(*leaf.shape[:dims], count, *leaf.shape[dims:]), z0
-    )
-    return Layout(alike, dims + 1).unpack(states.reshape(layout.batch * count, layout.size))
-
-
-def _times(t: Any) -> Tensor:
-    """Numbers as a tensor."""
-    try:
-        return torch.as_tensor(t, dtype=torch.float64, device="cpu")
-    except (RuntimeError, TypeError, ValueError):
-        raise TypeError(f"t must hold times, a tensor or a list of numbers, got {t!r}") from None

@@ -3,8 +3,8 @@ r"""Trajectories across kinks of their right-hand side: steps that end there, an
 Where ``f`` is ``f^-`` before a surface ``s(t, y, \theta) = 0`` and ``f^+ = f^- + q s`` behind it, each smooth, a step across
 it is of order one for derivatives, and a step that begins or ends on it takes those of one side or the other, as rounding
 has it.  So two steps end a little before and begin a little behind it, ``t_a`` and ``t_b``, which do not move.  The time of
-crossing ``T`` does, and between ``T`` and ``t_b`` the trajectory has ``\int q s dt``: with ``D = f(t_b, y_b) - f(t_a, y_a)``,
-``D_0`` its value and ``D'`` the jump of ``df/dt`` along the trajectory,
+crossing ``T`` does, and between ``T`` and ``t_b`` the trajectory has ``\int q s dt``: with ``D = f(t_b, y_b) - f(t_a,
+y_a)``, ``D_0`` its value and ``D'`` the jump of ``df/dt`` along the trajectory,
 
     y_b = \Phi(y_a) + (D - D_0)^2 / (2 D'),
 
@@ -31,9 +31,12 @@ _PARTS, _CUT = 4, 32  # of a step; of a part in which a side changes, time and a
 _ROUGH, _FINE = 2, 5  # so often
 _MOST = 200  # crossings
 _NEAR = 1e-9  # of the whole time: one at a time that is asked for
-_BEFORE = 0.1, 0.005  # of the room: steps that end before the kink, since some stages of a longer one would be behind it
+_BEFORE = (
+    0.1,
+    0.005,
+)  # of the room: steps that end before the kink, since some stages of a longer one would be behind it
 _GAP = 3.0  # times what a parameter is moved by, relative, for a difference: from a kink to the steps on both its sides
-_LOOSE = 1e-3  # at most, and of implicit ones, whose states are not known so well
+_WIDEST, _LOOSE = 1e-3, 1e-4  # of the room: at most, and to implicit ones, whose states are not known so well
 _TRIES = 4  # to find them, each by steps that end where they were found before
 _CLOSE = 1e-5  # of the longest step: kinks are one, that are not as far apart
 _TURN, _JUMP = 1e-4, 1e-3  # of the largest derivatives, by which they turn at a kink, and of slopes: more is a jump
@@ -66,7 +69,9 @@ class Gaps(NamedTuple):
         """Is one of these well inside each, and none near to it outside?"""
         apart, which = (times[:, None] - self.at).abs().min(1)
         inside = apart <= 0.9 * self.gap.abs()[which]
-        return len(which[inside].unique()) == len(self.at) and bool((inside | (apart > min(_BEFORE) * self.room[which])).all())
+        return len(which[inside].unique()) == len(self.at) and bool(
+            (inside | (apart > min(_BEFORE) * self.room[which])).all()
+        )
 
 
 class Kinks:
@@ -92,7 +97,9 @@ class Kinks:
         self.hidden = False
         self.onwards = 1.0 if bool(asked[-1] > asked[0]) else -1.0
 
-    def split(self, found: Followed, follow: Callable[[Followed, Tensor, bool], Followed]) -> tuple[Followed, Bends | None]:
+    def split(
+        self, found: Followed, follow: Callable[[Followed, Tensor, bool], Followed]
+    ) -> tuple[Followed, Bends | None]:
         """The trajectory by steps that end at its kinks, and these; as it was, where there are none, or too many.
 
         Args:
@@ -129,7 +136,9 @@ class Kinks:
         apart = (at[:, None] - torch.cat((at, self.asked))).abs()
         room = torch.where(apart == 0, torch.inf, apart).amin(1).clamp_max(longest)
         eps = torch.finfo(at.dtype).eps
-        gap = torch.maximum(room * (min(_GAP * eps ** (1 / 3), _LOOSE) if found.explicit else _LOOSE), 100 * eps * at.abs())
+        gap = torch.maximum(
+            room * (min(_GAP * eps ** (1 / 3), _WIDEST) if found.explicit else _LOOSE), 100 * eps * at.abs()
+        )
         gap = self.onwards * (gap + (last - first).abs() / 2)
         sides = (at - self.onwards * share * room for share in _BEFORE)
         return Gaps(at, gap, room, self._ordered(self.asked, *sides, at - gap, at + gap))
@@ -139,13 +148,17 @@ class Kinks:
         ends = torch.cat((step, step + 1))
         t, y, aside = split.edges[ends], split.states[ends], torch.finfo(split.edges.dtype).eps ** (1 / 3) * gaps.room
         h = self.onwards * torch.cat((-aside, aside))
+        way = (
+            y.unflatten(0, (2, -1)).diff(dim=0) / t.unflatten(0, (2, -1)).diff(dim=0)[..., None, None]
+        )  # on both sides
         slopes = self.mapped(t, y)
-        away = self.mapped(t + h, y + h[:, None, None] * slopes)
+        away = self.mapped(t + h, y + h[:, None, None] * way.squeeze(0).repeat(2, 1, 1))
         bent = (away - slopes) / h[:, None, None]
         (change, turned), (size, bend) = (
             [side(v.unflatten(0, (2, -1))) for v in (slopes, bent)] for side in (_across, _largest)
         )
-        kink = (turned.abs() > _TURN * bend) & (change.abs() <= _JUMP * size) & torch.isfinite(turned)
+        steady = change.abs() <= _JUMP * size + 4 * gaps.gap.abs()[:, None, None] * bend
+        kink = (turned.abs() > _TURN * bend) & steady & torch.isfinite(turned)
         return Bends(step, change, torch.where(kink, 0.5 / turned, 0))
 
     def _through(self, found: Followed, times: Tensor) -> Followed | None:
