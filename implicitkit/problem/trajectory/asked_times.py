@@ -11,6 +11,11 @@ from implicitkit.foundation.trees import Layout, tree_map
 
 
 def check_order(t: Tensor) -> None:
+    """Times go one way, and end.
+
+    Raises:
+        ValueError: they do not.
+    """
     if not bool(torch.isfinite(t).all()):
         raise ValueError(f"t must be finite, got {t.tolist()}: a state at rest is found by ik.steady_state")
     d = t.diff()

@@ -167,8 +167,8 @@ class InitialValue(Problem):
         check_call(f"rhs(t, y{given})", self.rhs)
         if self.event is not None:
             check_call(f"event(t, y{given})", self.event)
-        t, doubted = self.t.to(layout.device, layout.dtype), not (self.steps or callable(self.integrator))
-        y0 = layout.pack(z0)
+        t, y0 = self.t.to(layout.device, layout.dtype), layout.pack(z0)
+        doubted = not (self.steps or callable(self.integrator))
         derived = torch.is_grad_enabled() or compat.transforms_active() or compat.has_forward_level()
         try:
             slope, forcing = self._slope(layout, args), None
@@ -180,11 +180,8 @@ class InitialValue(Problem):
             coupling = self._coupling(layout, t, y0, args)
             jacobian = JacobianMatrix(self.rhs, known=coupling) if derived else None
             with values_only(layout.device.type):
-                met = (
-                    choices
-                    if forcing is not None or any(compat.tracked(v, batched=False) for v in (y0, t))
-                    else Sides()
-                )
+                follows = forcing is not None or any(compat.tracked(v, batched=False) for v in (y0, t))
+                met = choices if follows else Sides()
                 begun = self._begin(layout, slope, t, y0, args, forcing, jacobian, met)
         except RuntimeError as error:
             if "vmap" not in str(error):

@@ -93,7 +93,7 @@ class Kinks:
         between: Callable[[Followed], Between],
         integrate: Callable[[Tensor, Tensor], Followed],
     ) -> None:
-        self.slope, self.mapped, self.asked, self.between, self.integrate = slope, mapped, asked, between, integrate
+        self.slope, self.mapped, self.asked, self.states_in, self.integrate = slope, mapped, asked, between, integrate
         self.hidden = False
         self.onwards = 1.0 if bool(asked[-1] > asked[0]) else -1.0
 
@@ -119,7 +119,7 @@ class Kinks:
                 fine = follow(known, gaps.ends, self.hidden)
                 whole = fine.edges[((fine.edges[:, None] - gaps.at).abs() > 0.99 * gaps.gap.abs()).all(1)]
                 if len(whole) < len(fine.edges):  # across a kink there is nothing to follow
-                    fine = fine.on(whole, self.slope, self.between(fine))
+                    fine = fine.on(whole, self.slope, self.states_in(fine))
                 if fine is not known:
                     crossed = self.crossed(fine, _FINE)
                     if crossed is None or not gaps.hold(crossed):
@@ -165,7 +165,7 @@ class Kinks:
         """The trajectory by steps that end at these times, too: anew, since steps across kinks are short; ``None`` where it
         is lost by that."""
         if not found.explicit:
-            return found.on(self._ordered(found.edges, times), self.slope, self.between(found))
+            return found.on(self._ordered(found.edges, times), self.slope, self.states_in(found))
         try:
             known = self.integrate(times, found.states[0])
         except ConvergenceError:
@@ -188,7 +188,7 @@ class Kinks:
     def _stepping(self, found: Followed) -> Between:
         """The states in the steps as steps that end there have them."""
         if not found.explicit:
-            return self.between(found)
+            return self.states_in(found)
         edges, states = found.edges, found.states
         slopes = self.mapped(edges, states)
         f = lambda t, y: self.mapped(t, y.movedim(1, 0)).movedim(0, 1)  # noqa: E731
