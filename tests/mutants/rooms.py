@@ -695,8 +695,6 @@ MUTANTS = [
         "implicitkit/problem/trajectory/kinks.py",
         "tests/problem/test_initial_value.py -k across_kinks",
         ("torch.where(kink, 0.5 / turned, 0)", "0 * turned"),
-        ("_BEFORE = 0.1, 0.005", "_BEFORE = 0.1, 0.05"),
-        ("fine = fine.on(whole, self.slope, self.between(fine))", "pass"),
     ),
     *mutants(
         "implicitkit/rule/constant_sums.py",

@@ -31,10 +31,7 @@ _PARTS, _CUT = 4, 32  # of a step; of a part in which a side changes, time and a
 _ROUGH, _FINE = 2, 5  # so often
 _MOST = 200  # crossings
 _NEAR = 1e-9  # of the whole time: one at a time that is asked for
-_BEFORE = (
-    0.1,
-    0.005,
-)  # of the room: steps that end before the kink, since some stages of a longer one would be behind it
+_BEFORE = 0.1, 0.005  # of the room: steps end there, too, since some stages of longer ones would be behind a kink
 _GAP = 3.0  # times what a parameter is moved by, relative, for a difference: from a kink to the steps on both its sides
 _WIDEST, _LOOSE = 1e-3, 1e-4  # of the room: at most, and to implicit ones, whose states are not known so well
 _TRIES = 4  # to find them, each by steps that end where they were found before
@@ -193,12 +190,12 @@ class Kinks:
         slopes = self.mapped(edges, states)
         f = lambda t, y: self.mapped(t, y.movedim(1, 0)).movedim(0, 1)  # noqa: E731
 
-        def between(step: Tensor, x: Tensor) -> Tensor:
+        def stepped(step: Tensor, x: Tensor) -> Tensor:
             t, h = edges[step], (edges[step + 1] - edges[step]) * x
             y, first = (v[step].movedim(0, 1) for v in (states, slopes))
             return stages(f, t, y, first, h.unsqueeze(1))[0][-1].movedim(1, 0)
 
-        return between
+        return stepped
 
     def crossed(self, found: Followed, rounds: int) -> Tensor | None:
         """The times, in order, at which sides change, but for those asked for; ``None``, if these are too many."""
