@@ -683,9 +683,19 @@ MUTANTS = [
         "implicitkit/problem/trajectory/switches.py",
         "tests/problem/test_initial_value.py -k jumps_whose",
         ("> _STEEP * jump)", "> 0)"),
-        ("(_counts(found) and", "(False and"),
         ("jumps = (jump > _JUMP) & apart", "jumps = jump > _JUMP"),
         ("torch.maximum(by_state, moved(t, y).abs())", "by_state"),
+    ),
+    *mutants(
+        "implicitkit/problem/trajectory/sides.py",
+        "tests/problem/test_initial_value.py -k jumps_whose",
+        ("if _counts(v)]", "if False]"),
+        ("_ROOTS.fullmatch(name) is not None", "False"),
+    ),
+    *mutants(
+        "implicitkit/problem/trajectory/kinks.py",
+        "tests/problem/test_initial_value.py -k across_kinks",
+        ("torch.where(kink, 0.5 / turned, 0)", "0 * turned"),
     ),
     *mutants(
         "implicitkit/rule/constant_sums.py",

@@ -28,6 +28,7 @@ from implicitkit.foundation.autocast import cast_as_now, casts, full_precision, 
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.base import Problem
 from implicitkit.problem.kind import Kind
+from implicitkit.problem.trajectory.kinks import Bends
 from implicitkit.problem.trajectory.running_sums import RunningSums
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ class Collocation(Problem):
     event: Callable[..., Any] | None = None
     no_start: str = ""
     coupling: Any = field(default=None, compare=False)
+    bends: Bends | None = field(default=None, compare=False)
     kind: ClassVar[Kind] = INITIAL_VALUE
     linked: ClassVar[bool] = False
     identified_by: ClassVar[tuple[str, ...]] = ("rhs", "event", "stages")  # the steps of the next solve may be others
@@ -222,9 +224,22 @@ class Collocation(Problem):
         slope = slope_of(self.rhs, self.layout)
         with full_precision(self.layout.device.type):
             out = self.defects(slope, Y, y0, t, rest)
+            if self.bends is not None:
+                out = self._bent(self.bends, out, slope, Y, y0, t, rest)
         if self.event is None:
             return out
         return out, self.event(end, self.layout.unpack(Y[..., -1, -1, :].reshape(-1, Y.shape[-1])), *rest)
+
+    def _bent(self, bends: Bends, out: Tensor, slope: Callable[..., Tensor], Y: Tensor, *more: Any) -> Tensor:
+        """The equations, with what kinks have in second derivatives."""
+        y0, t, rest = more
+        step = bends.step
+        h, at = times(self.mesh, t, t.new_zeros(1))
+        begin = at[step, 0]
+        states = torch.cat((starts(y0, Y)[..., step, :], Y[..., step, -1, :]), -2)
+        before, behind = evaluate(slope, torch.cat((begin, begin + h[step])), states, rest).chunk(2, -2)
+        last = torch.zeros_like(out[..., -1, :]).index_add(out.ndim - 3, step, bends.of(before, behind))
+        return torch.cat((out[..., :-1, :], (out[..., -1, :] - last).unsqueeze(-2)), -2)
 
     def defects(self, slope: Callable[..., Tensor], Y: Tensor, y0: Tensor, t: Tensor, rest: tuple[Any, ...]) -> Tensor:
         """What is left of the equations of all steps, ``(*batch, N, s, n)``."""

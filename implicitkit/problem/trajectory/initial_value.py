@@ -20,6 +20,7 @@ from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
 from implicitkit.problem.kind import Kind
 from implicitkit.problem.trajectory.accuracy_remarks import APART, compare, end_of
+from implicitkit.problem.trajectory.asked_times import as_times, check_order, unpacked
 from implicitkit.problem.trajectory.collocation import (
     INITIAL_VALUE,
     Collocation,
@@ -36,9 +37,11 @@ from implicitkit.problem.trajectory.explicit_equations import ExplicitEquations
 from implicitkit.problem.trajectory.explicit_steps import Between, Followed, March, TooManySteps, cubic, follow
 from implicitkit.problem.trajectory.given_steps import doubt_given
 from implicitkit.problem.trajectory.integrators import get_integrator
+from implicitkit.problem.trajectory.kinks import Bends, Kinks
+from implicitkit.problem.trajectory.sides import Sides
 from implicitkit.problem.trajectory.steps_for_derivatives import with_variation
 from implicitkit.problem.trajectory.steps_for_parameters import forcing_of, resolved
-from implicitkit.problem.trajectory.switches import Choices, warn_of_switches
+from implicitkit.problem.trajectory.switches import warn_of_switches
 
 _GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
 _LOOSER, _COMPARED = 30.0, 8  # times the accuracy of one that is compared with it, at so many times and the last
@@ -57,6 +60,7 @@ class Start(NamedTuple):
     values: Any
     lost: str
     found: Followed
+    bends: Bends | None = None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -106,7 +110,9 @@ class InitialValue(Problem):
     Warns:
         ConvergenceWarning: the trajectory is not determined to two digits (chaos over a long time), a stiff one has too
             many steps for its derivatives to be followed, or by steps or points that are given they are off by a hundredth;
-            ``rhs`` jumps at a time that the state or a parameter moves.  (At a kink second derivatives lack that, unsaid.)
+            ``rhs`` jumps at a time that the state or a parameter moves.  (Second derivatives have what kinks make of them
+            (:mod:`~implicitkit.problem.trajectory.kinks`), but for ``steps`` that are given, more than 200 kinks, and those
+            of roots: ``x.abs()`` is seen, ``(x * x).sqrt()`` is not.)
 
     Raises:
         TypeError, ValueError: what is given does not fit.
@@ -133,7 +139,7 @@ class InitialValue(Problem):
             raise ValueError(f"stages can be 7 at most (order 13), got {self.stages}")
         get_integrator(self.integrator)
         if not isinstance(self.t, Tensor):
-            object.__setattr__(self, "t", _times(self.t))
+            object.__setattr__(self, "t", as_times(self.t))
         if self.t.ndim != 1 or len(self.t) < 2:
             raise ValueError(f"t must hold two times or more, in one dimension; its shape is {tuple(self.t.shape)}")
         if self.event is not None and len(self.t) != 2:
@@ -161,21 +167,22 @@ class InitialValue(Problem):
         check_call(f"rhs(t, y{given})", self.rhs)
         if self.event is not None:
             check_call(f"event(t, y{given})", self.event)
-        t, doubted = self.t.to(layout.device, layout.dtype), not (self.steps or callable(self.integrator))
-        y0 = layout.pack(z0)
+        t, y0 = self.t.to(layout.device, layout.dtype), layout.pack(z0)
+        doubted = not (self.steps or callable(self.integrator))
         derived = torch.is_grad_enabled() or compat.transforms_active() or compat.has_forward_level()
         try:
             slope, forcing = self._slope(layout, args), None
             if doubted and len(y0):
                 with recording.unrecorded(), unasked():
                     forcing = forcing_of(self.rhs, layout, t.detach(), y0.detach(), args)
-            with values_only(layout.device.type), Choices() as choices:
+            with values_only(layout.device.type), Sides() as choices:
                 evaluate(slope, t[:1], y0.reshape(*layout.batch_shape, 1, layout.size))  # can it be mapped over points?
             coupling = self._coupling(layout, t, y0, args)
             jacobian = JacobianMatrix(self.rhs, known=coupling) if derived else None
             with values_only(layout.device.type):
-                sharp = choices.seen and (forcing is not None or compat.tracked(y0, batched=False))
-                begun = self._begin(layout, slope, t, y0, args, forcing, jacobian, sharp)
+                follows = forcing is not None or any(compat.tracked(v, batched=False) for v in (y0, t))
+                met = choices if follows else Sides()
+                begun = self._begin(layout, slope, t, y0, args, forcing, jacobian, met)
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
@@ -186,7 +193,7 @@ class InitialValue(Problem):
             ) from error
         equations = ExplicitEquations if self._keeps(begun.found) else Collocation
         stages = 1 if equations is ExplicitEquations else self.stages or begun.found.stages
-        problem = equations(self.rhs, begun.mesh, layout, stages, self.event, begun.lost, coupling)
+        problem = equations(self.rhs, begun.mesh, layout, stages, self.event, begun.lost, coupling, begun.bends)
 
         def split(state: Any, packed: Tensor) -> tuple[Any, None]:
             with values_only(layout.device.type):
@@ -201,7 +208,7 @@ class InitialValue(Problem):
                 Y, end = state
                 found = {"time": end, "state": layout.unpack(Y[..., -1, -1, :].reshape(-1, layout.size))}
             else:
-                found = _unpacked(layout, z0, packed, state[..., begun.mesh.last, -1, :])
+                found = unpacked(layout, z0, packed, state[..., begun.mesh.last, -1, :])
             return (found if digits is None else tree_map(lambda leaf: leaf.to(digits), found)), None
 
         packed = y0.reshape(*layout.batch_shape, layout.size)
@@ -229,9 +236,9 @@ class InitialValue(Problem):
         args: Any,
         forcing: Any,
         jacobian: JacobianMatrix | None,
-        sharp: bool,
+        met: Sides,
     ) -> Start:
-        """The steps, a start near the solution, NaN where there is none; ``sharp``: derivatives may meet jumps and kinks."""
+        """The steps, a start near the solution, NaN where there is none; ``met``: the switches that derivatives meet."""
         t, y0, event, end, lookout, accuracy = t.detach(), y0.detach(), self.event, None, None, self._accurate(t)
         if event is not None:
             lookout = Lookout(lambda now, y: event(now, layout.unpack(y), *args))
@@ -245,27 +252,40 @@ class InitialValue(Problem):
         missed = lost and event is not None
         between = lambda found: self._between(layout, slope, found)  # noqa: E731
         mapped = functools.partial(self._slopes, layout, slope)
-        if not (self._given or missed) and len(y0):
-            integrate = get_integrator(self.integrator)
-            found = with_variation(integrate, slope, mapped, between, t, y0, found, accuracy, jacobian, sharp)
-        if forcing is not None and not missed:
-            stages = None if self._keeps(found) else self.stages or found.stages
-            found = resolved(found, slope, forcing, between(found), stages, accuracy)
+        integrate, bends = get_integrator(self.integrator), None
+
+        def followed(found: Followed, t: Tensor, blind: bool) -> Followed:
+            """What has been found, by steps that follow derivatives, too."""
+            if not (self._given or missed) and len(y0):
+                found = with_variation(integrate, slope, mapped, between, t, y0, found, accuracy, jacobian, blind)
+            if forcing is not None and not missed:
+                stages = None if self._keeps(found) else self.stages or found.stages
+                found = resolved(found, slope, forcing, between(found), stages, accuracy)
+            return found
+
+        if met.seen and not (lost or self.steps) and len(y0):
+            anew = lambda t, y0: integrate(slope, t, y0, accuracy)  # noqa: E731
+            found, bends = Kinks(slope, mapped, t, between, anew).split(found, followed)
+        else:
+            found = followed(found, t, met.seen)
         edges, states = found.edges, found.states
-        if sharp and not missed and len(y0):
+        if (met.seen or met.rooted) and not missed and len(y0):
             warn_of_switches(mapped, t, edges, states, forcing and (lambda t, y: forcing(t, y)[0][..., : layout.size]))
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else Mesh.of(t, edges, found.stiff)
-        stages = self.stages or found.stages
-        if len(states) != len(mesh.begin) + 1:  # no event
-            values = y0.new_full((len(y0), len(mesh.begin), stages, layout.size), torch.nan)
-        elif self._keeps(found):
-            values = states[1:].unsqueeze(1).movedim(2, 0)
-        else:
-            c = radau(stages, layout.dtype, layout.device)[1]
-            step = torch.arange(len(states) - 1, device=edges.device).repeat_interleave(stages)
-            values = between(found)(step, c.repeat(len(states) - 1)).unflatten(0, (-1, stages)).movedim(2, 0)
+        values = self._at_points(found, between, len(mesh.begin), layout)
         Y = values.reshape(*layout.batch_shape, *values.shape[1:])
-        return Start(mesh, Y if end is None else (Y, end), lost, found)
+        return Start(mesh, Y if end is None else (Y, end), lost, found, bends)
+
+    def _at_points(self, found: Followed, between: Callable[[Followed], Between], count: int, layout: Layout) -> Tensor:
+        """The values at the points of so many steps, ``(batch, N, s, n)``; NaN, if there are others: there is no event."""
+        edges, states, stages = found.edges, found.states, self.stages or found.stages
+        if len(states) != count + 1:
+            return states.new_full((states.shape[1], count, stages, layout.size), torch.nan)
+        if self._keeps(found):
+            return states[1:].unsqueeze(1).movedim(2, 0)
+        c = radau(stages, layout.dtype, layout.device)[1]
+        step = torch.arange(count, device=edges.device).repeat_interleave(stages)
+        return between(found)(step, c.repeat(count)).unflatten(0, (-1, stages)).movedim(2, 0)
 
     def _to_event(
         self, layout: Layout, slope: Slope, t: Tensor, found: Followed, lost: str, lookout: Lookout
@@ -334,7 +354,7 @@ class InitialValue(Problem):
             bound = torch.maximum(y0.abs(), ((t[-1] - t[0]) * slope(t[0], y0)).abs()).amax(1, keepdim=True)
             sane = (states.abs() <= _GROWN * bound).all(0).all(1, keepdim=True)  # no explicit steps for what is stiff
             return Followed(edges, torch.where(sane, states, y0)), ""
-        _check_order(t)
+        check_order(t)
         if not len(y0):  # no sample asks for steps
             return Followed(t, y0.expand(len(t), *y0.shape)), ""
         try:
@@ -371,29 +391,3 @@ class InitialValue(Problem):
         there = states.movedim(0, 1).reshape(*layout.batch_shape, *states.shape[::2])
         slopes = evaluate(slope, edges, there)
         return slopes.reshape(states.shape[1], *slopes.shape[-2:]).movedim(1, 0)
-
-
-def _check_order(t: Tensor) -> None:
-    if not bool(torch.isfinite(t).all()):
-        raise ValueError(f"t must be finite, got {t.tolist()}: a state at rest is found by ik.steady_state")
-    d = t.diff()
-    if not bool((d > 0).all() | (d < 0).all()):
-        raise ValueError(f"t must be strictly increasing or strictly decreasing, got {t.tolist()}")
-
-
-def _unpacked(layout: Layout, z0: Any, y0: Tensor, later: Tensor) -> Any:
-    """The states at the times asked for, ``(*batch, T, ...)`` in every leaf."""
-    states = torch.cat((y0.unsqueeze(-2), later), -2)
-    dims, count = layout.batch_dims, states.shape[-2]
-    alike = tree_map(
-        lambda leaf: leaf.detach().unsqueeze(dims).expand(*leaf.shape[:dims], count, *leaf.shape[dims:]), z0
-    )
-    return Layout(alike, dims + 1).unpack(states.reshape(layout.batch * count, layout.size))
-
-
-def _times(t: Any) -> Tensor:
-    """Numbers as a tensor."""
-    try:
-        return torch.as_tensor(t, dtype=torch.float64, device="cpu")
-    except (RuntimeError, TypeError, ValueError):
-        raise TypeError(f"t must hold times, a tensor or a list of numbers, got {t!r}") from None

@@ -5,21 +5,18 @@ crossing moves (Hiskens & Pai 2000, IEEE Trans. Circuits Syst. I 47(2), 204-220)
 
     y_\theta^+ = y_\theta^- - (f^+ - f^-) dT/d\theta,
 
-and no derivative of ``f`` has any of it.  Where ``s`` depends on the time alone ``dT/d\theta`` is zero.  A kink makes no
-jump in first derivatives, but a step across it is as accurate for them as one of order one.
+and no derivative of ``f`` has any of it.  Where ``s`` depends on the time alone ``dT/d\theta`` is zero.  (Kinks:
+:mod:`~implicitkit.problem.trajectory.kinks`.)
 
-Only a function that compares, chooses, clamps or rounds has either, which is seen while it is called.
+Only a function that compares, chooses, clamps, rounds or takes roots jumps, which is seen while it is called.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import compat, seeded
 from implicitkit.foundation.errors import ConvergenceWarning, warn
@@ -27,38 +24,10 @@ from implicitkit.problem.trajectory.steps_along_variations import units_of
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 
-_CHOOSING = re.compile(  # names of operations that return numbers, whether of torch or of a tensor, in place or not
-    "(_*)(abs|absolute|am(ax|in)|angle|a(rc)?tan2|ceil|clamp(_max|_min)?|clip|cum(max|min)|eq|floor(_divide)?|f(max|min|mod)"
-    "|frac|g[et]|greater(_equal)?|hard.*|heaviside|kthvalue|l[et]|leaky_relu|less(_equal)?|masked_fill|max(imum)?|median"
-    "|min(imum)?|ne|r?p?relu6?|remainder|round|sgn|sign|softshrink|sort|threshold|topk|trunc|where)(_*)"
-)
 _PARTS, _BISECTED = 4, 24  # of a step; times, each of these
 _JUMP = 1e-3  # of the largest slope
 _NEAR = 1e-6  # of the whole time
 _STEEP = 1e3  # times what jumps, is a difference across the jump, beside its step
-
-
-class Choices(TorchFunctionMode):
-    """While it lasts, ``seen`` becomes true where an operation compares, chooses, clamps or rounds, or makes integers or
-    truth values of numbers."""
-
-    seen = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        found = func(*args, **kwargs)
-        if not self.seen:
-            chooses = _CHOOSING.fullmatch(getattr(func, "__name__", "")) or kwargs.get("rounding_mode")
-            self.seen = bool(chooses) or (_counts(found) and any(_measures(a) for a in (*args, *kwargs.values())))
-        return found
-
-
-def _measures(a: Any) -> bool:
-    return isinstance(a, Tensor) and a.is_floating_point()
-
-
-def _counts(a: Any) -> bool:
-    return isinstance(a, Tensor) and not (a.is_floating_point() or a.is_complex())
 
 
 def warn_of_switches(
@@ -71,7 +40,7 @@ def warn_of_switches(
             the steps, ``(N + 1,)``. states: there, ``(N + 1, batch, n)``. moved: central differences of ``f`` along the
             parameters.
     """
-    if compat.batches_in_front(states)[1] or not bool(torch.isfinite(states).any()):
+    if not bool(compat.batches_in_front(torch.isfinite(states))[0].any()):
         return
     x = torch.arange(_PARTS, device=edges.device, dtype=edges.dtype)[:, None] / _PARTS
     times = torch.cat(((edges[:-1] + x * edges.diff()).T.flatten(), edges[-1:]))
@@ -79,7 +48,7 @@ def warn_of_switches(
     path = torch.cat(((states[:-1] + x * states.diff(dim=0)).transpose(0, 1).flatten(0, 1), states[-1:]))
     slopes = f(times, path).nan_to_num(0, 0, 0)
     size = slopes.abs().amax(0).clamp_min(torch.finfo(slopes.dtype).tiny)
-    change = lambda low, high: ((high - low).abs() / size).amax((1, 2))  # noqa: E731
+    change = lambda low, high: _worst((high - low).abs() / size)  # noqa: E731
     (t, y, low), (after, z, high) = ([v[i : len(times) - 1 + i] for v in (times, path, slopes)] for i in (0, 1))
     for _ in range(_BISECTED):
         which = change(low, high) > _JUMP
@@ -102,7 +71,7 @@ def warn_of_switches(
     way = step * units_of(states) * seeded.normal(states.shape[2], seed=3).to(states)
     by_state = (f(t, y + way) - f(t, y - way)).abs() / (2 * step)
     decides = by_state if moved is None else torch.maximum(by_state, moved(t, y).abs())
-    jumps = jumps & ((decides.nan_to_num(0, 0, 0) / size).amax((1, 2)) > _STEEP * jump)
+    jumps = jumps & (_worst(decides.nan_to_num(0, 0, 0) / size) > _STEEP * jump)
     if bool(jumps.any()):
         at = ", ".join(f"{float(time):.6g}" for time in t[jumps][:4]) + (", ..." if int(jumps.sum()) > 4 else "")
         warn(
@@ -111,3 +80,8 @@ def warn_of_switches(
             "its end, or replace the jump by something steep (torch.sigmoid)",
             ConvergenceWarning,
         )
+
+
+def _worst(v: Tensor) -> Tensor:
+    """The largest numbers at points ``(P, batch, n)``, of all samples, those that ``torch.vmap`` maps over among them."""
+    return compat.batches_in_front(v.amax((1, 2)))[0].reshape(-1, len(v)).amax(0)
