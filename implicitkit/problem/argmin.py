@@ -22,7 +22,7 @@ from implicitkit.problem.chart import check_manifold, on_chart
 from implicitkit.problem.complementarity import check_degenerate
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import ARGMIN, Kind
-from implicitkit.problem.natural_map import ends_of, natural_of
+from implicitkit.problem.natural_map import compares, ends_of, natural_of
 from implicitkit.problem.scaling import Rescaled, divided, units_of_start
 from implicitkit.problem.unit_of_objective import cost_of, in_the_users_units
 
@@ -145,7 +145,7 @@ class Argmin(Problem):
             return None
         restated, state = program.start(self.function, self.constraints, prox, self.degenerate, z0, args, batch_dims)
         count, cost = len(self.constraints), None
-        if self.degenerate != "smooth" and (count or not natural_of(prox) or restated.layout.dtype is torch.float32):
+        if self.degenerate != "smooth" and (count or compares(prox) or restated.layout.dtype is torch.float32):
             cost = cost_of(self.function, prox, z0, args, restated.layout, both=not count)
         if cost is None:
             return Restated(restated, state, args, lambda s: (s.z, s.multipliers if count else None), batch_dims)
@@ -211,6 +211,11 @@ class Separately(Projected):
 
     def natural(self, z: Any, slope: Any) -> Any:
         return self.project.natural(z, slope)  # type: ignore[attr-defined]
+
+    @property
+    def compares(self) -> bool:
+        """Does it measure slopes against unknowns?"""
+        return compares(self.project)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,12 @@ def natural_of(prox: Any) -> Callable[[Any, Any], Any] | None:
     return prox.natural if _speaks_of_its_map(prox, "natural", "gap") else None
 
 
+def compares(prox: Any) -> bool:
+    """Does ``z - prox(z - slope, 1)`` depend on how long slopes are beside the unknowns, as that of single numbers, and of a
+    curved set by its own form, does not?"""
+    return natural_of(prox) is None or bool(getattr(prox, "compares", False))
+
+
 def ends_of(projection: Any) -> Callable[[Tensor], tuple[Any, Any]] | None:
     """``leaf -> (lower, upper)`` of a set that is nothing but bounds; ``None`` where it is another, or does not say."""
     return projection.ends if _speaks_of_its_map(projection, "ends") else None
