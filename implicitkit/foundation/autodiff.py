@@ -118,8 +118,8 @@ def refuse_hidden(objective: Callable[[Tensor], Tensor], z: Tensor, values: Tens
         if not changed or bool(pullback(torch.ones_like(other))[0].any()):
             return
     raise RuntimeError(
-        "the objective changes with z, but autograd sees no z in it, so that its gradient would be zero everywhere. Does the "
-        "function use z.detach(), z.data, z.item(), torch.tensor(z), torch.no_grad(), or steps (round, sign)?"
+        "the objective changes with z, but autograd sees no z in it, so that its gradient would be zero everywhere. Does "
+        "the function use z.detach(), z.data, z.item(), torch.tensor(z), torch.no_grad(), or steps (round, sign)?"
     )
 
 

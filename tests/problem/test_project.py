@@ -458,3 +458,9 @@ def test_a_set_of_bounds_with_a_map_of_its_own_is_none() -> None:
             return v.clamp_min(1.0)
 
     assert ik.argmin(lambda z: z.square().sum(), INSIDE, project=AtLeastOne()).value.tolist() == [1.0] * N
+
+    class Halved(ik.project.linf_ball):
+        def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
+            return v.maximum(-radius / 2).minimum(radius / 2)
+
+    assert ik.argmin(lambda z: -z.sum(), INSIDE, project=Halved(1.0)).value.tolist() == [0.5] * N

@@ -42,9 +42,8 @@ class InsideNewton(Method):
         [ H   E ] [ p ]     [     g     ]
         [ E  -D ] [ y ] = - [ E(z - z0) ],        so that ``E(z + p) = E z0``, ``D y = 0``, ``D (H p + g) = 0``,
 
-    solved in the units ``diag(H)^{-1/2}`` of the unknowns: shares of 1e-20 lie beside shares of one.  ``t`` is 1, or 0.99
-    of the way to the edge, which bisections with the projection find, and halved until the objective and its gradient are
-    finite and it falls by ``10^{-4} t p'Hp``; where rounding hides that, until the residual is halved.  Source: Nesterov &
+    where ``y`` is only what is new of it.  ``t`` is 1, or 0.99 of the way to the edge, which bisections with the projection
+    find, and halved until the objective and its gradient are finite and it falls by ``10^{-4} t p'Hp``; where rounding hides that, until the residual is halved.  Source: Nesterov &
     Nemirovskii (1994), "Interior-point polynomial algorithms in convex programming", section 2.2, for self-concordant ``f``.
 
     A sample is given up at once (status ``STALLED``) where :func:`domain_ends` says no: others are for that; and as soon as
@@ -103,13 +102,9 @@ class InsideNewton(Method):
         off = z - state["start"]
         off = off - mv(D, off)
         H = model.hessian(z, z[:, :0])
-        unit = H.diagonal(dim1=1, dim2=2).abs()
-        unit = torch.where((unit > 0) & torch.isfinite(unit), unit, 1).rsqrt()
-        E = unit.unsqueeze(2) * (eye - D)
-        scaled = unit.unsqueeze(2) * H * unit.unsqueeze(1)
-        K = torch.cat([torch.cat([scaled, E], 2), torch.cat([E.mT, -D], 2)], 1)
-        x = newton_direction(K, torch.cat([unit * (g + state["normal"]), off], 1))
-        p, y = unit * x[:, :n], x[:, n:]
+        E = eye - D
+        K = torch.cat([torch.cat([H, E], 2), torch.cat([E, -D], 2)], 1)
+        p, y = newton_direction(K, torch.cat([g + state["normal"], off], 1)).split(n, 1)
         curvature = (p * mv(H, p)).sum(1)
         good = working & (curvature > 0) & torch.isfinite(p).all(1)
         return torch.where(good.unsqueeze(1), p, 0), torch.where(good, curvature, 0), state["normal"] + y - mv(D, y)
