@@ -1,8 +1,8 @@
-r"""Newton's steps inside a set at whose edge the domain of the objective ends: entropies on the simplex, ``-log det`` on the
-cone.
+r"""Newton's steps inside a set at whose edge the domain of the objective ends.
 
-Gradient steps are led to that edge, where there is no gradient, and Newton's through the projection change the set of
-numbers that lie at it.  The minimum lies inside, where the set is the flat piece that it spans, and nothing else.
+Entropies on the simplex are such objectives, and ``-log det`` on the cone.  Gradient steps are led to that edge, where
+there is no gradient, and Newton's through the projection change the set of numbers that lie at it.  The minimum lies
+inside, where the set is the flat piece that it spans, and nothing else.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class InsideNewton(Method):
         [ E  -D ] [ y ] = - [ E(z - z0) ],        so that ``E(z + p) = E z0``, ``D y = 0``, ``D (H p + g) = 0``,
 
     where ``y`` is only what is new of it.  ``t`` is 1, or 0.99 of the way to the edge, which bisections with the projection
-    find, and halved until the objective and its gradient are finite and it falls by ``10^{-4} t p'Hp``; where rounding hides that, until the residual is halved.  Source: Nesterov &
-    Nemirovskii (1994), "Interior-point polynomial algorithms in convex programming", section 2.2, for self-concordant ``f``.
+    find, and halved until the objective and its gradient are finite and it falls by ``10^{-4} t p'Hp``; where rounding hides
+    that, until the residual is halved.  Source: Nesterov & Nemirovskii (1994), "Interior-point polynomial algorithms in
+    convex programming", section 2.2, for self-concordant ``f``.
 
     A sample is given up at once (status ``STALLED``) where :func:`domain_ends` says no: others are for that; and as soon as
     ``p'Hp`` is not positive, or no ``t`` is found.
