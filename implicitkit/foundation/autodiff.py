@@ -107,20 +107,20 @@ def gradient(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, T
 
 
 def refuse_hidden(objective: Callable[[Tensor], Tensor], z: Tensor, values: Tensor) -> None:
-    """Raise where autograd sees no ``z`` in the values ``(batch,)`` of an objective, and yet they change with ``z``.
+    """Raise ``RuntimeError`` where autograd sees no ``z`` in the values ``(batch,)`` of an objective, and yet they change.
 
-    To be asked where the gradient at ``z`` is exactly zero, or not there.  It is one at another point where it must be, too.
-
-    Raises:
-        RuntimeError: with a gradient of zero every point would be a minimum.
+    To be asked where the gradient at ``z`` is exactly zero, or not there.  It must be so at another point, where values are
+    others, and on the way there, ever nearer to ``z``: a well may be narrow, and lie in a plain.
     """
-    other, pullback = vjp(objective, torch.where(z != 0, 1.25 * z.detach(), 0.25))
-    changed = (other != values) & torch.isfinite(other)
-    if bool(changed.any()) and not bool(pullback(torch.ones_like(other))[0].any()):
-        raise RuntimeError(
-            "the objective changes with z, but autograd sees no z in it, so that its gradient would be zero everywhere. "
-            "Does the function use z.detach(), z.data, z.item(), torch.tensor(z), torch.no_grad(), or steps (round, sign)?"
-        )
+    for k in range(18):
+        other, pullback = vjp(objective, z.detach() + torch.where(z != 0, 0.25 * z.detach(), 0.25) / 8**k)
+        changed = bool(((other != values) & torch.isfinite(other)).any()) or k > 0
+        if not changed or bool(pullback(torch.ones_like(other))[0].any()):
+            return
+    raise RuntimeError(
+        "the objective changes with z, but autograd sees no z in it, so that its gradient would be zero everywhere. Does "
+        "the function use z.detach(), z.data, z.item(), torch.tensor(z), torch.no_grad(), or steps (round, sign)?"
+    )
 
 
 def lacks_second_derivative(error: RuntimeError) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, trees
+from implicitkit.foundation import autodiff, compat, trees
 from implicitkit.foundation.arrays import from_arrays, from_numbers
 from implicitkit.foundation.clamping import check_order, held
 from implicitkit.foundation.options import check_call
@@ -22,7 +22,7 @@ from implicitkit.problem.chart import check_manifold, on_chart
 from implicitkit.problem.complementarity import check_degenerate
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import ARGMIN, Kind
-from implicitkit.problem.natural_map import natural_of
+from implicitkit.problem.natural_map import compares, ends_of, natural_of
 from implicitkit.problem.scaling import Rescaled, divided, units_of_start
 from implicitkit.problem.unit_of_objective import cost_of, in_the_users_units
 
@@ -134,6 +134,8 @@ class Argmin(Problem):
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
         if self.manifold is not None and z0 is not None:
             return on_chart(self, "objective", z0, args, batch_dims)
+        if z0 is not None and ends_of(self.project) is not None:
+            return replace(self, project=None, bounds=self._ends(z0)).restate(z0, args, batch_dims)
         prox = self._proximal(z0)
         if z0 is not None and self.prox is None and self.project is None:
             units = units_of_start(self.function, z0, args, Layout(z0, batch_dims))
@@ -143,7 +145,7 @@ class Argmin(Problem):
             return None
         restated, state = program.start(self.function, self.constraints, prox, self.degenerate, z0, args, batch_dims)
         count, cost = len(self.constraints), None
-        if self.degenerate != "smooth" and (count or not natural_of(prox) or restated.layout.dtype is torch.float32):
+        if self.degenerate != "smooth" and (count or compares(prox) or restated.layout.dtype is torch.float32):
             cost = cost_of(self.function, prox, z0, args, restated.layout, both=not count)
         if cost is None:
             return Restated(restated, state, args, lambda s: (s.z, s.multipliers if count else None), batch_dims)
@@ -162,6 +164,18 @@ class Argmin(Problem):
         scaled = replace(self, objective=Rescaled(self.objective), constraints=constraints, bounds=bounds)
         start = trees.tree_map(torch.div, z0, s)
         return deeper(scaled, start, args, batch_dims, s, lambda y, s: trees.tree_map(torch.mul, y, s))
+
+    def _ends(self, z0: Any) -> tuple[Any, Any]:
+        """The bounds that the set is made of, each a pytree like ``z0``.
+
+        Raises:
+            TypeError, ValueError: the set does not fit ``z0``.
+        """
+        self.project(trees.tree_map(compat.plain_sample, z0))  # type: ignore[misc]
+        leaves, spec = trees.tree_flatten(z0)
+        pairs = [ends_of(self.project)(leaf) for leaf in leaves]  # type: ignore[misc]
+        lower, upper = (trees.tree_unflatten(list(ends), spec) for ends in zip(*pairs, strict=True))
+        return lower, upper
 
     def _proximal(self, z0: Any) -> Callable[..., Any] | None:
         """The proximal map of whatever set or term there is."""
@@ -197,6 +211,11 @@ class Separately(Projected):
 
     def natural(self, z: Any, slope: Any) -> Any:
         return self.project.natural(z, slope)  # type: ignore[attr-defined]
+
+    @property
+    def compares(self) -> bool:
+        """Does it measure slopes against unknowns?"""
+        return compares(self.project)
 
 
 @dataclass(frozen=True)

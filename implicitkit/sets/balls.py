@@ -70,6 +70,11 @@ class LinfBall(Ball):
     def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
         return v.maximum(-radius).minimum(radius)
 
+    def ends(self, v: Tensor) -> tuple[Any, Any]:
+        """The bounds that the set is made of, for numbers like those of ``v``."""
+        radius = against(self.radius, v)
+        return (-radius, radius) if self.centre is None else (self.centre - radius, self.centre + radius)
+
     def natural(self, z: Any, slope: Any) -> Any:
         """``z - P(z - slope)`` of a tensor, or of each leaf of a pytree, without its cancellation: ``slope``, but at least
         ``z - centre - radius`` and at most ``z - centre + radius``."""

@@ -35,6 +35,10 @@ class Box(Projection):
             v = v.minimum(torch.as_tensor(self.upper, dtype=v.dtype, device=v.device))
         return v
 
+    def ends(self, v: Tensor) -> tuple[Any, Any]:
+        """The bounds that the set is made of, for numbers like those of ``v``."""
+        return self.lower, self.upper
+
     def natural(self, z: Any, slope: Any) -> Any:
         """``z - P(z - slope)`` of a tensor, or of each leaf of a pytree, without its cancellation: ``slope``, but at least
         ``z - upper`` and at most ``z - lower``."""

@@ -23,6 +23,10 @@ class Nonnegative(Projection):
     def project(self, v: Tensor) -> Tensor:
         return v.clamp_min(0)
 
+    def ends(self, v: Tensor) -> tuple[Any, Any]:
+        """The bounds that the set is made of, for numbers like those of ``v``."""
+        return 0.0, None
+
     def natural(self, z: Any, slope: Any) -> Any:
         """``z - P(z - slope)`` of a tensor, or of each leaf of a pytree, without its cancellation: ``min(slope, z)``."""
         return trees.tree_map(lambda x, g: held(g, None, x), z, slope)

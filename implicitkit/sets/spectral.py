@@ -10,13 +10,13 @@ whatever eigenvalues it repeats (differentiating an eigendecomposition is not).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, trees
 from implicitkit.sets.base import Projection
 
 
@@ -28,10 +28,21 @@ class PSDCone(Projection):
         ValueError: the matrices are not square.
     """
 
+    compares: ClassVar[bool] = True
+
     def project(self, v: Tensor) -> Tensor:
         if v.ndim < 2 or v.shape[-1] != v.shape[-2]:
             raise ValueError(f"PSDCone projects square matrices, got shape {tuple(v.shape)}")
         return positive_part(0.5 * (v + v.mT))
+
+    def natural(self, z: Any, slope: Any) -> Any:
+        """``z - P(z - slope)`` of a tensor, or of each leaf of a pytree, without its cancellation: the symmetric part of
+        ``slope``, the rest of ``z``, and ``-P(slope - z)``, which is zero inside the cone."""
+        return trees.tree_map(self._natural, z, slope)
+
+    def _natural(self, z: Tensor, slope: Tensor) -> Tensor:
+        symmetric, rest = 0.5 * (slope + slope.mT), 0.5 * (z - z.mT)
+        return rest + symmetric - positive_part(symmetric - 0.5 * (z + z.mT))
 
 
 def positive_part(X: Tensor) -> Tensor:

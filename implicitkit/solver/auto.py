@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from implicitkit.problem.argmin import Bounded
+from torch import Tensor
+
+from implicitkit.problem.argmin import Bounded, Projected
 from implicitkit.problem.base import Problem
 from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.problem.constrained import ConstrainedMinimisation
@@ -13,11 +16,13 @@ from implicitkit.problem.kind import Kind, as_kind
 from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.augmented_lagrangian import AugmentedLagrangian
-from implicitkit.solver.constrained.model import DENSE, SPARSE
+from implicitkit.solver.constrained.inside_newton import InsideNewton, domain_ends
+from implicitkit.solver.constrained.model import DENSE, SPARSE, Model
 from implicitkit.solver.constrained.projected import ProjectedLevenbergMarquardt, ProjectedNewton
 from implicitkit.solver.constrained.proximal_gradient import ProximalGradient
 from implicitkit.solver.constrained.proximal_newton import ProximalNewton
 from implicitkit.solver.constrained.sqp import SQP
+from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.attracting import PATH, PATH_STEPS, Attracting
 from implicitkit.solver.fixed_point.frugal import FrugalAnderson
 from implicitkit.solver.fixed_point.impatient import Impatient
@@ -129,6 +134,15 @@ _ROBUST_FEW = (
 )
 
 
+@dataclass(frozen=True)
+class _AtItsEdge(Stage):
+    """A stage for objectives whose domain ends at the edge of the set, or nearly there."""
+
+    def serves(self, f: Evaluations, z0: Tensor) -> bool:
+        return bool(domain_ends(Model(f), z0).any())
+
+
+_INSIDE = _AtItsEdge(InsideNewton(), max_steps=100)
 #: What is left within bounds or a set: many cheap steps, as long as they get on.
 _LAST_PROXIMAL = Stage(Impatient(ProximalGradient(), window=1000, horizon=20000), max_steps=20000, scale=None)
 #: What is left for programs that SQP fails on; impatient, since each of its steps is a minimisation.
@@ -195,7 +209,7 @@ class _Form(NamedTuple):
 
     Attributes:
         size: unknowns and multipliers. constrained: are there constraints? bounded: is there no set but bounds? within: are
-            there bounds? fit: is it a sum of squares?
+            there bounds? fit: is it a sum of squares? projected: is there another set?
     """
 
     size: int
@@ -203,12 +217,14 @@ class _Form(NamedTuple):
     bounded: bool
     within: bool
     fit: bool
+    projected: bool
 
     @classmethod
     def of(cls, problem: ConstrainedMinimisation) -> _Form:
         within = isinstance(problem.prox, Bounded)
         size, fit = problem.size + len(problem.one_sided), isinstance(problem, BoundedLeastSquares)
-        return cls(size, bool(problem.one_sided), within or problem.prox is None, within, fit)
+        projected = isinstance(problem.prox, Projected)
+        return cls(size, bool(problem.one_sided), within or problem.prox is None, within, fit, projected)
 
 
 def _program_stages(form: _Form, batch: int) -> tuple[Stage, ...]:
@@ -217,7 +233,7 @@ def _program_stages(form: _Form, batch: int) -> tuple[Stage, ...]:
     Levenberg-Marquardt's, and SQP along long valleys), the augmented Lagrangian else; each finished by Newton steps on the
     natural map where dense Jacobians are affordable.  SQP and these are for sparse matrices beyond that size, and from 256
     unknowns on within bounds alone."""
-    size, constrained, bounded, within, fit = form
+    size, constrained, bounded, within, fit, projected = form
     dense = size <= _DENSE and batch * size * size <= _DENSE_NUMBERS
     polish = (_stage("newton", max_steps=30, scale=None),) if dense else ()
     if not dense and bounded and not fit:
@@ -229,6 +245,7 @@ def _program_stages(form: _Form, batch: int) -> tuple[Stage, ...]:
     inside = (_stage("filter_interior_point", max_steps=250, sparse=not formed), *polish) if bounded and not fit else ()
     if not constrained and not bounded:
         return (
+            *((_INSIDE,) if dense and projected else ()),
             Stage(ProximalNewton(), max_steps=5000),
             *polish,
             _LAST_PROXIMAL,

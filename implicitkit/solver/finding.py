@@ -100,12 +100,12 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     if _look_up(solver, begun, options, outcome):
         _leave_saddles(solver, begun, options, outcome)
     if f.kind.returns_program:
-        _refuse(f, outcome, outcome.status == int(Status.CONVERGED), ((no_value_at_the_end, OUT_OF_DOMAIN),))
+        ended = (outcome.status == int(Status.CONVERGED)) | (outcome.status == int(Status.STALLED))
+        _refuse(f, outcome, ended, ((no_value_at_the_end, OUT_OF_DOMAIN),))
     if f.kind.minimisation:
         _look_back(f, outcome)
-    failed = torch.zeros_like(outcome.status, dtype=torch.bool)
-    for status in (Status.MAX_STEPS, Status.STALLED, Status.NONFINITE, Status.SADDLE, Status.DIVERGED):
-        failed |= outcome.status == int(status)
+    kinds = (Status.MAX_STEPS, Status.STALLED, Status.NONFINITE, Status.SADDLE, Status.DIVERGED)
+    failed = torch.stack([outcome.status == int(status) for status in kinds]).any(0)
     if bool(failed.any()):
         start = torch.where(torch.isfinite(outcome.z).all(1, keepdim=True), outcome.z, z0)
         unbounded = (falls_forever_within if f.kind.returns_program else falls_forever)(f, start, failed)

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 import implicitkit as ik
 from implicitkit import extend
 from implicitkit_cvxpy.assembly import Assembly, SparseAssembly, Variables, is_sparse
+from implicitkit_cvxpy.attained import NOT_ATTAINED
 from implicitkit_cvxpy.backends import Backend, Data, Status, resolve, takes_dense
 from implicitkit_cvxpy.checks import check_problem
 from implicitkit_cvxpy.compat import CanonicalProgram, canonicalise
 from implicitkit_cvxpy.cones import DualCone
 from implicitkit_cvxpy.custom_method import CustomMethod
-from implicitkit_cvxpy.failures import explain, program_error
+from implicitkit_cvxpy.failures import explain, names, program_error
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.parameters import Parameters
 from implicitkit_cvxpy.polish import Told, finish
@@ -239,9 +240,11 @@ class ConvexLayer(extend.Configured, nn.Module):
         self.solution, self._warm = report, told.w.detach()
         if self.verbose or backend.verbose:
             print(report)
+        shape = lead if math.prod(lead) == len(told.w) else (len(told.w),)
+        if bool(told.away.any()) and self.on_failure != "ignore":
+            extend.warn(f"{names(told.away, shape)}: {NOT_ATTAINED}.", ik.ConvergenceWarning)
         if bool(report.converged.all()):
             return True
-        shape = lead if math.prod(lead) == len(told.w) else (len(told.w),)
         message, broken = explain(report, told.wrong, shape, self._parameters_in.declared)
         if self.on_failure == "raise":
             if broken:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from implicitkit import extend
+from implicitkit_cvxpy.attained import runs_away
 from implicitkit_cvxpy.backends import Data, Status, active_rows
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.program import ConeProgram
@@ -46,8 +47,8 @@ _Point = tuple[Tensor, Tensor, Tensor, Tensor]  # ``w``, status, ``|F|``, steps
 
 class Told(NamedTuple):
     """``w (batch, n + m)``, zero where there is no solution, status, ``|F|`` and the solver's steps, each ``(batch,)``, of
-    programs with the tensors ``data``, not solved where ``wrong`` is positive; and for which samples other units are to be
-    tried (:mod:`implicitkit_cvxpy.units`)."""
+    programs with the tensors ``data``, not solved where ``wrong`` is positive; for which samples other units are to be
+    tried (:mod:`implicitkit_cvxpy.units`), and which run away (:mod:`implicitkit_cvxpy.attained`)."""
 
     w: Tensor
     status: Tensor
@@ -56,6 +57,7 @@ class Told(NamedTuple):
     data: tuple[Tensor, ...]
     wrong: Tensor
     uneven: Tensor
+    away: Tensor
 
 
 def finish(
@@ -75,7 +77,8 @@ def finish(
     left = roughness(problem, data, w, units)
     status = torch.where(solved & (left > WRONG), int(Status.INACCURATE), status)
     uneven = (left > UNEVEN) & (status != int(Status.NONFINITE))
-    return Told(w, status, norm, steps, tuple(data[:4]), wrong, uneven)
+    away = runs_away(problem, w, data[:4]) & (status == int(Status.CONVERGED))
+    return Told(w, status, norm, steps, tuple(data[:4]), wrong, uneven, away)
 
 
 def _in_one_unit(problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None) -> _Point:

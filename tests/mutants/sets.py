@@ -53,8 +53,19 @@ MUTANTS = [
         "implicitkit/problem/natural_map.py",
         "tests/problem/test_natural_maps.py -k subclass",
         ("if any(name in vars(cls) for name in _MAPS):", "if False:"),
-        ('("__call__", "apply", "project")', '("__call__", "apply")'),
-        ('("__call__", "apply", "project")', '("__call__", "project")'),
+        ('("__call__", "apply", "project", "shrink")', '("__call__", "apply", "shrink")'),
+        ('("__call__", "apply", "project", "shrink")', '("__call__", "project", "shrink")'),
+    ),
+    *mutants(
+        "implicitkit/problem/natural_map.py",
+        "tests/problem/test_project.py -k set_of_bounds",
+        ('("__call__", "apply", "project", "shrink")', '("__call__", "apply", "project")'),
+        ('return projection.ends if _speaks_of_its_map(projection, "ends") else None', "return None"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/inside_newton.py",
+        "tests/solver/test_inside_newton.py -k 'entropies or log_det'",
+        ('g + state["normal"], off', "g, off"),
     ),
     *mutants(
         "implicitkit/foundation/clamping.py",

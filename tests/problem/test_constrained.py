@@ -781,6 +781,17 @@ def test_a_start_that_is_the_least_point_hides_nothing(centre: float) -> None:
     assert bool(flat.converged)
 
 
+@pytest.mark.parametrize("centre", [0.0, 3.0])
+def test_a_narrow_well_in_a_plain_hides_nothing(centre: float) -> None:
+    """A quarter of the way to anywhere the slope has underflowed, and nearer by there is one."""
+    all_sets = {"bounds": (-9.0, 9.0)}, {"constraints": [_ABOVE]}, {"project": ik.project.l2_ball(20.0)}
+    for sets in all_sets:
+        for width in (1e-2, 1e-4):
+            start = centre + torch.tensor([0.1 * width, 0.0], dtype=F64)
+            s = ik.argmin(lambda z, width=width: -torch.exp(-((z - centre) / width).square().sum()), start, **sets)
+            assert float((s.value - centre).abs().max()) <= 1e-3 * width
+
+
 def test_most_steps_of_a_small_program_are_one_active_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Problem 71 of Hock & Schittkowski: its multipliers say what is active, and nothing is solved from inside."""
     from implicitkit.solver.qp import interior_point as ip

@@ -422,3 +422,45 @@ def test_a_normal_of_zeros_asks_nothing() -> None:
 @pytest.mark.parametrize("part", [ik.project.monotone(), ik.project.l2_ball(), ik.prox.l1(0.1)], ids=str)
 def test_shapes_on_the_meta_device(part: Callable[[Tensor], Tensor]) -> None:
     assert part(torch.zeros(2, 3, device="meta")).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "ends"),
+    [
+        (lambda r: ik.project.nonnegative(), lambda r: (0, None)),
+        (lambda r: ik.project.box(-r, 0.1 + r), lambda r: (-r, 0.1 + r)),
+        (lambda r: ik.project.linf_ball(r), lambda r: (-r, r)),
+        (lambda r: ik.project.linf_ball(r, 0.2 * INSIDE), lambda r: (0.2 * INSIDE - r, 0.2 * INSIDE + r)),
+    ],
+    ids=["nonnegative", "box", "linf_ball", "linf_ball about a centre"],
+)
+def test_a_set_of_bounds_is_taken_for_bounds(
+    make: Callable[[Tensor], object], ends: Callable[[Tensor], object]
+) -> None:
+    """An ill-conditioned quadratic takes as many evaluations, and has the derivatives, that it has within the bounds."""
+    r, curvature = torch.tensor(0.3, dtype=torch.float64), torch.logspace(0, 5, N, dtype=torch.float64)
+    Q = torch.linalg.qr(_points(9, N, N)).Q
+
+    def solve(r: Tensor, **given: object) -> ik.Solution:
+        return ik.argmin(lambda z, r: 0.5 * (curvature * (Q @ z).square()).sum() - r * z.sum(), INSIDE, (r,), **given)
+
+    sets, bounds = (
+        lambda r: solve(r, project=make(r)).value.square().sum(),
+        lambda r: solve(r, bounds=ends(r)).value.square().sum(),
+    )
+    assert solve(r, project=make(r)).evaluations == solve(r, bounds=ends(r)).evaluations
+    torch.testing.assert_close(jacrev(hessian(sets))(r), jacrev(hessian(bounds))(r))
+
+
+def test_a_set_of_bounds_with_a_map_of_its_own_is_none() -> None:
+    class AtLeastOne(ik.project.nonnegative):
+        def project(self, v: Tensor) -> Tensor:
+            return v.clamp_min(1.0)
+
+    assert ik.argmin(lambda z: z.square().sum(), INSIDE, project=AtLeastOne()).value.tolist() == [1.0] * N
+
+    class Halved(ik.project.linf_ball):
+        def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
+            return v.maximum(-radius / 2).minimum(radius / 2)
+
+    assert ik.argmin(lambda z: -z.sum(), INSIDE, project=Halved(1.0)).value.tolist() == [0.5] * N

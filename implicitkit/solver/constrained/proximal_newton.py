@@ -76,6 +76,8 @@ class ProximalNewton(ProximalGradient):
         if bool(due.any()):
             try:
                 wait, due, trial = _tried(f, z, momentum.length, due, made, wait, least)
+            except torch.linalg.LinAlgError:  # a matrix of the objective's own is singular there
+                wait, made = torch.where(due, _LATER * wait, wait), torch.where(due, 0, made)
             except RuntimeError as error:
                 if not autodiff.lacks_second_derivative(error):
                     raise

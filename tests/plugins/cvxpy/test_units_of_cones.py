@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -293,3 +294,24 @@ def test_units_told_by_the_data_undo_units(number: str) -> None:
     inner = balanced(DualCone(cones), data).apply(data)
     for part in (inner.A, inner.b, inner.q if number == "q" else inner.P.diagonal(dim1=1, dim2=2)):
         assert_close(part, torch.ones_like(part), rtol=0, atol=0)
+
+
+def test_an_infimum_that_is_not_attained_is_said() -> None:
+    """``exp(-x)`` has none, and a logistic loss of data that a plane separates; a minimum far out, or flat, is one."""
+    rng = np.random.default_rng(0)
+    X, x, w, c = rng.standard_normal((8, 2)), cp.Variable(1), cp.Variable(2), cp.Parameter(1, nonneg=True)
+    margins = cp.multiply(np.sign(X @ [1.0, -2.0]), X @ w)
+    loss = cp.sum(cp.logistic(-margins))
+    away = {"exp(-x)": (cp.exp(-x), x), "separable": (loss, w), "sqrt": (cp.norm(cp.hstack([x, 1])) - x, x)}
+    stays = {"far": (1e-6 * x - cp.log(x), x), "bounded": (cp.exp(-x) + 1e-4 * x, x), "penalty": (
+        loss + 1e-3 * cp.sum_squares(w), w)}  # fmt: skip
+    for name, (objective, unknown) in (away | stays).items():
+        solver = "SCS" if name == "sqrt" else None
+        layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum(objective) + 0 * c)), [c], [unknown], solver=solver)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            layer(torch.ones(1, dtype=torch.float64))
+        assert ["may not be attained" in str(w.message) for w in caught] == [True] * (name in away), name
+    batch = ConvexLayer(cp.Problem(cp.Minimize(cp.sum(cp.exp(-x) + c @ x))), [c], [x])
+    with pytest.warns(ik.ConvergenceWarning, match="^sample 1: .* may not be attained"):
+        batch(torch.tensor([[0.1], [0.0]], dtype=torch.float64))
