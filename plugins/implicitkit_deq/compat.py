@@ -58,8 +58,11 @@ def observed(module: nn.Module) -> bool:
 
 
 def is_batched(t: Tensor) -> bool:
-    """Does a tensor belong to a level of ``torch.vmap``?"""
-    return bool(torch._C._functorch.is_batchedtensor(t))
+    """Does a tensor belong to a level of ``torch.vmap``, be it below one of ``torch.func.grad`` or ``jvp``?"""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(t) and not functorch.is_batchedtensor(t):
+        t = functorch.get_unwrapped(t)
+    return bool(functorch.is_batchedtensor(t))
 
 
 def autocast_on(device: torch.device) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.extend import options
 from implicitkit_deq.causal.causality import per_position
+from implicitkit_deq.causal.claim import check_causal
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Composed
 from implicitkit_deq.compat import autocast_on, unseen
@@ -74,8 +75,9 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         batch_dims: 1: samples are independent; 0: the batch is one joint system (a cell that couples its samples).
         in_dims: as in :func:`ik.solve`, for what the cell gets after ``z``.  ``"auto"``: what a :class:`Cell` declares;
             ``0`` for another module with one input; else not known, so that converged samples are frozen, not dropped.
-        causal: position ``t`` of the state (its first dimension after the batch) depends on none after it: every solver is
-            then made one whose future does not leak into the past (:func:`per_position`).  ``None``: what the cell says.
+        causal: position ``t`` of the state (its first dimension after the batch) depends on none after it (else the first
+            call is refused): every solver is made one whose future does not leak into the past (:func:`per_position`).
+            ``None``: what the cell says.
         dtype: of the state; ``None``: that of the inputs (of the cell's parameters if no input is floating point), but
             float32 under autocast: the solve stays in full precision, only the cell is cast.
         pretraining: a first phase of unrolled training.
@@ -149,7 +151,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         self._start: tuple[Any, Any] | None = None
         self._effort, self._again = Effort(), start.Again(init is None, self.causal)
         self._last, self._trend = self.init if isinstance(self.init, Last) else None, Trend()
-        self._used = self._forgave = False  # was the cell seen to use its inputs, and a failure to be forgiven?
+        self._used = self._is_causal = self._forgave = False  # what was seen of the cell and its samples
 
     # -------------------------------------------------------------------------------------------------------- calling
     @ik.extend.opaque_to_compile
@@ -312,6 +314,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
             asked["rule"] = followed(asked["rule"], trend)
         if self.causal:
             asked["solver"] = per_position(asked["solver"], initial, self.batch_dims, isinstance(the_map, FrozenStack))
+            self._is_causal = self._is_causal or check_causal(self.cell, equation.once, initial, not self.batch_dims)
         if dims is not None:
             asked["in_dims"] = (None, *dims)
         policy, solver = self.settings.on_failure, asked.pop("solver")

@@ -66,7 +66,7 @@ def _is_ours(cell: Any) -> bool:
 
 def _by_rows(function: Callable[..., Any], z: Any, injected: tuple[Any, ...], dims: Sequence[int | None]) -> bool:
     """Does a map give samples the same values without the first one?"""
-    z = ik.extend.trees.tree_map(lambda t: t + _ripples(t), z)
+    z = ik.extend.trees.tree_map(lambda t: t + ripples(t), z)
     device = ik.extend.trees.tree_flatten(z)[0][0].device
     try:
         with torch.no_grad(), fork_rng([device] if device.type == "cuda" else []):
@@ -81,7 +81,7 @@ def _by_rows(function: Callable[..., Any], z: Any, injected: tuple[Any, ...], di
     return all(map(_same, *zip(*((a[1:], b) for a, b in leaves), strict=True)))
 
 
-def _ripples(t: Tensor) -> Tensor:
+def ripples(t: Tensor) -> Tensor:
     """Numbers that are all different, of size one."""
     return torch.arange(1.0, t.numel() + 1, device=t.device).sin().view(t.shape).to(t.dtype)
 

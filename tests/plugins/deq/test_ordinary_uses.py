@@ -250,6 +250,8 @@ def test_a_mask_for_each_mapped_sample_is_refused_with_what_to_do_and_one_for_al
         z: Tensor = functional_call(layer, p, (x[None],))
         return z.square().sum()
 
+    with pytest.raises(ik.CapabilityError, match=r'Dropped draws random numbers.*randomness="same"'):
+        torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0), randomness="different")(parameters, x)
     torch.manual_seed(1)
     per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0), randomness="same")(parameters, x)
     wanted = [torch.autograd.grad(row.square().sum(), list(layer.parameters()), retain_graph=True) for row in exact]
