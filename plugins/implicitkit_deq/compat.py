@@ -1,13 +1,15 @@
-"""Private names of torch that the layer reads, all of them here (tested against the installed torch)."""
+"""Private names of torch, and a size of NumPy's, that the layer reads, all of them here (tested against those installed)."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -93,6 +95,14 @@ def trainable(cell: Any) -> list[nn.Parameter]:
 def version(t: Tensor) -> int:
     """How often a tensor has been written to."""
     return t._version
+
+
+def numbers_of_numpy() -> bytes:
+    """What NumPy's global generator holds in memory: its words and the place of the next one, ``mt19937_state``."""
+    generator = np.random.mtrand._rand._bit_generator
+    if not isinstance(generator, np.random.MT19937):  # that somebody has put there
+        return repr(np.random.get_state(legacy=False)).encode()
+    return ctypes.string_at(generator.ctypes.state_address, 624 * 4 + 4)
 
 
 def unseen() -> contextlib.AbstractContextManager[None]:

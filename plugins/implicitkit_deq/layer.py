@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,13 +16,13 @@ from implicitkit_deq.causal.causality import per_position
 from implicitkit_deq.causal.claim import check_causal
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Composed
-from implicitkit_deq.compat import autocast_on, unseen
 from implicitkit_deq.held import hoist
-from implicitkit_deq.held.frozen import Drawing, Frozen
+from implicitkit_deq.held.frozen import Frozen
 from implicitkit_deq.held.frozen_stack import FrozenStack
+from implicitkit_deq.held.generators import Drawing
 from implicitkit_deq.held.hooks import Copied
 from implicitkit_deq.held.sharding import gathered
-from implicitkit_deq.inputs import by_position, check_use, describe, factors, refuse_unbatched
+from implicitkit_deq.inputs import by_position, check_returned, check_use, describe, factors, refuse_unbatched
 from implicitkit_deq.merging import Composable, merged
 from implicitkit_deq.rows import Rows
 from implicitkit_deq.settings import Pretraining, Settings
@@ -266,14 +267,11 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         dims = self._rows.dims(cell, self.training, function, initial, injected, dims, places, weights)
 
         def frozen(dims: Any) -> Frozen | FrozenStack:
-            how: dict[str, Any] = {"independent": self.batch_dims == 1, "may_draw": dims is None}
+            how: dict[str, Any] = {"independent": self.batch_dims == 1, **self._rows.draws(self.training, dims)}
             if isinstance(cell, Composed):
                 return FrozenStack(cell, places, device, **how)
 
-            def check(out: Any) -> None:
-                with unseen():  # it is no work of the cell's
-                    layout.check(out, f"the cell {type(cell).__name__}", autocast_on(device))
-
+            check = functools.partial(check_returned, cell, layout, device)
             return Frozen(function, cell, places, check, device, **how)
 
         def solve(dims: Any) -> tuple[Equation, Any]:
@@ -285,11 +283,13 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         visited: list[Any] = []
         trend = self._followed(z0) if index is None else None
         visit = Visit(at, visited, self.settings.callback) if at else self.settings.callback
-        try:
-            equation, z = solve(dims)
-        except Drawing:
-            self._rows.never(self.training)
-            equation, z = solve(None)
+        while True:
+            try:
+                equation, z = solve(dims)
+                break
+            except Drawing as drawing:
+                self._rows.never(self.training, drawing.elsewhere)
+                dims = None
         state = ik.extend.trees.tree_map(lambda t: t.detach(), z)
         self._used = self._used or check_use(cell, state, inputs)
         if self.batch_dims:

@@ -29,10 +29,17 @@ class Rows:
 
     def __init__(self) -> None:
         self._may_drop: dict[bool, bool] = {}  # by mode, training or not
+        self._elsewhere: set[bool] = set()  # modes
 
-    def never(self, training: bool) -> None:
-        """Drop no row in this mode from now on: the cell draws random numbers."""
+    def never(self, training: bool, elsewhere: bool) -> None:
+        """Drop no row in this mode from now on: the cell draws random numbers; ``elsewhere``: Python's or NumPy's."""
         self._may_drop[training] = False
+        if elsewhere:
+            self._elsewhere.add(training)
+
+    def draws(self, training: bool, dims: Any) -> dict[str, bool]:
+        """May the cell draw random numbers, where arguments have these batch dimensions, and Python's or NumPy's too?"""
+        return {"may_draw": dims is None, "elsewhere": training in self._elsewhere}
 
     def dims(
         self,
