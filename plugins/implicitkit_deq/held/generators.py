@@ -28,7 +28,7 @@ def marks() -> Any:
 def states() -> tuple[Any, Any]:
     """Where both stand, to be compared and to be put back (:func:`put`)."""
     name, words, *rest = np.random.get_state(legacy=True)
-    return random.getstate(), (name, bytes(words), *rest)  # as bytes they can be compared
+    return random.getstate(), (name, np.asarray(words).tobytes(), *rest)  # as bytes they can be compared
 
 
 def put(both: tuple[Any, Any]) -> None:

@@ -767,3 +767,30 @@ def test_operations_of_a_first_forward_are_counted() -> None:
             layer(x)
         counts.append(counter.get_total_flops())
     assert counts[0] >= 3 * 2 * 4 * 5 * 5 and counts[1] >= counts[0]
+
+
+# --------------------------------------------------------------------------------------------- parts in another precision
+def _in_half(z: Tensor, x: Tensor, W: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.tanh(z @ W + x).float()
+
+
+COARSE: dict[str, tuple[Callable[..., Tensor], torch.dtype, str]] = {
+    "autocast within": (_in_half, torch.float32, "half precision .*put autocast around the solve"),
+    "single within": (
+        lambda z, x, W: torch.tanh(z.float() @ W.float() + x.float()).to(z),
+        D,
+        "single precision .*convert the rest",
+    ),
+    "no fixed point": (lambda z, x, W: z + 1 + (z - x).square(), torch.float32, "did not converge"),
+}
+
+
+@pytest.mark.parametrize("name", COARSE)
+def test_a_part_in_a_lower_precision_is_told_where_a_solve_ends_short_of_its_tolerance(name: str) -> None:
+    f, dtype, said = COARSE[name]
+    torch.manual_seed(0)
+    W, x = 0.6 * nn.init.orthogonal_(torch.empty(6, 6)).to(dtype), torch.randn(48, 6, dtype=dtype)
+    with pytest.raises(ik.ConvergenceError, match=said) as failed:
+        DEQ(lambda z, x: f(z, x, W), (6,), solver="anderson", max_steps=80).eval()(x)
+    assert ("half precision" in str(failed.value)) == (name == "autocast within")
