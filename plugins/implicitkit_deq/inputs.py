@@ -156,8 +156,8 @@ def check_returned(cell: Any, layout: Any, device: torch.device, out: Any) -> No
     try:
         with unseen():  # it is no work of the cell's
             layout.check(out, f"the cell {type(cell).__name__}", autocast_on(device))
-    except TypeError as error:
-        said, found, _ = str(error).partition("start from a z0 of the dtype")
+    except TypeError as misfit:
+        said, found, _ = str(misfit).partition("start from a z0 of the dtype")
         if not found:
             raise
         raise TypeError(
