@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
+from numpy.random import MT19937, get_state, mtrand
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
@@ -99,9 +99,9 @@ def version(t: Tensor) -> int:
 
 def numbers_of_numpy() -> bytes:
     """What NumPy's global generator holds in memory: its words and the place of the next one, ``mt19937_state``."""
-    generator = np.random.mtrand._rand._bit_generator
-    if not isinstance(generator, np.random.MT19937):  # that somebody has put there
-        return repr(np.random.get_state(legacy=False)).encode()
+    generator = mtrand.get_bit_generator()
+    if not isinstance(generator, MT19937):  # that somebody has put there
+        return repr(get_state(legacy=False)).encode()
     return ctypes.string_at(generator.ctypes.state_address, 624 * 4 + 4)
 
 

@@ -107,7 +107,7 @@ MUTANTS = [
         ("gauss, numbers_of_numpy()", "gauss"),
         ("return words[0], words[-1], gauss, ", "return "),
         ("random.setstate(both[0])", "pass"),
-        ("np.random.set_state((", "print(("),
+        ("    set_state((", "    print(("),
     ),
     *mutants(
         "plugins/implicitkit_deq/compat.py",

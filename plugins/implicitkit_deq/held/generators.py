@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import numpy as np
+from numpy.random import get_state, set_state
 
 from implicitkit_deq.compat import numbers_of_numpy
 
@@ -27,7 +28,7 @@ def marks() -> Any:
 
 def states() -> tuple[Any, Any]:
     """Where both stand, to be compared and to be put back (:func:`put`)."""
-    name, words, *rest = np.random.get_state(legacy=True)
+    name, words, *rest = get_state(legacy=True)
     return random.getstate(), (name, np.asarray(words).tobytes(), *rest)  # as bytes they can be compared
 
 
@@ -35,4 +36,4 @@ def put(both: tuple[Any, Any]) -> None:
     """Let both stand there."""
     random.setstate(both[0])
     name, words, *rest = both[1]
-    np.random.set_state((name, np.frombuffer(words, np.uint32), *rest))
+    set_state((name, np.frombuffer(words, np.uint32), *rest))
