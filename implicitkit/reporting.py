@@ -20,7 +20,20 @@ from implicitkit.foundation.trees import describe_leaves, tree_map
 from implicitkit.solution import Record, Solution, Status
 
 _MANY = 50  # evaluations after which two more are no matter, and before which nothing has been in the way
-_STEP = 1e-6  # of z: more than single precision rounds to
+#: steps, of z, larger than the next lower precision rounds to, and what computes in that one
+_LOWER = {
+    torch.float64: (
+        1e-6,
+        "single precision (a number z of torch.float64 times a matrix of torch.float32 is one of torch.float32), or by a "
+        "loop or a solve that ends before its own result is that exact: convert the rest to torch.float64, or tighten what "
+        "is inside",
+    ),
+    torch.float32: (
+        5e-3,
+        "half precision (torch.autocast or .half() inside the function: put autocast around the solve instead, which then "
+        "asks for what half precision can tell), or rounded to whole steps",
+    ),
+}
 _NONFINITE = frozenset({Status.NONFINITE})
 _SAY_WHY = (Status.STOPPED, Status.INFEASIBLE, Status.UNBOUNDED, Status.NONCONVEX)  # themselves, and what to do
 POLICIES = ("raise", "warn", "ignore", "nan")
@@ -126,16 +139,19 @@ def _of_overflow(record: Record) -> str:
 
 
 def _of_jumps(record: Record, failed: Tensor) -> str:
-    """What to say where, along a line through the points that failed, the function jumps by as much as is left of it; asked
-    in double precision only.
+    """What to say where, along a line through the points that failed, the function jumps by as much as is left of it, which
+    is more than it rounds to.
 
     Second differences of a smooth function fall to a sixteenth with steps of a quarter, those at a kink are few.  Rounding
-    in single precision, or an iteration inside that ends early, is in a third of them and more.
+    in a lower precision, or an iteration inside that ends early, is in a third of them and more.
     """
     outcome, system = record.outcome, record.system
     z, norms = outcome.z, outcome.residual_norm[failed]
     stuck = bool(((outcome.status == int(Status.STALLED)) | (outcome.status == int(Status.MAX_STEPS)))[failed].all())
-    if system is None or system.lifted.random or z.dtype is not torch.float64 or outcome.evaluations < _MANY:
+    if system is None or system.lifted.random or z.dtype not in _LOWER or outcome.evaluations < _MANY:
+        return ""
+    largest, culprits = _LOWER[z.dtype]
+    if bool((norms <= 100 * torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1)[failed]).any()):
         return ""
     if not stuck or record.unsteady(0.0):
         return ""
@@ -144,17 +160,15 @@ def _of_jumps(record: Record, failed: Tensor) -> str:
         direction = (1 + seeded.uniform(*z.shape, seed=0x6A).to(z)) * torch.where(
             z == 0, z.abs().amax(1, keepdim=True), z
         )
-        for step in (_STEP, _STEP / 4):
+        for step in (largest, largest / 4):
             line = [system.residual(z + k * step * direction, *record.theta).detach() for k in range(-8, 9)]
             second = torch.linalg.vector_norm(torch.stack(line).diff(n=2, dim=0), dim=2)
             sizes.append(second.kthvalue(10, 0).values[failed])
     if len(sizes) < 2 or not bool(((sizes[1] >= 0.1 * norms) & (sizes[1] >= 0.25 * sizes[0])).all()):
         return ""
     return (
-        f"The function is not smooth there: from one point to the next it jumps by about {float(sizes[1].max()):.1g}, which "
-        "is what is left of it. A part may be computed in single precision (a number z of torch.float64 times a matrix of "
-        "torch.float32 is one of torch.float32), or by a loop or a solve that ends before its own result is that exact: "
-        "convert the rest to torch.float64, or tighten what is inside. Or loosen rtol= / atol= to that."
+        f"The function is not smooth there: from one point to the next it jumps by about {float(sizes[1].max()):.1g}, no "
+        f"less than what is left of it. A part may be computed in {culprits}. Or loosen rtol= / atol= to that."
     )
 
 

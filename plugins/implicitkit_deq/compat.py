@@ -1,14 +1,16 @@
-"""Private names of torch that the layer reads, all of them here (tested against the installed torch)."""
+"""Private names of torch, and a size of NumPy's, that the layer reads, all of them here (tested against those installed)."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from numpy.random import MT19937, get_state, mtrand
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
@@ -58,8 +60,11 @@ def observed(module: nn.Module) -> bool:
 
 
 def is_batched(t: Tensor) -> bool:
-    """Does a tensor belong to a level of ``torch.vmap``?"""
-    return bool(torch._C._functorch.is_batchedtensor(t))
+    """Does a tensor belong to a level of ``torch.vmap``, be it below one of ``torch.func.grad`` or ``jvp``?"""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(t) and not functorch.is_batchedtensor(t):
+        t = functorch.get_unwrapped(t)
+    return bool(functorch.is_batchedtensor(t))
 
 
 def autocast_on(device: torch.device) -> bool:
@@ -90,6 +95,14 @@ def trainable(cell: Any) -> list[nn.Parameter]:
 def version(t: Tensor) -> int:
     """How often a tensor has been written to."""
     return t._version
+
+
+def numbers_of_numpy() -> bytes:
+    """What NumPy's global generator holds in memory: its words and the place of the next one, ``mt19937_state``."""
+    generator = mtrand.get_bit_generator()
+    if not isinstance(generator, MT19937):  # that somebody has put there
+        return repr(get_state(legacy=False)).encode()
+    return ctypes.string_at(generator.ctypes.state_address, 624 * 4 + 4)
 
 
 def unseen() -> contextlib.AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit_deq.cells.base import Cell
-from implicitkit_deq.compat import autocast_on, called_whole
+from implicitkit_deq.compat import autocast_on, called_whole, unseen
 from implicitkit_deq.held import hoist
 from implicitkit_deq.held.frozen import called, statistics_held
 from implicitkit_deq.held.sharding import bare
@@ -145,6 +145,25 @@ def _check_batch(cell: Any, inputs: tuple[Any, ...], injected: tuple[Any, ...], 
                     "a batch of one, layer(x.unsqueeze(0))[0]; for an argument that the samples share pass "
                     "DEQ(..., in_dims=...) with None in its place"
                 )
+
+
+def check_returned(cell: Any, layout: Any, device: torch.device, out: Any) -> None:
+    """Raise unless a cell returned a state of this ``layout``, in any precision under autocast.
+
+    Raises:
+        TypeError, ValueError: of another structure, shape, dtype or device.
+    """
+    try:
+        with unseen():  # it is no work of the cell's
+            layout.check(out, f"the cell {type(cell).__name__}", autocast_on(device))
+    except TypeError as misfit:
+        said, found, _ = str(misfit).partition("start from a z0 of the dtype")
+        if not found:
+            raise
+        raise TypeError(
+            f"{said}the state has the dtype of the inputs, or of the cell's parameters where no input is floating point: "
+            "convert the inputs, say DEQ(..., dtype=...), or let the cell return z.dtype"
+        ) from None
 
 
 def refuse_unbatched(cell: Any, z: Any, inputs: tuple[Any, ...]) -> None:

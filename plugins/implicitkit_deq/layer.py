@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,15 +13,16 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.extend import options
 from implicitkit_deq.causal.causality import per_position
+from implicitkit_deq.causal.claim import check_causal
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Composed
-from implicitkit_deq.compat import autocast_on, unseen
 from implicitkit_deq.held import hoist
-from implicitkit_deq.held.frozen import Drawing, Frozen
+from implicitkit_deq.held.frozen import Frozen
 from implicitkit_deq.held.frozen_stack import FrozenStack
+from implicitkit_deq.held.generators import Drawing
 from implicitkit_deq.held.hooks import Copied
 from implicitkit_deq.held.sharding import gathered
-from implicitkit_deq.inputs import by_position, check_use, describe, factors, refuse_unbatched
+from implicitkit_deq.inputs import by_position, check_returned, check_use, describe, factors, refuse_unbatched
 from implicitkit_deq.merging import Composable, merged
 from implicitkit_deq.rows import Rows
 from implicitkit_deq.settings import Pretraining, Settings
@@ -74,8 +76,9 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         batch_dims: 1: samples are independent; 0: the batch is one joint system (a cell that couples its samples).
         in_dims: as in :func:`ik.solve`, for what the cell gets after ``z``.  ``"auto"``: what a :class:`Cell` declares;
             ``0`` for another module with one input; else not known, so that converged samples are frozen, not dropped.
-        causal: position ``t`` of the state (its first dimension after the batch) depends on none after it: every solver is
-            then made one whose future does not leak into the past (:func:`per_position`).  ``None``: what the cell says.
+        causal: position ``t`` of the state (its first dimension after the batch) depends on none after it (else the first
+            call is refused): every solver is made one whose future does not leak into the past (:func:`per_position`).
+            ``None``: what the cell says.
         dtype: of the state; ``None``: that of the inputs (of the cell's parameters if no input is floating point), but
             float32 under autocast: the solve stays in full precision, only the cell is cast.
         pretraining: a first phase of unrolled training.
@@ -149,7 +152,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         self._start: tuple[Any, Any] | None = None
         self._effort, self._again = Effort(), start.Again(init is None, self.causal)
         self._last, self._trend = self.init if isinstance(self.init, Last) else None, Trend()
-        self._used = self._forgave = False  # was the cell seen to use its inputs, and a failure to be forgiven?
+        self._used = self._is_causal = self._forgave = False  # what was seen of the cell and its samples
 
     # -------------------------------------------------------------------------------------------------------- calling
     @ik.extend.opaque_to_compile
@@ -264,14 +267,11 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         dims = self._rows.dims(cell, self.training, function, initial, injected, dims, places, weights)
 
         def frozen(dims: Any) -> Frozen | FrozenStack:
-            how: dict[str, Any] = {"independent": self.batch_dims == 1, "may_draw": dims is None}
+            how: dict[str, Any] = {"independent": self.batch_dims == 1, **self._rows.draws(self.training, dims)}
             if isinstance(cell, Composed):
                 return FrozenStack(cell, places, device, **how)
 
-            def check(out: Any) -> None:
-                with unseen():  # it is no work of the cell's
-                    layout.check(out, f"the cell {type(cell).__name__}", autocast_on(device))
-
+            check = functools.partial(check_returned, cell, layout, device)
             return Frozen(function, cell, places, check, device, **how)
 
         def solve(dims: Any) -> tuple[Equation, Any]:
@@ -283,11 +283,13 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         visited: list[Any] = []
         trend = self._followed(z0) if index is None else None
         visit = Visit(at, visited, self.settings.callback) if at else self.settings.callback
-        try:
-            equation, z = solve(dims)
-        except Drawing:
-            self._rows.never(self.training)
-            equation, z = solve(None)
+        while True:
+            try:
+                equation, z = solve(dims)
+                break
+            except Drawing as drawing:
+                self._rows.never(self.training, drawing.elsewhere)
+                dims = None
         state = ik.extend.trees.tree_map(lambda t: t.detach(), z)
         self._used = self._used or check_use(cell, state, inputs)
         if self.batch_dims:
@@ -312,6 +314,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
             asked["rule"] = followed(asked["rule"], trend)
         if self.causal:
             asked["solver"] = per_position(asked["solver"], initial, self.batch_dims, isinstance(the_map, FrozenStack))
+            self._is_causal = self._is_causal or check_causal(self.cell, equation.once, initial, not self.batch_dims)
         if dims is not None:
             asked["in_dims"] = (None, *dims)
         policy, solver = self.settings.on_failure, asked.pop("solver")

@@ -29,10 +29,17 @@ class Rows:
 
     def __init__(self) -> None:
         self._may_drop: dict[bool, bool] = {}  # by mode, training or not
+        self._elsewhere: set[bool] = set()  # modes
 
-    def never(self, training: bool) -> None:
-        """Drop no row in this mode from now on: the cell draws random numbers."""
+    def never(self, training: bool, elsewhere: bool) -> None:
+        """Drop no row in this mode from now on: the cell draws random numbers; ``elsewhere``: Python's or NumPy's."""
         self._may_drop[training] = False
+        if elsewhere:
+            self._elsewhere.add(training)
+
+    def draws(self, training: bool, dims: Any) -> dict[str, bool]:
+        """May the cell draw random numbers, where arguments have these batch dimensions, and Python's or NumPy's too?"""
+        return {"may_draw": dims is None, "elsewhere": training in self._elsewhere}
 
     def dims(
         self,
@@ -66,7 +73,7 @@ def _is_ours(cell: Any) -> bool:
 
 def _by_rows(function: Callable[..., Any], z: Any, injected: tuple[Any, ...], dims: Sequence[int | None]) -> bool:
     """Does a map give samples the same values without the first one?"""
-    z = ik.extend.trees.tree_map(lambda t: t + _ripples(t), z)
+    z = ik.extend.trees.tree_map(lambda t: t + ripples(t), z)
     device = ik.extend.trees.tree_flatten(z)[0][0].device
     try:
         with torch.no_grad(), fork_rng([device] if device.type == "cuda" else []):
@@ -81,7 +88,7 @@ def _by_rows(function: Callable[..., Any], z: Any, injected: tuple[Any, ...], di
     return all(map(_same, *zip(*((a[1:], b) for a, b in leaves), strict=True)))
 
 
-def _ripples(t: Tensor) -> Tensor:
+def ripples(t: Tensor) -> Tensor:
     """Numbers that are all different, of size one."""
     return torch.arange(1.0, t.numel() + 1, device=t.device).sin().view(t.shape).to(t.dtype)
 

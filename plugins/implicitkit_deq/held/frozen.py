@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit_deq.compat import computed_again, is_batched, unseen
-from implicitkit_deq.held import hoist
+from implicitkit_deq.held import generators, hoist
+from implicitkit_deq.held.generators import Drawing
 from implicitkit_deq.held.hooks import Shown
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -30,16 +31,13 @@ _MOVED = (
 )
 
 
-class Drawing(Exception):
-    """The cell draws random numbers, and rows of its batch are to be dropped: the same draw could not be repeated."""
-
-
 class Frozen:
     """The map ``(z, weights, *injected) -> z`` of one call of a layer.
 
     - Whatever the cell draws (dropout, noise), it draws the same at every evaluation: the state of the random number
       generators at the first evaluation is put back before each later one (the "variational" dropout that DEQs use).  After
-      the call (:meth:`finish`) the generators stand where one evaluation leaves them.
+      the call (:meth:`finish`) the generators stand where one evaluation leaves them.  Python's and NumPy's are among them
+      once a cell was seen to draw there.
     - BatchNorm in training mode uses its running statistics of the moment the call began, so that samples stay independent
       and training solves the same equation as evaluation.  InstanceNorm with ``track_running_stats`` normalises each sample
       by itself, as ever.  The statistics are updated once, at the equilibrium.
@@ -51,6 +49,7 @@ class Frozen:
         check: raises unless the first output fits the state.
         independent: samples are solved one by one (else BatchNorm may couple them by its batch statistics).
         may_draw: whether random numbers may be drawn; if not, :class:`Drawing` is raised when they are.
+        elsewhere: whether they may be drawn from Python's or NumPy's generator, and alike.
         previous: a map that draws before this one in the same call: this one draws what comes after.
 
     Raises:
@@ -70,9 +69,10 @@ class Frozen:
         *,
         independent: bool,
         may_draw: bool,
+        elsewhere: bool,
         previous: Frozen | None = None,
     ) -> None:
-        self.previous = previous
+        self.previous, self.elsewhere = previous, elsewhere
         self.function, self.places, self.check, self.device = function, places, check, device
         self.name, self.training = type(module).__name__, bool(getattr(module, "training", False))
         self.hint = functools.partial(_second, module)
@@ -82,8 +82,8 @@ class Frozen:
         if independent and any(isinstance(m, BATCH_NORMS) and m.momentum != 0 for m in self.norms) and computed_again():
             raise ik.CapabilityError(_MOVED.format(self.name))
         self.statistics = [(_copy(m.running_mean), _copy(m.running_var)) for m in self.norms]
-        self.before: list[Tensor] | None = None
-        self.after: list[Tensor] | None = None  # set when the cell is found to draw
+        self.before: list[Any] | None = None
+        self.after: list[Any] | None = None  # set when the cell is found to draw
 
     def problem(self, injected: tuple[Any, ...]) -> ik.Problem:
         """What holds at the equilibrium; its arguments are ``(weights, *injected)``."""
@@ -98,27 +98,29 @@ class Frozen:
                 return self._first(z, injected)
             if self.after is None:
                 return self.function(z, *injected)
-            outside = _generators(self.device)
-            _set_generators(self.device, self.before)
+            outside = self._generators()
+            self._put(self.before)
             try:
                 with _may_draw(self.name):
                     return self.function(z, *injected)
             finally:
-                _set_generators(self.device, outside)
+                self._put(outside)
 
     def _first(self, z: Any, injected: tuple[Any, ...]) -> Any:
-        outside = _generators(self.device)
+        outside, marks = self._generators(), None if self.elsewhere else generators.marks()
         chained = None if self.previous is None else self.previous.after
         before = outside if chained is None else chained
         if chained is not None:
-            _set_generators(self.device, chained)
+            self._put(chained)
         given = ("z", z), *(("and then", i) for i in injected)
         with _may_draw(self.name), called(self.name, *given, hint=self.hint):
             out = self.function(z, *injected)
-        after = _generators(self.device)
+        after = self._generators()
         drawn = not all(map(_same, before, after))
         if drawn or chained is not None:
-            _set_generators(self.device, outside)
+            self._put(outside)
+        if marks is not None and generators.marks() != marks:
+            raise Drawing(elsewhere=True)
         if drawn and not self.may_draw:
             raise Drawing
         if drawn and _batched(out) and not _batched(z):
@@ -138,13 +140,23 @@ class Frozen:
         if self.norms and _finite(z):
             with ik.extend.modules_held(), torch.no_grad(), hoist.held(self.places, weights):
                 if self.before is not None and self.after is not None:
-                    _set_generators(self.device, self.before)
+                    self._put(self.before)
                 self.function(z, *injected)
         if self.shown.anything():
             with ik.extend.modules_held():
                 self(z, weights, *injected)
         if self.after is not None:
-            _set_generators(self.device, self.after)
+            self._put(self.after)
+
+    def _generators(self) -> list[Any]:
+        """The states of the generators that the cell may draw from."""
+        return _generators(self.device) + ([generators.states()] if self.elsewhere else [])
+
+    def _put(self, states: list[Any]) -> None:
+        """Let them stand there."""
+        _set_generators(self.device, states)
+        if self.elsewhere:
+            generators.put(states[-1])
 
     def _held_statistics(self) -> contextlib.AbstractContextManager[None]:
         if not self.norms:
@@ -278,8 +290,10 @@ def _generators(device: torch.device) -> list[Tensor]:
     return states
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _same(a: Any, b: Any) -> bool:
     """Are two states equal?  Asked unseen: a cell that looks at tensors is evaluated once more, as it may branch."""
+    if not isinstance(a, Tensor):
+        return bool(a == b)
     with unseen():
         if not ik.extend.transforms_active():
             return torch.equal(a, b)

@@ -18,12 +18,10 @@ class FrozenStack:
     """What :class:`Frozen` is to a cell, to a :class:`Composed` one: a frozen map for every stage.
 
     Args:
-        cell: the stages. places, device, independent, may_draw: as in :class:`Frozen`.
+        cell: the stages. places, device, how: as in :class:`Frozen`.
     """
 
-    def __init__(
-        self, cell: Composed, places: Sequence[hoist.Place], device: torch.device, *, independent: bool, may_draw: bool
-    ) -> None:
+    def __init__(self, cell: Composed, places: Sequence[hoist.Place], device: torch.device, **how: bool) -> None:
         self.stages: dict[str, tuple[Frozen, str | None]] = {}
         previous = None
         for name, (stage, function, below) in cell.maps().items():
@@ -33,9 +31,8 @@ class FrozenStack:
                 places,
                 lambda out: None,  # the composition checks its nodes
                 device,
-                independent=independent,
-                may_draw=may_draw,
                 previous=previous,
+                **how,
             )
             self.stages[name] = (previous, below)
 

@@ -74,11 +74,7 @@ class Last:
             self._told = [told(self.by_position, t, t) for t in self.table] if self.leads else []
             self._when = index.new_zeros(0) if self.leads else None
         if len(self.table[0]) < most:
-            rows = max(most, 2 * len(self.table[0]))
-            self.table = [_longer(t, 0, rows) for t in self.table]
-            self._changes = [_longer(t, 1, rows) for t in self._changes]
-            self._told = [_longer(t, 0, rows) for t in self._told]
-            self._when = None if self._when is None else _longer(self._when, 0, rows, -1)
+            self._lengthen(max(most, 2 * len(self.table[0])), most)
         if self._when is not None:
             when = self._when[index]
             moved = (when >= 0) & (when != written)
@@ -90,6 +86,19 @@ class Last:
                 changes[:, index] = torch.where(_beside(moved, leaf), torch.stack([new, *old[:-1]]), old)
         for t, leaf in zip(self.table, leaves, strict=True):
             t[index] = leaf
+
+    def _lengthen(self, rows: int, most: int) -> None:
+        """Make room for samples up to the number ``most``."""
+        try:
+            table, known = ([_longer(t, 0, rows) for t in leaves] for leaves in (self.table, self._told))
+            changes = [_longer(t, 1, rows) for t in self._changes]
+            when = None if self._when is None else _longer(self._when, 0, rows, -1)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"index has the number {most - 1}, and there is no room for the states of as many samples: they count the "
+                "samples of a data set from 0 on (positions in it, not keys or hashes). Number yours so, or leave index out"
+            ) from error
+        self.table, self._told, self._changes, self._when = table, known, changes, when
 
     def __call__(self, template: Any, index: Tensor | None = None, trained: Any = None) -> Any:
         """A state like ``template``; with a cell that is ``trained``, that itself in one call of 31, as :class:`Again` has

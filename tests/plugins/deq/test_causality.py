@@ -510,3 +510,72 @@ def test_blocks_of_a_state_by_names_that_is_no_composition_is_one_block() -> Non
         torch.testing.assert_close(found["a"][:, t], a, rtol=1e-8, atol=1e-9)
     with pytest.raises(ValueError, match="not a composition"):
         DEQ(_Pair(), solver=ik.Blocks({"a": "picard", "b": "picard"}))(x)
+
+
+# ------------------------------------------------------------------------------------------------ said to be causal, and not
+def _fourier(z: Tensor) -> Tensor:
+    """A causal convolution by Fourier transforms: what comes later changes the rounding of what comes before."""
+    kernel = torch.fft.rfft(0.7 ** torch.arange(z.shape[1]), 2 * z.shape[1])
+    return torch.fft.irfft(torch.fft.rfft(z, 2 * z.shape[1], 1) * kernel.unsqueeze(1), 2 * z.shape[1], 1)[
+        :, : z.shape[1]
+    ]
+
+
+def _attended(z: Tensor, masked: bool) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(z, z, z, is_causal=masked)
+
+
+MAPS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "attention": (lambda z: _attended(z, False), False),
+    "masked attention": (lambda z: _attended(z, True), True),
+    "a mean": (lambda z: z.mean(1, keepdim=True).expand_as(z), False),
+    "one position ahead": (lambda z: z.roll(-1, 1), False),
+    "the last two": (lambda z: torch.cat([z[:, :-2], z[:, -2:].flip(1)], 1), False),
+    "an even function": (lambda z: torch.cat([z[:, :1], z[:, 2:].square(), z[:, 1:2]], 1), False),
+    "a gate that zero shuts": (lambda z: z * z.flip(1), False),
+    "a sum": (lambda z: z.cumsum(1) / 7, True),
+    "Fourier": (_fourier, True),
+    "dropout": (lambda z: torch.nn.functional.dropout(z, 0.5), True),
+}
+
+
+@pytest.mark.parametrize("batch_dims", [1, 0])
+@pytest.mark.parametrize("name", MAPS)
+def test_a_cell_that_is_not_causal_is_refused_where_it_is_said_to_be(name: str, batch_dims: int) -> None:
+    f, causal = MAPS[name]
+    calls: list[int] = []
+
+    def cell(z: Any, x: Tensor) -> Any:
+        calls.append(len(x))
+        return {"a": 0.2 * f(z["a"]) + x, "b": 0.5 * z["a"]}
+
+    torch.manual_seed(0)
+    layer = DEQ(cell, {"a": (7, 4), "b": (7, 4)}, causal=True, batch_dims=batch_dims)
+    x = 0.2 * torch.randn(8, 7, 4)
+    if not causal:
+        with pytest.raises(
+            ValueError, match=r"said to be causal, and is not: position \d of its value .* from position \d"
+        ):
+            layer(x)
+        assert len(calls) <= (2 if batch_dims else 5)
+        layer.causal = False
+    z = layer(x)
+    torch.testing.assert_close(z["b"], 0.5 * z["a"], rtol=1e-3, atol=1e-4)
+
+
+def test_a_cell_is_asked_once_whether_it_is_causal() -> None:
+    calls: list[int] = []
+    layer = DEQ(lambda z, x: calls.append(1) or 0.3 * z.cumsum(1) / 5 + x, (5, 2), causal=True, init="zeros").eval()
+    counts = []
+    for length in (1, 5, 5):  # nothing comes later than the only position
+        layer.state = (length, 2)
+        calls.clear()
+        layer(torch.ones(4, length, 2))
+        counts.append(len(calls) - layer.solution.evaluations)  # type: ignore[union-attr]
+    assert counts[1:] == [2, 0]
+
+
+def test_whether_samples_read_each_other_is_no_matter_of_causality() -> None:
+    layer = DEQ(lambda z, x: 0.3 * z.mean(0, keepdim=True).cumsum(1) + x, (5, 2), causal=True, batch_dims=0)
+    x = torch.ones(3, 5, 2, dtype=F64)
+    torch.testing.assert_close(layer(x), layer.cell(layer(x), x), rtol=1e-4, atol=1e-5)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import implicitkit as ik
-from implicitkit_deq import DEQ, Cell, Pretraining
+from implicitkit_deq import DEQ, Cell, Pretraining, compat
+from implicitkit_deq.held import generators
 
 D = torch.float64
 TIGHT: dict[str, Any] = {"rtol": 1e-12, "rule": ik.Implicit(rtol=1e-12)}
@@ -250,6 +253,8 @@ def test_a_mask_for_each_mapped_sample_is_refused_with_what_to_do_and_one_for_al
         z: Tensor = functional_call(layer, p, (x[None],))
         return z.square().sum()
 
+    with pytest.raises(ik.CapabilityError, match=r'Dropped draws random numbers.*randomness="same"'):
+        torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0), randomness="different")(parameters, x)
     torch.manual_seed(1)
     per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0), randomness="same")(parameters, x)
     wanted = [torch.autograd.grad(row.square().sum(), list(layer.parameters()), retain_graph=True) for row in exact]
@@ -258,6 +263,79 @@ def test_a_mask_for_each_mapped_sample_is_refused_with_what_to_do_and_one_for_al
     drawn = lambda x: ik.fixed_point(lambda z: 0.5 * torch.cos(z) * torch.rand(2) + x, torch.zeros(2)).value  # noqa: E731
     with pytest.raises(ik.CapturedTensorError, match='randomness="different"'), pytest.warns(ik.ImpureFunctionWarning):
         torch.func.vmap(drawn, randomness="different")(torch.ones(3, 2))
+
+
+# ------------------------------------------------------------------------------------- draws that torch knows nothing of
+class Sometimes(Half):
+    """Is left out, or disturbed, as a number says that is drawn somewhere."""
+
+    def __init__(self, draw: Callable[[], float], inputs: int = 3) -> None:
+        super().__init__(inputs)
+        self.draw = draw
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        drawn = self.draw()
+        if not self.training:
+            return super().forward(z, x)
+        return super().forward(z, x) + drawn if drawn > 0.3 else z  # where it is left out, every point is one
+
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "Python": random.random,
+    "NumPy": np.random.random,
+    "NumPy's pairs": lambda: abs(np.random.randn()),
+    "both, and torch": lambda: random.random() + np.random.rand() * float(torch.rand(())),
+}
+HOW_OF_DRAWS: dict[str, Callable[[Sometimes], DEQ]] = {
+    "module": lambda cell: DEQ(cell, (5,), **TIGHT),
+    "function": lambda cell: DEQ(lambda z, x: cell(z, x), (5,), **TIGHT),
+    "stack": lambda cell: DEQ(cell, (5,), **TIGHT) >> DEQ(Half(5), (5,), **TIGHT),
+}
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("Python", "module"), ("NumPy", "function"), ("NumPy's pairs", "stack"), ("both, and torch", "function")],
+)
+def test_numbers_of_pythons_and_numpys_generators_are_drawn_once_a_call(name: str, how: str) -> None:
+    torch.manual_seed(0)
+    cell, x = Sometimes(DRAWS[name]), torch.randn(4, 3, dtype=D)
+    layer = HOW_OF_DRAWS[how](cell)
+    drawn = []
+    for seed in range(7):
+        _seed(seed)
+        z: Tensor = layer(x)
+        after = random.random(), np.random.random(), float(torch.rand(()))
+        _seed(seed)
+        drawn.append(cell.draw())
+        if seed:  # a first call finds out, and draws twice
+            assert after == (random.random(), np.random.random(), float(torch.rand(())))
+        if not seed or drawn[-1] <= 0.3:
+            continue
+        found = torch.autograd.grad(z.sum(), cell.U.weight)[0]
+        exact = unrolled(lambda z, x: Half.forward(cell, z, x) + drawn[-1], x, steps=60)
+        if how == "stack":
+            exact = unrolled(layer.cell.maps()["layer2"][0], exact, steps=60)
+        torch.testing.assert_close(z, exact, rtol=1e-8, atol=1e-10)
+        wanted = torch.autograd.grad(exact.sum(), cell.U.weight)[0]
+        torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+    assert sum(d > 0.3 for d in drawn[1:]) >= 2
+
+
+def test_generators_that_nobody_draws_from_are_not_read_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = DEQ(Half(), (5,), **TIGHT), torch.randn(4, 3, dtype=D)
+    monkeypatch.setattr(generators, "states", lambda: pytest.fail("they were"))
+    layer(x).sum().backward()
+    held = compat.numbers_of_numpy()
+    assert held == compat.numbers_of_numpy()
+    np.random.random()
+    assert held != compat.numbers_of_numpy()
 
 
 # ------------------------------------------------------------------------------------------------ after the equilibrium
@@ -689,3 +767,30 @@ def test_operations_of_a_first_forward_are_counted() -> None:
             layer(x)
         counts.append(counter.get_total_flops())
     assert counts[0] >= 3 * 2 * 4 * 5 * 5 and counts[1] >= counts[0]
+
+
+# --------------------------------------------------------------------------------------------- parts in another precision
+def _in_half(z: Tensor, x: Tensor, W: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.tanh(z @ W + x).float()
+
+
+COARSE: dict[str, tuple[Callable[..., Tensor], torch.dtype, str]] = {
+    "autocast within": (_in_half, torch.float32, "half precision .*put autocast around the solve"),
+    "single within": (
+        lambda z, x, W: torch.tanh(z.float() @ W.float() + x.float()).to(z),
+        D,
+        "single precision .*convert the rest",
+    ),
+    "no fixed point": (lambda z, x, W: z + 1 + (z - x).square(), torch.float32, "did not converge"),
+}
+
+
+@pytest.mark.parametrize("name", COARSE)
+def test_a_part_in_a_lower_precision_is_told_where_a_solve_ends_short_of_its_tolerance(name: str) -> None:
+    f, dtype, said = COARSE[name]
+    torch.manual_seed(0)
+    W, x = 0.6 * nn.init.orthogonal_(torch.empty(6, 6)).to(dtype), torch.randn(48, 6, dtype=dtype)
+    with pytest.raises(ik.ConvergenceError, match=said) as failed:
+        DEQ(lambda z, x: f(z, x, W), (6,), solver="anderson", max_steps=80).eval()(x)
+    assert ("half precision" in str(failed.value)) == (name == "autocast within")

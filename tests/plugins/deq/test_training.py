@@ -814,6 +814,7 @@ def test_new_numbers_start_from_zeros_and_old_ones_are_kept() -> None:
         ([0, 1], TypeError, "integers.*got list"),
         (torch.tensor([0]), ValueError, r"shape \(2,\)"),
         (torch.tensor([0, -1]), ValueError, "negative"),
+        (torch.tensor([0, 2**60]), RuntimeError, "no room for .*not keys or hashes"),
     ],
 )
 def test_bad_sample_numbers(index: Any, error: type[Exception], match: str) -> None:
@@ -1120,6 +1121,15 @@ class Dense(nn.Module):
 def test_widths_and_precisions_that_do_not_fit_are_named(layer: DEQ, x: Tensor, said: str) -> None:
     with pytest.raises(RuntimeError, match=said):
         layer(x)
+
+
+def test_a_cell_of_another_precision_than_the_inputs_is_told_of_dtype() -> None:
+    table = nn.Embedding(4, 6, dtype=torch.float64)
+    cell, numbers = (lambda z, i: 0.5 * torch.tanh(z) + table(i)), torch.arange(4)
+    with pytest.raises(TypeError, match=r"returned dtype torch\.float64, .*say DEQ\(\.\.\., dtype=\.\.\.\)") as told:
+        DEQ(cell, (6,))(numbers)
+    assert "z0" not in str(told.value)
+    assert DEQ(cell, (6,), dtype=torch.float64)(numbers).dtype == torch.float64
 
 
 def test_other_errors_of_a_cell_are_its_own() -> None:
