@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -340,7 +340,9 @@ class Problem(Configured):
 
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
-        return f"{type(self).__name__}({name})"
+        others = fields(self)[1:] if is_dataclass(self) else ()
+        given = [f"{f.name}=..." for f in others if f.init and getattr(self, f.name, f.default) is not f.default]
+        return f"{type(self).__name__}({', '.join([name, *given])})"
 
 
 def _of_map(system: System, theta: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:

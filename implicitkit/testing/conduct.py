@@ -259,6 +259,7 @@ def a_far_sample_changes_no_other(subject: Subject) -> None:
         for f, z, state in _steps_from(subject, known, known.z0):
             thrown = z.clone()
             thrown[0] = known.solution[0] - _FAR * (z[0] - known.solution[0])
-            beside, _ = subject.solver.step(_function(subject, known, thrown, known.theta), thrown, copy.deepcopy(state))
+            beside_it = _function(subject, known, thrown, known.theta)
+            beside, _ = subject.solver.step(beside_it, thrown, copy.deepcopy(state))
             whole, _ = subject.solver.step(f, z, copy.deepcopy(state))
             close(beside[1:], whole[1:], 1e-8, f"{known.name}: beside one that turns back, the step of sample 1 or 2")
