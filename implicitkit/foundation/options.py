@@ -194,8 +194,9 @@ class Configured:
                 _check_names(cls, args, options)
             return super().__new__(cls)
 
-    def __repr__(self) -> str:  # of what is no dataclass
-        return f"{type(self).__name__}()"
+    def __repr__(self) -> str:  # of what is neither a dataclass nor a module
+        text = super().__repr__()
+        return f"{type(self).__name__}()" if text == object.__repr__(self) else text
 
 
 def _take_defaults(cls: type) -> None:

@@ -210,12 +210,18 @@ class _Plain(ik.Method):
     solves = "root"
 
 
+class _Layer(ik.extend.Configured, torch.nn.Module):
+    def extra_repr(self) -> str:
+        return "width=3"
+
+
 @pytest.mark.parametrize(
     ("part", "written"),
     [
         (lambda: ik.get_solver("scipy.root.hybr", factor=3.0), "get_solver('scipy.root.hybr', factor=3.0)"),
         (lambda: ik.get_solver("integrate"), "get_solver('integrate')"),
         (_Plain, "_Plain()"),
+        (_Layer, "_Layer(width=3)"),
         (lambda: ik.Argmin(math.dist, bounds=(0, 1)), "Argmin(dist, bounds=...)"),
         (lambda: ik.Root(math.dist, symmetric=True), "Root(dist, symmetric=...)"),
         (lambda: ik.FixedPoint(math.dist), "FixedPoint(dist)"),
