@@ -106,12 +106,12 @@ def _compare(
             refuse_hidden(record)
         return (g * v).sum(1)
 
-    kind = system.problem.kind
+    kind, part = system.problem.kind, _PART * system.problem.share_of_function
     if kind.returns_program:
         live = lambda y: system.live(y, *theta)  # noqa: E731
         told = _compare_program(live, z + 0.1 * v, v, h) or _compare_term(system.problem, live, z, v, h)
     else:
-        told = _warned(_Change(lambda y: system.residual(y, *theta), z, F, v, along, number), h, "residual")
+        told = _warned(_Change(lambda y: system.residual(y, *theta), z, F, v, along, number), h, "residual", part)
     if system.lifted.numbers and not told:
         told = _compare_numbers(system, z, theta, F, h, number)
     if kind.minimisation and not kind.returns_program and not told:
@@ -250,20 +250,20 @@ class _Change(NamedTuple):
         return D, said, torch.where(largest > 0, wrong / largest, 0)
 
 
-def _warned(change: _Change, h: float, name: str) -> bool:
-    """Warn, and say so, where a function does not change as autograd has it."""
+def _warned(change: _Change, h: float, name: str, part: float = _PART) -> bool:
+    """Warn, and say so, where a function does not change as autograd has it; ``part``: which of its change is too much."""
     norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
     for known in (False, True):
         noise = change.noise(_APART * h) if known else 0.0
         D, said, left = change.unexplained(h, noise)
-        if not bool((left > _PART).any()):
+        if not bool((left > part).any()):
             return False
         again, _, still = change.unexplained(_WIDER * h, noise)
-        hidden = (left > _PART) & (still > _PART) & (norm(D - again) <= _SAME * norm(D))
+        hidden = (left > part) & (still > part) & (norm(D - again) <= _SAME * norm(D))
         if not bool(hidden.any()):
             return False
     wide, _, left = change.widened().unexplained(h)
-    hidden = hidden & ~((left <= _PART) & (left > -_DECIDED) & (norm(wide) > 0))  # else it is too long to say anything
+    hidden = hidden & ~((left <= part) & (left > -_DECIDED) & (norm(wide) > 0))  # else it is too long to say anything
     if not bool(hidden.any()):
         return False
     sample = int(hidden.nonzero()[0])

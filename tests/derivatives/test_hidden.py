@@ -338,6 +338,19 @@ def test_of_a_constraint_too() -> None:
     assert not _warned(lambda: solve(lambda z: z.sum() - 1 + 0.3 * z[0] ** 2))
 
 
+def test_of_a_right_hand_side_too() -> None:
+    """Of the change of a step's equations most is that of the states at its ends."""
+    x = X.clone().requires_grad_()
+
+    def solve(hide: Callable[[Tensor], Tensor]) -> None:
+        problem = ik.InitialValue(lambda t, y, x: x - y - 0.3 * hide(y).sin(), (0.0, 1.0))
+        ik.solve(problem, torch.ones_like(x), (x,)).value.sum().backward()
+
+    (said,) = _warned(lambda: solve(Tensor.detach))
+    assert "the residual changes by" in said
+    assert not _warned(lambda: solve(lambda y: y))
+
+
 def _simplex(y: Tensor, hide: Callable[[Tensor], Tensor]) -> Tensor:
     """The nearest point of the simplex, its threshold perhaps out of sight."""
     u = y.sort(descending=True)[0]
