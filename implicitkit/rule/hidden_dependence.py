@@ -270,7 +270,8 @@ def _warned(change: _Change, h: float, name: str, part: float = _PART) -> bool:
     where = f" of sample {sample}" if len(D) > 1 else ""
     found, seen = float(norm(D)[sample]), float(said[sample])
     changes = f"the {name}{where} changes by {found:.3g}, and by {seen:.3g} as autograd has it"
-    right = "The solution is right, its" if name in ("residual", _TERM) else "The solution is that of what autograd sees; its"
+    found_right = name in ("residual", _TERM)
+    right = "The solution is right, its" if found_right else "The solution is that of what autograd sees; its"
     warn(_SAID.format(changes=changes, right=right) + _ONCE, ImpureFunctionWarning)
     return True
 

@@ -333,7 +333,9 @@ def _dense(z: Tensor) -> Tensor:
 
 
 def _one(z: Tensor) -> Tensor | None:
-    return autodiff.one_for_all(autodiff.products(*autodiff.recorded(lambda y: _wave(y - y.detach()), z))[1], z.shape[1], z)
+    return autodiff.one_for_all(
+        autodiff.products(*autodiff.recorded(lambda y: _wave(y - y.detach()), z))[1], z.shape[1], z
+    )
 
 
 def _rows(z: Tensor) -> Tensor | None:
