@@ -342,8 +342,9 @@ class Problem(Configured):
 
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
-        others = fields(self)[1:] if is_dataclass(self) else ()
-        given = [f"{f.name}=..." for f in others if f.init and getattr(self, f.name, f.default) is not f.default]
+        own: Any = self
+        others = fields(own)[1:] if is_dataclass(own) else ()
+        given = [f"{f.name}=..." for f in others if f.init and getattr(own, f.name, f.default) is not f.default]
         return f"{type(self).__name__}({', '.join([name, *given])})"
 
 
