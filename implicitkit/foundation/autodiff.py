@@ -34,7 +34,6 @@ __all__ = [
     "one_for_all",
     "products",
     "recorded",
-    "rectangular",
     "refuse_hidden",
     "vjp",
 ]
@@ -295,14 +294,6 @@ class _Products:
             raise error
         self.rows = matrix(self.rmv, out.shape[1], point.detach())
         return self.mv(v)
-
-
-def rectangular(
-    function: Callable[[Tensor], Tensor], z: Tensor
-) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Products with the Jacobian of ``function: (batch, n) -> (batch, m)`` at ``z`` and with its transposed, from one
-    evaluation."""
-    return products(*recorded(function, z))
 
 
 def recorded(function: Callable[[Tensor], Tensor], z: Tensor, twice: bool = False) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.constants import look
@@ -161,8 +161,9 @@ def check_call(form: str, function: Any) -> None:
     name, _, rest = form.partition("(")
     if inspect.isclass(function):
         raise TypeError(f"{name} is called as {form}, but got the class {function.__name__}: create an instance first")
+    plain = isinstance(function, nn.Module) and not function._forward_pre_hooks  # which may hand on something else
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function.forward if plain else function)
     except (TypeError, ValueError):  # some routines of C, and what cannot be called, do not tell
         return
     try:
@@ -192,6 +193,10 @@ class Configured:
             ) and not torch.compiler.is_compiling():  # which traces through caches; __init__ refuses too
                 _check_names(cls, args, options)
             return super().__new__(cls)
+
+    def __repr__(self) -> str:  # of what is neither a dataclass nor a module
+        text = super().__repr__()
+        return f"{type(self).__name__}()" if text == object.__repr__(self) else text
 
 
 def _take_defaults(cls: type) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -132,6 +132,7 @@ class Problem(Configured):
         is_step: the residual is what the function returns, as a matrix, less ``z``.
         closed: the function is the problem's own and uses nothing but its arguments, which are tensors.
         under_autocast: a state in half precision is solved for in single precision, the function under autocast.
+        share_of_function: about the part of a change of the residual that is the function's, at least.
         manifold: what ``z`` lies on (``ik.manifold``), if it is no vector. has_aux: the function returns ``(value, aux)``.
         x_scale: what methods of least squares with a trust region measure the unknowns by: ``"auto"`` and ``"jac"``, their
             own scales by the Jacobian; else units of one.
@@ -156,6 +157,7 @@ class Problem(Configured):
     is_step: ClassVar[bool] = False
     closed: ClassVar[bool] = False
     under_autocast: ClassVar[bool] = False
+    share_of_function: ClassVar[float] = 1.0
     x_scale: Any = "auto"
     manifold: Any = None
     has_aux: bool = False
@@ -340,7 +342,10 @@ class Problem(Configured):
 
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
-        return f"{type(self).__name__}({name})"
+        own: Any = self
+        others = fields(own)[1:] if is_dataclass(own) else ()
+        given = [f"{f.name}=..." for f in others if f.init and getattr(own, f.name, f.default) is not f.default]
+        return f"{type(self).__name__}({', '.join([name, *given])})"
 
 
 def _of_map(system: System, theta: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:

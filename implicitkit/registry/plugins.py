@@ -86,15 +86,6 @@ def broken() -> list[PluginInfo]:
     return [info for info in _plugins.values() if not info.loaded]
 
 
-def refresh() -> list[PluginInfo]:
-    """Look for plugins again: new ones are loaded, broken ones tried once more, and all of them listed."""
-    global _scanned
-    with _scan_lock:
-        importlib.invalidate_caches()
-        _scanned = False
-        return plugins()
-
-
 def load_all() -> None:
     """Import every room and every plugin that has not been imported yet.
 

@@ -16,6 +16,8 @@ where ``D`` is then known to a half or better, and explained, nothing is said.
 
 Of a minimisation ``F`` is the gradient that autograd has, and consistent with itself; there the change of the objective
 beside the solution must be that gradient's, too, and so must those of constraints: else the solution itself is another.
+What is given as a set or a term is asked by itself: where its part in ``A`` is lost, ``A v`` may be right by chance (the
+nearest point of a set, whose ``z - P(z - g)`` changes as ``z`` does), and the derivative zero.
 
 Numbers that the function makes of tensors (``a.item()``, ``float(a)``, ``torch.tensor([a, 1.0])``), by which it may depend
 on ``\theta``, are asked about by themselves (:mod:`~implicitkit.rule.detached_numbers`), if its first evaluation made some.
@@ -33,13 +35,13 @@ Source: Dennis & Schnabel, *Numerical Methods for Unconstrained Optimization and
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, seeded
-from implicitkit.foundation.errors import ImpureFunctionWarning, warn
+from implicitkit.foundation.errors import CapturedTensorError, ImpureFunctionWarning, warn
 from implicitkit.foundation.operators import Operator
 from implicitkit.rule.changed_function import refuse_hidden
 from implicitkit.rule.detached_numbers import by_numbers
@@ -54,6 +56,7 @@ _TIMES_K = 10.0  # what is explained
 _PART, _SAME = 0.03, 0.1  # of D: what is too much, and how far two quotients may differ
 _DECIDED = 0.5  # of D, what may be unknown of it where a longer v is to explain it
 _SIGNS = 2  # directions w, beside D
+_TERM = "set or term that is given as project= or prox="
 _asked = Memory()
 
 
@@ -103,11 +106,12 @@ def _compare(
             refuse_hidden(record)
         return (g * v).sum(1)
 
-    kind = system.problem.kind
+    kind, part = system.problem.kind, _PART * system.problem.share_of_function
     if kind.returns_program:
-        told = _compare_program(lambda y: system.live(y, *theta), z + 0.1 * v, v, h)
+        live = lambda y: system.live(y, *theta)  # noqa: E731
+        told = _compare_program(live, z + 0.1 * v, v, h) or _compare_term(system.problem, live, z, v, h)
     else:
-        told = _warned(_Change(lambda y: system.residual(y, *theta), z, F, v, along, number), h, "residual")
+        told = _warned(_Change(lambda y: system.residual(y, *theta), z, F, v, along, number), h, "residual", part)
     if system.lifted.numbers and not told:
         told = _compare_numbers(system, z, theta, F, h, number)
     if kind.minimisation and not kind.returns_program and not told:
@@ -160,6 +164,32 @@ def _compare_program(values: Callable[[Tensor], Tensor], z: Tensor, v: Tensor, h
         return False
     along = lambda w: (pullback(w)[0] * v).sum(1)  # noqa: E731
     return _warned(_Change(values, z, F.detach(), v, along), h, "objective, with the constraints,")
+
+
+def _compare_term(program: Any, kernel: Callable[[Tensor], Tensor], z: Tensor, v: Tensor, h: float) -> bool:
+    """Warn where a set or term does not change along ``v`` as autograd says, beside ``z - dL/dz``, whose image ``z`` is.
+
+    Raises:
+        CapturedTensorError: autograd sees no ``z`` in it, so that the derivative of the solution would be zero.
+    """
+    if program.prox is None or getattr(program.prox, "of_bounds", False):
+        return False
+    n = program.size
+    term = lambda y: program.proximal(kernel, y, 1.0)  # noqa: E731
+    try:
+        z, v = (z - program.flat_saddle(kernel, z) + 0.1 * v)[:, :n], v[:, :n]
+        P, pullback = autodiff.vjp(term, z)
+        lost = not bool(pullback(v)[0].any())
+    except Exception:  # as in _tried
+        return False
+    change = _Change(term, z, P.detach(), v, lambda w: (pullback(w)[0] * v).sum(1))
+    if lost and bool(change.unexplained(h)[0].any()):
+        raise CapturedTensorError(
+            "what is given as project= or prox= changes with z, but autograd sees no z in it (z.detach(), z.data, "
+            "z.numpy(), torch.no_grad()?): the derivative of the solution would be zero. Write it in torch's operations; "
+            "the solver is never differentiated"
+        )
+    return _warned(change, h, _TERM)
 
 
 def _tried(function: Callable[[Tensor], Tensor], z: Tensor, like: Tensor) -> Tensor:
@@ -220,27 +250,28 @@ class _Change(NamedTuple):
         return D, said, torch.where(largest > 0, wrong / largest, 0)
 
 
-def _warned(change: _Change, h: float, name: str) -> bool:
-    """Warn, and say so, where a function does not change as autograd has it."""
+def _warned(change: _Change, h: float, name: str, part: float = _PART) -> bool:
+    """Warn, and say so, where a function does not change as autograd has it; ``part``: which of its change is too much."""
     norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
     for known in (False, True):
         noise = change.noise(_APART * h) if known else 0.0
         D, said, left = change.unexplained(h, noise)
-        if not bool((left > _PART).any()):
+        if not bool((left > part).any()):
             return False
         again, _, still = change.unexplained(_WIDER * h, noise)
-        hidden = (left > _PART) & (still > _PART) & (norm(D - again) <= _SAME * norm(D))
+        hidden = (left > part) & (still > part) & (norm(D - again) <= _SAME * norm(D))
         if not bool(hidden.any()):
             return False
     wide, _, left = change.widened().unexplained(h)
-    hidden = hidden & ~((left <= _PART) & (left > -_DECIDED) & (norm(wide) > 0))  # else it is too long to say anything
+    hidden = hidden & ~((left <= part) & (left > -_DECIDED) & (norm(wide) > 0))  # else it is too long to say anything
     if not bool(hidden.any()):
         return False
     sample = int(hidden.nonzero()[0])
     where = f" of sample {sample}" if len(D) > 1 else ""
     found, seen = float(norm(D)[sample]), float(said[sample])
     changes = f"the {name}{where} changes by {found:.3g}, and by {seen:.3g} as autograd has it"
-    right = "The solution is right, its" if name == "residual" else "The solution is that of what autograd sees; its"
+    found_right = name in ("residual", _TERM)
+    right = "The solution is right, its" if found_right else "The solution is that of what autograd sees; its"
     warn(_SAID.format(changes=changes, right=right) + _ONCE, ImpureFunctionWarning)
     return True
 

@@ -166,7 +166,7 @@ class BlackBoxFunction:
         return torch.block_diag(*blocks) if self._joint else blocks.clone()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BlackBox(Solver):
     """A registered function ``find(f, z0, *, rtol, atol, max_steps, **options) -> Found`` as a solver.
 
@@ -192,6 +192,11 @@ class BlackBox(Solver):
             options=instance("a tuple of pairs (name, value)", tuple),
             max_size=optional(at_least(1)),
         )
+
+    def __repr__(self) -> str:  # the function alone would be an address
+        name = self.name or getattr(self.find, "__qualname__", type(self.find).__name__)
+        given = [repr(name), *(f"{option}={value!r}" for option, value in self.options)]
+        return f"get_solver({', '.join(given)})"
 
     @property
     def scales(self) -> bool:  # type: ignore[override]

@@ -133,7 +133,6 @@ class Polyalgorithm(Solver):
         total.solver = _title(self.name, [first])
         if total.all_converged or len(stages) == 1:
             return total
-        total.obey(total.status)
         total.descended = False
         if refuse_noise(f, total):
             return total

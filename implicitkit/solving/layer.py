@@ -14,6 +14,7 @@ from implicitkit.foundation.arrays import as_state
 from implicitkit.foundation.options import at_least, check_arguments, flag, not_negative, optional
 from implicitkit.foundation.options import function as callable_as
 from implicitkit.foundation.trees import Layout, tree_flatten
+from implicitkit.foundation.wording import kind_of
 from implicitkit.problem.base import Problem
 from implicitkit.reporting import check_policy
 from implicitkit.rule.catalogue import get_rule
@@ -121,9 +122,9 @@ def _check(problem: Any, rule: Any, on_failure: str, has_aux: bool) -> None:
         TypeError: no problem, or no rule. ValueError: no such rule or policy, or two auxiliary values.
     """
     if not isinstance(problem, Problem):
-        raise TypeError(
-            f"ik.implicit needs a problem, as in @ik.implicit(ik.Root(residual)); got {type(problem).__name__}"
-        )
+        of_class = isinstance(problem, type)
+        made = f"the class {problem.__name__}: create an instance first" if of_class else kind_of(problem)
+        raise TypeError(f"ik.implicit needs a problem, as in @ik.implicit(ik.Root(residual)); got {made}")
     check_policy(on_failure)
     if not (isinstance(rule, str) and rule == "auto"):
         get_rule(rule)

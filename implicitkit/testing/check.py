@@ -215,7 +215,7 @@ def of_each_part(find: Callable[..., Any]) -> Callable[..., Any]:
 
 def close(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
     """Assert that ``got`` is within ``tolerance`` of what is ``wanted``, everywhere."""
-    worst = float((got - wanted).abs().max())
+    worst = float((got - wanted).detach().abs().max())
     assert worst <= tolerance, f"{what} is off by {worst:.3g} (allowed: {tolerance:.3g})"
 
 

@@ -181,9 +181,12 @@ def _is_method(solver: Any) -> bool:
 
 
 def _function(subject: Subject, known: Known, z: Tensor, theta: Tensor) -> Evaluations:
-    """What a method sees of a known problem."""
+    """What a method sees of a known problem at ``z``."""
     system = System.at(known.problem, Layout(z, 1), z, (theta,), (0,))
-    return Evaluations(system, system.lifted.theta, subject.solver.solves)
+    f = Evaluations(system, system.lifted.theta, subject.solver.solves)
+    f.norm = f.residual(z).norm(dim=1)
+    f.best, f.best_norm = z, f.norm
+    return f
 
 
 def _steps(subject: Subject) -> Iterator[tuple[str, Evaluations, Tensor, Any]]:
@@ -195,8 +198,6 @@ def _steps(subject: Subject) -> Iterator[tuple[str, Evaluations, Tensor, Any]]:
 
 def _steps_from(subject: Subject, known: Known, z: Tensor) -> Iterator[tuple[Evaluations, Tensor, Any]]:
     f = _function(subject, known, z, known.theta)
-    f.norm = f.residual(z).norm(dim=1)
-    f.best, f.best_norm = z, f.norm
     state = subject.solver.init(f, z)
     for _ in range(3):
         yield f, z, state
@@ -236,8 +237,6 @@ def step_is_per_sample(subject: Subject) -> None:
                 if isinstance(leaf, Tensor) and type(subject.solver).select is Method.select:
                     assert leaf.ndim == 0 or leaf.shape[0] == 3, f"{name}: a state tensor has shape {tuple(leaf.shape)}"
             small = _function(subject, known, z[keep], known.theta[keep])
-            small.norm = small.residual(z[keep]).norm(dim=1)
-            small.best, small.best_norm = z[keep], small.norm
             part = subject.solver.select(copy.deepcopy(state), keep)
             whole, _ = subject.solver.step(f, z, copy.deepcopy(state))
             selected, _ = subject.solver.step(small, z[keep], part)
@@ -250,9 +249,17 @@ def step_is_per_sample(subject: Subject) -> None:
     _is_method,
 )
 def a_far_sample_changes_no_other(subject: Subject) -> None:
-    """The first steps of two samples are the same beside a third that begins near and beside one that begins far away."""
+    """The first steps of two samples are the same beside a third that begins near and beside one that begins far away; and
+    beside one that is thrown far to the other side of its solution on its way, where what it remembers points elsewhere."""
     for known in subject.known(batch=3):
         far = known.z0 + torch.tensor([[_FAR], [0.0], [0.0]], dtype=known.z0.dtype, device=known.z0.device)
         beside_near, beside_far = ([z for _, z, _ in _steps_from(subject, known, start)] for start in (known.z0, far))
         for number, (near, away) in enumerate(zip(beside_near, beside_far, strict=True)):
             close(away[1:], near[1:], 1e-8, f"{known.name}: after {number} steps, sample 1 or 2")
+        for f, z, state in _steps_from(subject, known, known.z0):
+            thrown = z.clone()
+            thrown[0] = known.solution[0] - _FAR * (z[0] - known.solution[0])
+            beside_it = _function(subject, known, thrown, known.theta)
+            beside, _ = subject.solver.step(beside_it, thrown, copy.deepcopy(state))
+            whole, _ = subject.solver.step(f, z, copy.deepcopy(state))
+            close(beside[1:], whole[1:], 1e-8, f"{known.name}: beside one that turns back, the step of sample 1 or 2")

@@ -307,6 +307,7 @@ def _run(check: Check, subject: Any, expected: str | None) -> CheckResult:
         place = place_of(error, defined)
         outcome, cause = "failed", f"{type(error).__name__}: {error}"
         message, mend = f"{cause} ({place})", RETURNS if defined and place == defined else RAISES
+        mend += "" if check.name in _FIRST else f"; often: {check.mend}"
     if expected is not None:
         if outcome == "failed":
             outcome, message = "expected", f"{expected}: {message}"

@@ -53,13 +53,19 @@ def diagnosed(subject: Subject, known: Known, solution: Solution, error: Unsolve
         half = subject.solve(known, max_steps=max(1, int(solution.steps.max()) // 2), on_failure="ignore").residual_norm
         if bool((solution.residual_norm < _SHORTER * half)[left].all()):
             return Unsolved(f"{error}. In the first half of these steps |F| fell to {_listed(half)}", _LONGER)
-    elif _same_end(subject, known, solution, left):
+    elif not _ran_away(solution, left) and _same_end(subject, known, solution, left):
         return Unsolved(f"{error}. It ends there, too, where only rtol={_LOOSE:g} is asked for", _BY_TOLERANCE)
     return error
 
 
 def _listed(norms: Tensor) -> str:
     return f"{[f'{r:.2g}' for r in norms.tolist()]}"
+
+
+def _ran_away(solution: Solution, left: Tensor) -> bool:
+    """Did no sample that is ``left`` stop by itself?  What was kept then is a point that it passed."""
+    status = solution.status[left]
+    return bool(((status == Status.NONFINITE) | (status == Status.DIVERGED)).all())
 
 
 def _same_end(subject: Subject, known: Known, solution: Solution, left: Tensor) -> bool:

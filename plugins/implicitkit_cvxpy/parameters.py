@@ -195,7 +195,9 @@ def _tensor(value: Any, name: str, device: torch.device | None) -> Tensor:
     try:
         return torch.as_tensor(value.toarray() if hasattr(value, "toarray") else value, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"parameter {name} got a {type(value).__name__}, not a tensor: {error}") from error
+        listed = isinstance(value, (list, tuple)) and any(isinstance(part, Tensor) for part in value)
+        why = "parameters are given one by one, layer(a, b)" if listed else error
+        raise TypeError(f"parameter {name} got a {type(value).__name__}, not a tensor: {why}") from error
 
 
 def _declare(parameter: Any, positive: bool) -> Declared:

@@ -550,6 +550,8 @@ REFUSED: dict[str, Row] = {
     # ------------------------------------------------------------------------------------ one thing in another's place
     "a class where a problem is due": (
         lambda: ik.solve(ik.Root, zeros(2)), TypeError, r"got the class Root: create an instance first$"),
+    "a class where a layer's problem is due": (
+        lambda: ik.implicit(ik.Root), TypeError, r"got the class Root: create an instance first$"),
     "the class of a module": (
         lambda: ik.fixed_point(nn.Tanh, zeros(2)), TypeError, r"got the class Tanh: create an instance"),
     "a solver for a rule": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -203,3 +204,28 @@ def test_what_the_body_of_a_subclass_says_is_a_default() -> None:
     assert (Decorated().memory, Decorated().damping) == (3, 0.5)
     with pytest.raises(ValueError, match="memory must be at least 1"):
         type("Wrong", (ik.Anderson,), {"memory": 0})()
+
+
+class _Plain(ik.Method):
+    solves = "root"
+
+
+class _Layer(ik.extend.Configured, torch.nn.Module):
+    def extra_repr(self) -> str:
+        return "width=3"
+
+
+@pytest.mark.parametrize(
+    ("part", "written"),
+    [
+        (lambda: ik.get_solver("scipy.root.hybr", factor=3.0), "get_solver('scipy.root.hybr', factor=3.0)"),
+        (lambda: ik.get_solver("integrate"), "get_solver('integrate')"),
+        (_Plain, "_Plain()"),
+        (_Layer, "_Layer(width=3)"),
+        (lambda: ik.Argmin(math.dist, bounds=(0, 1)), "Argmin(dist, bounds=...)"),
+        (lambda: ik.Root(math.dist, symmetric=True), "Root(dist, symmetric=...)"),
+        (lambda: ik.FixedPoint(math.dist), "FixedPoint(dist)"),
+    ],
+)
+def test_a_part_is_shown_by_what_makes_it(part: Any, written: str) -> None:
+    assert repr(part()) == written

@@ -338,6 +338,51 @@ def test_of_a_constraint_too() -> None:
     assert not _warned(lambda: solve(lambda z: z.sum() - 1 + 0.3 * z[0] ** 2))
 
 
+def test_of_a_right_hand_side_too() -> None:
+    """Of the change of a step's equations most is that of the states at its ends."""
+    x = X.clone().requires_grad_()
+
+    def solve(hide: Callable[[Tensor], Tensor]) -> None:
+        problem = ik.InitialValue(lambda t, y, x: x - y - 0.3 * hide(y).sin(), (0.0, 1.0))
+        ik.solve(problem, torch.ones_like(x), (x,)).value.sum().backward()
+
+    (said,) = _warned(lambda: solve(Tensor.detach))
+    assert "the residual changes by" in said
+    assert not _warned(lambda: solve(lambda y: y))
+
+
+def _simplex(y: Tensor, hide: Callable[[Tensor], Tensor]) -> Tensor:
+    """The nearest point of the simplex, its threshold perhaps out of sight."""
+    u = y.sort(descending=True)[0]
+    k = torch.arange(1, len(y) + 1, dtype=y.dtype)
+    threshold = hide(((u.cumsum(0) - 1) / k)[u * k > u.cumsum(0) - 1][-1])
+    return (y - threshold).clamp_min(0)
+
+
+TERMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "seen": ("", {"project": lambda y: _simplex(y, lambda t: t)}),
+    "a part of a set": ("project= or prox=", {"project": lambda y: _simplex(y, Tensor.detach)}),
+    "a part of a term": ("project= or prox=", {"prox": lambda y, t: y - (y * t / (1 + t)).detach()}),
+    "a set": ("no z in it", {"project": lambda y: torch.from_numpy(y.detach().numpy().clip(0, 1))}),
+    "a term": ("no z in it", {"prox": torch.no_grad()(lambda y, t: y.sign() * (y.abs() - 0.1 * t).clamp_min(0))}),
+    "one point": ("", {"project": lambda y: torch.full_like(y, 0.25)}),
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_of_a_set_or_a_term_too(name: str) -> None:
+    """Beside ``|z - x|^2 / 2`` the change of ``z - P(z - g)`` is right, and its part in the derivative may be lost."""
+    x = X.clone().requires_grad_()
+    wanted, options = TERMS[name]
+    value = ik.argmin(lambda z, x: 0.5 * (z - x).square().sum(), torch.full_like(x, 0.25), (x,), **options).value
+    if wanted == "no z in it":
+        with pytest.raises(ik.CapturedTensorError, match=wanted):
+            value.sum().backward()
+    else:
+        said = _warned(lambda: value.sum().backward())
+        assert len(said) == bool(wanted) and all(wanted in text for text in said), said
+
+
 # ----------------------------------------------------------------------------- numbers made of what the solution depends on
 Scalar = Callable[[Tensor, Tensor, Tensor], Tensor]  # of z, a, and a captured w
 

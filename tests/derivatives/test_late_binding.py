@@ -536,9 +536,9 @@ def _holders() -> dict[str, tuple[Callable[[float], Any], Callable[[Tensor], Any
         "a tuple with attributes": (path[0].append, _residual(lambda: path[0][-1] * path.one)),
         "an attribute of a tuple": (lambda h: setattr(path, "h", h), _residual(lambda: path.h)),
         "an abstract class": (lambda h: setattr(_Abstract, "step", h), _residual(lambda: _Abstract.step)),
-        "a class with another name": (functools.partial(_rename, renamed), _residual(lambda: renamed.step)),
-        "a namespace": (lambda h: setattr(space, "h", h), _residual(lambda: space.h)),
         "a class": (lambda h: setattr(_Shared, "step", h), _residual(lambda: _Shared.step)),
+        "a namespace": (lambda h: setattr(space, "h", h), _residual(lambda: space.h)),
+        "a class with another name": (functools.partial(_rename, renamed), _residual(lambda: renamed.step)),
         "a class, by its object": (lambda h: setattr(_Shared, "step", h), _residual(lambda: shared.step)),
         "a class, by its method": (lambda h: setattr(_Shared, "step", h), _residual(lambda: shared.of_class())),
         "an object that hides its class's": (

@@ -329,11 +329,13 @@ def test_how_many(device: str, numbers: int, wanted: int) -> None:
 
 
 def _dense(z: Tensor) -> Tensor:
-    return autodiff.matrix(autodiff.rectangular(_wave, z)[1], z.shape[1], z)
+    return autodiff.matrix(autodiff.products(*autodiff.recorded(_wave, z))[1], z.shape[1], z)
 
 
 def _one(z: Tensor) -> Tensor | None:
-    return autodiff.one_for_all(autodiff.rectangular(lambda y: _wave(y - y.detach()), z)[1], z.shape[1], z)
+    return autodiff.one_for_all(
+        autodiff.products(*autodiff.recorded(lambda y: _wave(y - y.detach()), z))[1], z.shape[1], z
+    )
 
 
 def _rows(z: Tensor) -> Tensor | None:

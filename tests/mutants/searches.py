@@ -79,7 +79,6 @@ MUTANTS = [
         ),
         ("open_ = open_ & (falls < _ENOUGH)", "pass"),
         ("total.obey(found.status)", "pass", ATTRACTING),
-        ("total.obey(total.status)", "pass", ATTRACTING),
         ("total.shown = shown + found.shown", "pass", ATTRACTING),
         ("waiting = failed & (total.z == z0).all(1)", "waiting = failed & (total.z != z0).all(1)", STARTS),
         (

@@ -46,7 +46,7 @@ def _operator(M: Tensor, structure: Any = None) -> Operator:
 def test_linear_products_of_a_function_whose_gradient_is_a_constant() -> None:
     """The gradient of ``sign`` is zero whatever it is multiplied by: no graph leads through it."""
     z, v = torch.tensor([[0.5, -2.0]], dtype=D), torch.ones(1, 2, dtype=D)
-    mv, rmv = autodiff.rectangular(torch.sign, z)
+    mv, rmv = autodiff.products(*autodiff.recorded(torch.sign, z))
     assert torch.equal(mv(v), torch.zeros_like(v)) and torch.equal(rmv(v), torch.zeros_like(v))
 
 

@@ -738,6 +738,11 @@ def decay(t: Tensor, y: Tensor) -> Tensor:
             r"rhs is called as rhs\(t, y\)[^.]*$",
         ),
         (
+            lambda: ik.solve(ik.InitialValue(torch.nn.Linear(1, 1), T), double(1.0)),
+            TypeError,
+            r"rhs is called as rhs\(t, y\)[^.]*$",
+        ),
+        (
             lambda: ik.solve(ik.InitialValue(lambda t, y: y**2, (0.0, 2.0)), double(1.0)),
             ik.ConvergenceError,
             r"followed to t = (1|0\.99\d*) only",

@@ -54,7 +54,7 @@ def found(name: str, batch: int) -> tuple[Bordered, Tensor, Tensor, object]:
     ready = Sparsity(("test", name, batch)).find_bordered(f, z)
     assert ready is not None
     J = torch.func.vmap(torch.func.jacrev(lambda y: f(y[None])[0]))(z)
-    entries, error = ready.values(*autodiff.rectangular(f, z), batch, z)
+    entries, error = ready.values(*autodiff.products(*autodiff.recorded(f, z)), batch, z)
     assert error.max() < 1e-12
     return ready, z, J, entries
 
@@ -91,7 +91,7 @@ def test_symmetric_entries_come_from_fewer_products(name: str, batch: int, monke
     z = torch.randn(batch, N, generator=torch.Generator().manual_seed(1), dtype=D) * 0.3 + 1
     ready = Sparsity(("symmetric", name, batch)).find_bordered(gradient, z)
     assert ready is not None
-    product = autodiff.rectangular(gradient, z)[1]
+    product = autodiff.products(*autodiff.recorded(gradient, z))[1]
     entries, error = ready.values(product, product, batch, z)
     assert error.max() < 1e-12
     J = torch.func.vmap(torch.func.jacrev(lambda y: gradient(y[None])[0]))(z)
@@ -187,7 +187,7 @@ def test_a_border_does_not_hide_that_a_matrix_is_singular() -> None:
         f = lambda y, s=sign: y + s * y.mean(1, keepdim=True)  # noqa: E731
         ready = Sparsity(("singular", sign)).find_bordered(f, z)
         assert ready is not None
-        entries, _ = ready.values(*autodiff.rectangular(f, z), 1, z)
+        entries, _ = ready.values(*autodiff.products(*autodiff.recorded(f, z)), 1, z)
         assert bool(low_rank_blocks(ready, entries, False).factor.ok.all()) is regular
 
 
@@ -204,7 +204,7 @@ def test_a_pattern_that_does_not_hold_is_told_by_a_product() -> None:
     f, other = MAPS["mean"][0], lambda z: chain(z) + torch.roll(z, 300, 1) * z.mean(1, keepdim=True)
     ready = Sparsity(("wrong",)).find_bordered(f, z)
     assert ready is not None
-    assert ready.values(*autodiff.rectangular(other, z), 1, z)[1].max() > 1e-3
+    assert ready.values(*autodiff.products(*autodiff.recorded(other, z)), 1, z)[1].max() > 1e-3
 
 
 n = 20_000
@@ -265,7 +265,7 @@ def gram_of(name: str, f: Callable[[Tensor], Tensor], z: Tensor) -> gram.Gram:
     sparsity = Sparsity(("gram", name))
     ready = sparsity.find_either(f, z)
     assert ready is not None
-    values, error = ready.values(*autodiff.rectangular(f, z), 1, z)
+    values, error = ready.values(*autodiff.products(*autodiff.recorded(f, z)), 1, z)
     assert error.max() < 1e-12
     if name == "long":
         return gram.of_sparse(ready, values)[0]
@@ -388,7 +388,7 @@ def test_blocks_of_a_sample_that_is_not_a_number() -> None:
     z = torch.linspace(0, 1, N, dtype=D).expand(3, N)
     ready = Sparsity(("not a number",)).find_bordered(f, z)
     assert ready is not None
-    entries, _ = ready.values(*autodiff.rectangular(f, z), 3, z)
+    entries, _ = ready.values(*autodiff.products(*autodiff.recorded(f, z)), 3, z)
     for symmetric in (False, True):
         blocks = low_rank_blocks(ready, entries, symmetric)
         assert blocks.factor.ok.tolist() == [True, False, True]

@@ -125,6 +125,12 @@ class _Deferred:
         return found
 
 
+_PAIR = (
+    "the derivative needs the transposed of the preconditioner, and this function leaves torch: give a pair (apply, "
+    "apply_transposed)"
+)
+
+
 class _Function:
     """``(z, v) -> M(z)^{-1} v`` of rows, linear in ``v``; without a function for the transposed, by differentiation."""
 
@@ -151,12 +157,14 @@ class _Function:
             seen.append(compat.tracked(out))
             return out
 
-        _, pull = autodiff.vjp(forward, torch.zeros_like(b))
+        try:
+            _, pull = autodiff.vjp(forward, torch.zeros_like(b))
+        except (RuntimeError, TypeError) as error:
+            if "numpy" not in str(error):
+                raise
+            raise CapabilityError(_PAIR) from error
         if not seen[-1]:
-            raise CapabilityError(
-                "the derivative needs the transposed of the preconditioner, and this function leaves torch: give a pair "
-                "(apply, apply_transposed)"
-            )
+            raise CapabilityError(_PAIR)
         return pull(b)[0].detach()
 
     def _checked(self, x: Any, b: Tensor) -> Tensor:

@@ -179,6 +179,7 @@ class Collocation(Problem):
     bends: Bends | None = field(default=None, compare=False)
     kind: ClassVar[Kind] = INITIAL_VALUE
     linked: ClassVar[bool] = False
+    share_of_function: ClassVar[float] = 0.01  # one step's, beside the states at its ends
     identified_by: ClassVar[tuple[str, ...]] = ("rhs", "event", "stages")  # the steps of the next solve may be others
 
     @property

@@ -147,6 +147,7 @@ def test_old_except_clauses_still_catch(monkeypatch: pytest.MonkeyPatch) -> None
         (None, ValueError, "parameter p is missing: the layer got None for it"),
         ("three", TypeError, "parameter p got a str, not a tensor"),
         ({"p": 1}, TypeError, "parameter p got a dict, not a tensor"),
+        ([torch.ones(2)], TypeError, r"parameter p got a list, not a tensor: .* one by one, layer\(a, b\)"),
     ],
 )
 def test_what_is_no_tensor_is_named(value: Any, error: type[Exception], message: str) -> None:
