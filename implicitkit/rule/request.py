@@ -291,9 +291,7 @@ class Request:
         )
         if self.on_failure != "ignore" and not bool(answer.converged.all()):
             name = self.linear_solver.name or type(self.linear_solver).__name__
-            linear_failure(
-                name, answer.converged, answer.residual_norm, answer.reason, b, transposed, self.on_failure, self.record
-            )
+            linear_failure(name, answer, A, b, transposed, self.on_failure, self.record)
         return answer.x
 
     def _keep_factors(self, A: Operator, transposed: bool) -> None:
