@@ -16,6 +16,7 @@ from implicitkit.foundation.errors import (
     ImpureFunctionWarning,
     warn,
 )
+from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.trees import describe_leaves, tree_map
 from implicitkit.solution import Record, Solution, Status
 
@@ -36,6 +37,16 @@ _LOWER = {
 }
 _NONFINITE = frozenset({Status.NONFINITE})
 _SAY_WHY = (Status.STOPPED, Status.INFEASIBLE, Status.UNBOUNDED, Status.NONCONVEX)  # themselves, and what to do
+_WAYS_OUT = (
+    '. A singular Jacobian has the minimum-norm answer with rule=ik.Implicit(linear_solver="lsmr"); otherwise try '
+    'another linear_solver=, raise its max_steps= or rtol=, or accept it with on_failure="warn" or "ignore"'
+)
+_UNDEFINED = (
+    ". The Jacobian itself has NaN or Inf at the solution: the function has a value there, but torch no derivative of it "
+    "(torch.linalg.eigh, svd or eig where two eigenvalues are equal, or so close that the precision cannot tell them apart; "
+    "sqrt, norm or a power at zero; a branch that torch.where does not take). Write that part so that it has one, compute "
+    'in float64, or accept none with on_failure="nan"'
+)
 POLICIES = ("raise", "warn", "ignore", "nan")
 """What ``on_failure=`` may be, everywhere."""
 
@@ -238,17 +249,11 @@ def _nonfinite(t: Tensor) -> str:
 
 # ------------------------------------------------------------------------------------------- the derivative's linear solve
 def linear_failure(
-    name: str,
-    converged: Tensor,
-    residual_norm: Tensor,
-    reason: str,
-    b: Tensor,
-    transposed: bool,
-    on_failure: str,
-    record: Record,
+    name: str, answer: Any, A: Operator, b: Tensor, transposed: bool, on_failure: str, record: Record
 ) -> None:
-    """Raise or warn that ``A x = b`` was not solved for some samples (``transposed``: in reverse mode); ``record``: of the
-    solve whose derivative is asked for."""
+    """Raise or warn that ``A x = b`` was not solved for some samples (``transposed``: in reverse mode): what the linear
+    solver of this ``name`` answered; ``record``: of the solve whose derivative is asked for."""
+    converged, residual_norm = answer.converged, answer.residual_norm
     failed = failed_samples(converged, record)
     batch = _samples(converged, record)
     norms = torch.where(converged, 0, residual_norm).view(-1, batch).amax(0)[list(failed)]
@@ -257,21 +262,24 @@ def linear_failure(
     where = "backward (reverse mode)" if transposed else "forward-mode derivative"
     text = (
         f"the linear solve of the {where} did not converge: {name}, {len(failed)} of {batch} samples; "
-        f"worst: "
-        + ", ".join(f"sample {i}: residual {r:.3g}" for i, r in zip(worst, worst_norms, strict=True))
-        + (f". {reason}" if reason else "")
+        "worst: " + ", ".join(f"sample {i}: residual {r:.3g}" for i, r in zip(worst, worst_norms, strict=True))
     )
+    undefined = _is_undefined(A, ~converged)
+    if answer.reason and not undefined:
+        text += f". {answer.reason}"
     if not bool(torch.isfinite(b).all()):
         text += ". The incoming derivative itself has NaN or Inf"
-    text += _cause(record, worst[0])
-    text += (
-        '. A singular Jacobian has the minimum-norm answer with rule=ik.Implicit(linear_solver="lsmr"); otherwise try '
-        'another linear_solver=, raise its max_steps= or rtol=, or accept it with on_failure="warn" or "ignore"'
-    )
+    text += _UNDEFINED if undefined else _cause(record, worst[0]) + _WAYS_OUT
     if on_failure == "warn":
         warn(text, ConvergenceWarning)
         return
     raise ConvergenceError(text, None, tuple(worst), tuple(worst_norms))
+
+
+def _is_undefined(A: Operator, which: Tensor) -> bool:
+    """Is a product of the Jacobian with a vector of ones NaN or infinite, in one of these right-hand sides' samples?"""
+    product = A.mv(torch.ones_like(A.like))
+    return bool((which.view(-1, len(product)).any(0) & ~torch.isfinite(product).all(1)).any())
 
 
 def _samples(rows: Tensor, record: Record) -> int:

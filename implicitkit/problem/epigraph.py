@@ -24,7 +24,7 @@ from implicitkit.foundation import autodiff, compat, seeded, trees
 from implicitkit.foundation.pytrees import tensors_in
 from implicitkit.problem.argmin import Argmin, box, tree_gradient
 from implicitkit.problem.constraints import Equality, Inequality
-from implicitkit.problem.kinked_operations import Kind, Kinked, Side, is_near, value
+from implicitkit.problem.kinked_operations import Kind, Kinked, Side, gaps, is_near, value
 
 _SIDES = ("greater", "lesser", "neither")
 _ROUNDED = 3e-2  # of the largest length: how far tips are rounded off
@@ -53,12 +53,12 @@ class Seen(Kinked):
 
     Attributes:
         sites: what they are. batch: the first dimensions of all that depends on ``z``. near: is any near its kink, as far as
-            that can be told?
+            that can be told? gaps: how far each is from it.
     """
 
     def __init__(self, z: Any, batch: tuple[int, ...], batch_dims: int | None = None) -> None:
         super().__init__(anywhere=batch_dims is not None)
-        self.sites: list[Site] = []
+        self.sites, self.gaps = list[Site](), list[Tensor]()
         self._inside = batch_dims is not None
         self.near, self.batch_dims = False, batch_dims or len(batch)
         self._depends = False  # does the operation that is looked at?
@@ -68,6 +68,7 @@ class Seen(Kinked):
         depends = (self._depends or self._inside) and tuple(u.shape[: len(self.batch)]) == self.batch
         self.sites.append(Site(kind if depends else None, tuple(u.shape)))
         self.near = self.near or compat.is_wrapped(u) or is_near(kind, u, self.batch_dims)
+        self.gaps.append(gaps(kind, u))
         return value(kind, u)
 
     def side(self, condition: Tensor, a: Tensor, b: Tensor) -> Side:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, nesting
 from implicitkit.sets.simplex import onto_simplex
 
 Kind: TypeAlias = Literal["relu", "largest", "length"] | int
@@ -29,12 +29,12 @@ Kind: TypeAlias = Literal["relu", "largest", "length"] | int
 Side: TypeAlias = Literal["greater", "lesser", "neither"]
 """What ``torch.where`` takes of two."""
 
-
-_NEAR = 0.1
+NEAR = 0.1  # of another: a gap that is small
 
 
 class Kinked(TorchFunctionMode):
-    """While it lasts, operations with a kink have the values that :meth:`take` says.
+    """While it lasts, operations with a kink have the values that :meth:`take` says; not those of a solve inside, whose
+    solution is a smooth function of what it is given, or has a kink that no operation shows.
 
     Raises:
         RuntimeError: one is inside a transform that the function itself has begun, so that its values are no tensors
@@ -43,7 +43,7 @@ class Kinked(TorchFunctionMode):
 
     def __init__(self, anywhere: bool = False) -> None:
         super().__init__()
-        self.level = math.inf if anywhere else compat.level()
+        self.level, self.depth = math.inf if anywhere else compat.level(), nesting.depth()
 
     @abstractmethod
     def take(self, kind: Kind, u: Tensor) -> Tensor:
@@ -58,6 +58,7 @@ class Kinked(TorchFunctionMode):
         rule = _RULES.get(name)
         if (
             rule is not None
+            and self.depth == nesting.depth()
             and args
             and isinstance(args[0], Tensor)
             and (args[0].is_floating_point() or name == "where")
@@ -79,20 +80,24 @@ def value(kind: Kind, u: Tensor) -> Tensor:
     return torch.linalg.vector_norm(u, dim=-1) if kind == "length" else u.amax(-1)
 
 
-def is_near(kind: Kind, u: Tensor, batch_dims: int) -> bool:
-    """Is any of these within a tenth of the largest of its sample of its kink, a number or a length of zero, the greatest of
-    several of the next?  What has no others beside it may be."""
+def gaps(kind: Kind, u: Tensor) -> Tensor:
+    """How far each is from its kink: a number or a length from zero, the greatest of several from the next."""
     if kind == "largest" or isinstance(kind, int):
         k = kind if isinstance(kind, int) else 1
         first = u.topk(min(k + 1, u.shape[-1]), dim=-1).values
-        apart = first[..., min(k, u.shape[-1]) - 1] - first[..., -1]
-        sizes = torch.stack([apart, u.amax(-1) - u.amin(-1)], -1) if u.shape[-1] > 2 else None
-    else:
-        sizes = u.abs() if kind == "relu" else torch.linalg.vector_norm(u, dim=-1)
+        return first[..., min(k, u.shape[-1]) - 1] - first[..., -1]
+    return u.abs() if kind == "relu" else torch.linalg.vector_norm(u, dim=-1)
+
+
+def is_near(kind: Kind, u: Tensor, batch_dims: int) -> bool:
+    """Is any of these within a tenth of the largest of its sample of its kink?  What has no others beside it may be."""
+    sizes: Tensor | None = gaps(kind, u)
+    if kind == "largest" or isinstance(kind, int):
+        sizes = torch.stack([sizes, u.amax(-1) - u.amin(-1)], -1) if u.shape[-1] > 2 else None
     if sizes is None or sizes.ndim <= batch_dims or sizes.shape[batch_dims:].numel() < 2:
         return True
     sizes = sizes.reshape((*sizes.shape[:batch_dims], -1))
-    return bool((sizes.amin(-1) <= _NEAR * sizes.amax(-1)).any())
+    return bool((sizes.amin(-1) <= NEAR * sizes.amax(-1)).any())
 
 
 def nearest_weights(kind: Kind, v: Tensor) -> Tensor:

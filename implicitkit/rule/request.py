@@ -13,6 +13,7 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import default_tolerance, full_precision
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.linear_report import LinearReport
+from implicitkit.foundation.nesting import nested
 from implicitkit.foundation.operators import Operator, repeated
 from implicitkit.foundation.sparse_products import as_they_lie
 from implicitkit.linear.auto import Auto
@@ -222,6 +223,7 @@ class Request:
             warn_if_hidden(self.record, self.system, z, theta, out, A, identity)
         return out, A
 
+    @nested
     def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
         """``A x = b`` on plain tensors, for one or many right-hand sides of each block, reported, and judged by the failure
         policy."""
@@ -291,9 +293,7 @@ class Request:
         )
         if self.on_failure != "ignore" and not bool(answer.converged.all()):
             name = self.linear_solver.name or type(self.linear_solver).__name__
-            linear_failure(
-                name, answer.converged, answer.residual_norm, answer.reason, b, transposed, self.on_failure, self.record
-            )
+            linear_failure(name, answer, A, b, transposed, self.on_failure, self.record)
         return answer.x
 
     def _keep_factors(self, A: Operator, transposed: bool) -> None:

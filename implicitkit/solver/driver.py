@@ -19,6 +19,7 @@ from implicitkit.foundation.wording import in_a_solver
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.claims_that_wait import Point, Waiting
+from implicitkit.solver.coming_back import come_back
 from implicitkit.solver.constrained.restoring import put_inside
 from implicitkit.solver.costs import dropping_pays, slowest
 from implicitkit.solver.evaluations import Evaluations
@@ -109,7 +110,7 @@ class _Loop:
             finite = norm.lt(self.infinity)
             if _count(finite)[0] < self.alive:
                 sound = False
-                if self.f.kind.iteration and self.own and self._comes_back():
+                if (self.f.kind.iteration or self.f.kind.minimisation) and self.own and self._comes_back():
                     return self.look()
                 running.logical_and_(finite)
                 left = _count(running)[0]
@@ -133,20 +134,16 @@ class _Loop:
         return left > 0 and self.step < self.max_steps
 
     def _comes_back(self) -> bool:
-        """Samples that an accelerated step of an iteration has led out of the domain (a capital below zero, where the map
-        takes a power of it) take the plain step instead; is there one?  It would hide faults of other people's methods."""
+        """Is there a sample that a step has led out of the domain, and that goes on from somewhere else?  It would hide
+        faults of other people's methods."""
         if self.last is None or self.rescues >= _RESCUES:
             return False
         lost = self.active.logical_and(~(self.norm < math.inf))
-        if not _count(lost)[0]:
-            return False
-        plain = self.last.z + self.last.F
-        lost.logical_and_((self.z != plain).any(1))
-        if not _count(lost)[0]:
+        z = come_back(self.f, self.last, self.z, lost) if _count(lost)[0] else self.z
+        if not _count((lost.unsqueeze(1) & (self.z != z)).any(1))[0]:
             return False
         self.rescues += 1
-        self.z = torch.where(lost.unsqueeze(1), plain, self.z)
-        self.norm = self.judge.norm(self.f.residual(self.z))
+        self.z, self.norm = z, self.judge.norm(self.f.residual(z))
         return True
 
     def _wait(self, waiting: Waiting, last: Point, claims: Tensor) -> bool:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.options import at_least, check_options, finite, flag, instance, optional, part
-from implicitkit.problem.epigraph import Seen
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver, account
 from implicitkit.solver.catalogue import get_solver
@@ -20,15 +19,18 @@ from implicitkit.solver.constrained.kinked import in_a_kink
 from implicitkit.solver.constrained.no_point import no_point_satisfies
 from implicitkit.solver.costs import have_one_matrix
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.meeting_kinks import meets_kinks
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.starts_without_slope import has_no_slope
 from implicitkit.solver.subset import subset
-from implicitkit.solver.verdict.kinks import Kinks, beside_spectra
+from implicitkit.solver.verdict.kinks import Kinks
 from implicitkit.solver.verdict.newton_correction import DENSE
 from implicitkit.solver.verdict.no_solution import DRIFTS, drifts, refuse_noise
 
 _ENOUGH = 2  # stages that find that an objective falls forever, or that say a sample has run away
-_SURE = 3  # ... of a program, whose multipliers may run away beside a solution
+_SURE = (
+    3  # ... of a program, whose multipliers may run away beside a solution, and of a minimum that may be further out
+)
 _SOON, _FEW = 12, 25  # steps of the first and of the second method, before the epigraphs of kinks
 
 
@@ -173,7 +175,7 @@ class Polyalgorithm(Solver):
         ends, known = [total.z], (f, z0, options, total, start_norm, waiting, finishers)
         for stage in stages[1:3] if kinked and not f.kind.returns_program else ():
             total = self._go_on((replace(stage, max_steps=_FEW),), *known, ends)
-            kinked = total.all_converged or any(meets_kinks(f, z, near=True) for z in ends)
+            kinked = total.all_converged or any(meets_kinks(f, z, since=z0) for z in ends)
             total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
             if kinked:  # one that lies off the minimum rarely stops both
                 break
@@ -252,20 +254,6 @@ class Polyalgorithm(Solver):
         return stage
 
 
-def meets_kinks(f: Evaluations, z: Tensor, near: bool = False) -> bool:
-    """Does the function, or a constraint, meet operations with a kink, and is ``z`` ``near`` one?  Beside one of eigenvalues
-    or singular values, no: no epigraph stands for that.  One evaluation, of these two more; none of compiled functions,
-    whose operations nobody sees."""
-    if f.system.lifted.compiled:
-        return False
-    with Seen(z, (), f.system.layout.batch_dims) as seen:
-        f.kernel(z)
-    f.evaluations += 1
-    f.sample_evaluations += len(z)
-    counts = any(site.counts for site in seen.sites) and (not near or seen.near)
-    return counts and not (f.kind.minimisation and f.system.lifted.spectral and bool(beside_spectra(f, z).any()))
-
-
 def _closed(f: Evaluations, total: Outcome, falls: Tensor) -> Outcome:
     """The total of all stages, of which so many have said that a sample ``falls`` forever."""
     if f.kind.minimisation:
@@ -288,13 +276,13 @@ def _open(f: Evaluations, total: Outcome, start_norm: Tensor, stage: Stage, fall
     """Samples for another stage; of a program none that falls forever, that enough stages have seen to run away, or whose
     start is not finite: no stage has another.
     Of a minimisation none that enough stages have seen to fall forever; and what enough have seen to run away goes on from
-    no point out there, only once more from the start: a minimum may be further out than one of them has come.  One is
-    enough of many unknowns, where it is steps that say so: those of another one need not."""
+    no point out there, only from the start, until three have: a minimum may be further out than one of them has come.  One
+    is enough of many unknowns, where it is steps that say so: those of another one need not."""
     open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
     if f.kind.returns_program:
         open_ = open_ & (total.status != int(Status.UNBOUNDED)) & torch.isfinite(start_norm) & (gone < _SURE)
     if f.kind.minimisation:
-        open_ = open_ & (falls < _ENOUGH)
+        open_ = open_ & (falls < _ENOUGH) & (gone < _SURE)
         away = (total.status == int(Status.DIVERGED)) & (gone >= (_ENOUGH if f.size <= DENSE else 1))
         open_ = open_ if stage.scale is not None else open_ & ~away
     return open_

@@ -12,6 +12,7 @@ from torch import Tensor
 from implicitkit.foundation import compat, recording
 from implicitkit.foundation.autocast import cast_as
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError
+from implicitkit.foundation.nesting import nested
 from implicitkit.foundation.options import is_integer
 from implicitkit.foundation.trees import Layout, tree_flatten, tree_map
 from implicitkit.lifting.despite_failures import lift_despite_failures
@@ -50,6 +51,7 @@ from implicitkit.system import System, check_output
 
 
 @despite_inference_mode
+@nested
 def run(problem: Problem, z0: Any, args: Any, **options: Any) -> Solution:
     """One solve, or on a manifold several, one chart after another."""
     if not isinstance(z0, Tensor) or z0.is_inference():

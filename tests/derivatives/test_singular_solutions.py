@@ -216,3 +216,24 @@ class Solves(TorchDispatchMode):
         self.factored += name == "linalg_lu_factor_ex" and args[0].shape[-1] == self.n
         self.columns += args[2].shape[-1] if name == "linalg_lu_solve" and args[0].shape[-1] == self.n else 0
         return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("policy", ["raise", "warn"])
+def test_a_jacobian_that_is_nan_is_no_singular_one(policy: str) -> None:
+    """Eigenvectors of equal eigenvalues have no derivative in torch; what is said is that, not to try other solvers."""
+    equal = torch.diag(torch.tensor([1.0, 1.0, 2.0]))
+
+    def density(z: Tensor, c: Tensor) -> Tensor:
+        return c * torch.linalg.eigh(equal + 0 * torch.diag(z))[1][0] ** 2
+
+    def derivative() -> Tensor:
+        c = torch.ones(1, requires_grad=True)
+        found = ik.fixed_point(density, torch.zeros(3), (c,), solver="picard", on_failure=policy)
+        return torch.autograd.grad(found.value.sum(), c)[0]
+
+    said = pytest.raises(ik.ConvergenceError) if policy == "raise" else pytest.warns(ConvergenceWarning)
+    with said as caught:
+        derivative()
+    text = str(caught.value if policy == "raise" else caught[0].message)
+    assert "Jacobian itself has NaN" in text
+    assert "lsmr" not in text and "stagnated" not in text

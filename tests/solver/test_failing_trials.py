@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import implicitkit as ik
 from implicitkit.foundation.failing_matrices import failing_as_nan
 from implicitkit.lifting.fewer_rows import _near
 from implicitkit.solver.evaluating.failing_trials import Outside
+from implicitkit.solver.steps.spectral_trust_region import SpectralStep
 
 D = torch.float64
 DATA = torch.tensor([[2.0, 0.8, 0.3], [0.8, 1.5, -0.4], [0.3, -0.4, 1.0]], dtype=D)
@@ -436,3 +438,27 @@ def test_a_map_that_fails_beside_its_path_is_accelerated_all_the_same():
     """Accelerated all the same: the iteration alone takes 267 evaluations."""
     found = ik.fixed_point(lambda z: growth(z, 0.25), torch.tensor(0.1, dtype=D))
     assert found.evaluations < 60, found
+
+
+@pytest.mark.parametrize("solver", ["auto", "newton_cg", "lbfgs", "bfgs", "gradient_descent"])
+def test_a_minimisation_comes_back_from_where_its_slope_has_no_value(solver: str) -> None:
+    """``|z - 2|^1.7``, of which Newton steps go beyond the minimum, where the value is lower and the gradient NaN from 2.3
+    on, as where ``exp`` overflows in a derivative."""
+
+    def objective(z: Tensor) -> Tensor:
+        beyond = torch.where(z > 2.3, 0 * z, 0 * torch.sqrt(2.3 - z))
+        return ((z - 2).abs() ** 1.7 + beyond).sum()
+
+    found = ik.argmin(objective, torch.tensor([0.0, 0.3, -0.4], dtype=D), solver=solver, on_failure="ignore").value
+    torch.testing.assert_close(found, torch.full((3,), 2.0, dtype=D), rtol=0.0, atol=1e-3)
+
+
+def test_a_model_without_second_derivatives_is_flat() -> None:
+    """Of two samples one has a Hessian of NaN: its step is the steepest one, and the other's is its own."""
+    H = torch.stack([torch.full((2, 2), torch.nan), torch.tensor([[1.0, 0.0], [0.0, -2.0]])]).to(D)
+    g, radius = torch.tensor([[3.0, 4.0], [0.5, 0.25]], dtype=D), torch.tensor([0.5, 1.0], dtype=D)
+    step = SpectralStep(SimpleNamespace(dense=lambda: H), g)
+    p, promised, _ = step.within(radius, torch.tensor([False, False]))
+    torch.testing.assert_close(p[0], torch.tensor([-0.3, -0.4], dtype=D), rtol=1e-2, atol=0.0)
+    torch.testing.assert_close(promised[0], torch.tensor(2.5, dtype=D), rtol=1e-2, atol=0.0)
+    assert bool(torch.isfinite(p[1]).all()) and float(promised[1]) > 1.0

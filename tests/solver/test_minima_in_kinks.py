@@ -490,3 +490,30 @@ def test_kinks_of_which_no_program_can_be_made_are_refused_as_kinks_are(monkeypa
     monkeypatch.setattr(model, "DENSE", 20)
     with pytest.raises(ik.ConvergenceError):
         solve()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_kinks_that_all_unknowns_reach_together(n: int) -> None:
+    """``|y - a|^2 + |y|_1 / 2`` where all ``a_i`` are alike: beside its kink none is nearer than the others."""
+    a = torch.full((n,), 0.2, dtype=torch.float64, requires_grad=True)
+    found = ik.argmin(
+        lambda y: (y - a).square().sum() + 0.5 * y.abs().sum(), torch.full((n,), 0.3, dtype=torch.float64)
+    )
+    torch.testing.assert_close(found.value, torch.zeros(n, dtype=torch.float64), rtol=0.0, atol=1e-9)
+    assert float(torch.autograd.grad(found.value.sum(), a)[0].abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("p", [0.5, 2.0])
+def test_a_kink_beside_a_solve_inside(p: float) -> None:
+    """``p |y(z) - t|_1 + |z|^2 / 2`` with ``y^3 + y = z``: what the solve inside evaluates, its own ``abs`` among it, is no
+    kink of the objective.  Where ``y`` is off ``t``, ``z = p / (3 y^2 + 1)`` with the sign of ``t - y``."""
+    t = torch.tensor([1.0, -2.0, 0.05], dtype=torch.float64)
+
+    def inner(z: torch.Tensor) -> torch.Tensor:
+        return ik.root(lambda y: y**3 + y - z, torch.zeros_like(z)).value
+
+    found = ik.argmin(lambda z: p * (inner(z) - t).abs().sum() + 0.5 * z.square().sum(), torch.full_like(t, 0.2)).value
+    y = inner(found)
+    open_ = (y - t).abs() > 1e-6
+    assert open_.tolist() == [True, True, False]
+    torch.testing.assert_close(found[open_], (p * (t - y).sign() / (3 * y**2 + 1))[open_], rtol=1e-7, atol=0.0)

@@ -455,3 +455,48 @@ def test_what_is_left_of_a_residual_before_it_underflows_is_no_root(scale: float
     assert not bool(found.converged.any()), found.value[found.converged]
     again = ik.root(lambda z: 1 - torch.tanh(scale * z - 1) - 1e-16, 5 + 0 * start[:1], on_failure="ignore")
     assert not bool(again.converged.any())
+
+
+_LINES = {
+    "decay": (lambda x, y, v: y, 10.0, 1.0, 0.0),
+    "Bratu": (lambda x, y, v: -torch.exp(y), 1.0, 0.0, 0.0),
+    "boundary layer": (lambda x, y, v: 50 * v, 1.0, 0.0, 1.0),
+    "small": (lambda x, y, v: y, 1.0, 1e-6, 0.0),
+}
+
+
+@pytest.mark.parametrize(("name", "n"), [(name, n) for name in _LINES for n in (10, 60)] + [("boundary layer", 1000)])
+def test_boundary_values_in_single_precision(name: str, n: int) -> None:
+    """``y' = v``, ``v' = g`` by the trapezoidal rule: a boundary value of zero is met to rounding, ``|z_i| = 8e-15``, while
+    ``|F|`` cannot come down any further; and what the differences of large slopes leave does not hide ``y(L) = 1``."""
+    g, length, left, right = _LINES[name]
+    found = {}
+    for dtype in (F32, F64):
+        x, h = torch.linspace(0, length, n + 1, dtype=dtype), length / n
+
+        def equations(z: torch.Tensor, x: torch.Tensor = x, h: float = h) -> torch.Tensor:
+            y, v = z
+            steps = [torch.diff(u) / h - (q[1:] + q[:-1]) / 2 for u, q in ((y, v), (v, g(x, y, v)))]
+            return torch.cat([y[:1] - left, *steps, y[-1:] - right]).reshape(2, n + 1)
+
+        start = torch.linspace(left, right, n + 1, dtype=dtype)
+        found[dtype] = ik.root(equations, torch.stack([start, torch.full_like(start, (right - left) / length)])).value
+    off = (found[F32].double() - found[F64]).abs().amax(1) / found[F64].abs().amax(1)
+    assert bool((off < 1e-3).all())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.06])
+def test_a_boundary_layer_whose_terms_cancel(share: float) -> None:
+    """Falkner & Skan's equation in single precision: where ``g = 1``, ``(g_{i+1} - g_i) / h`` cancels along most directions,
+    and one of 200 such equations seemed to be all that was left of a zero at infinity."""
+    n, h = 200, 8 / 200
+
+    def equations(z: torch.Tensor) -> torch.Tensor:
+        f, g, s = z
+        curved = -(1 + share) * (f * s + 0.2 * (1 - g**2))
+        steps = [torch.diff(u) / h - (q[1:] + q[:-1]) / 2 for u, q in ((f, g), (g, s), (s, curved))]
+        return torch.cat([f[:1], g[:1], g[-1:] - 1, *steps]).reshape(3, n + 1)
+
+    start = [torch.linspace(a, b, n + 1, dtype=F64) for a, b in ((0, 7), (0, 1), (0.4, 0))]
+    exact, rounded = (ik.root(equations, torch.stack(start).to(dtype)).value for dtype in (F64, F32))
+    assert float((rounded.double() - exact).abs().max()) < 1e-4

@@ -334,7 +334,7 @@ def steihaug(
         d = torch.addcmul(-y, (new / rr).unsqueeze(1), d)
         d = torch.where(done.unsqueeze(1), 0, d)
         rr = new
-    p = torch.where(torch.isfinite(p), p, 0)
+    p, r = torch.where(torch.isfinite(p), p, 0), torch.where(torch.isfinite(r), r, g)
     return p, -0.5 * ((g + r) * p).sum(1)  # r = H p + g
 
 

@@ -72,12 +72,11 @@ class SpectralStep:
     def _decomposed(self) -> tuple[Tensor, Tensor, Tensor]:
         r"""``\lambda``, ``Q`` and ``c``.  Where the curvature along an eigenvector is below the root of rounding beside the
         largest it may be errors, and lead to the boundary: no step is taken along it, until other slopes are no longer ten
-        times its own."""
+        times its own.  Where a second derivative is not finite, though the slope is, the model is flat."""
         if self._spectrum is None:
             H = self.H if self.H.dtype in (torch.float32, torch.float64) else self.H.float()
             finite = torch.isfinite(H).flatten(1).all(1)[:, None, None]
             values, vectors = torch.linalg.eigh(torch.where(finite, 0.5 * (H + H.mT), torch.nan_to_num(H * 0)))
-            vectors = torch.where(finite, vectors, torch.nan)
             c = mv(vectors.mT, self.g.to(H.dtype))
             least, flat = (
                 share * x.abs().amax(1, keepdim=True)

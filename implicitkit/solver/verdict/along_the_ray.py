@@ -17,6 +17,7 @@ from implicitkit.solver.verdict.differences import change, in_working_precision,
 from implicitkit.solver.verdict.rounding_level import NOISE, is_rounding, rounding
 
 _LOOSE = 100.0  # times |F(z)|: what is left of F where z is as long as it is by chance ...
+_MOST = 0.5  # of |F|: an equation that is most of it
 _BEFORE = (0.5, 0.99)  # ... of z, and near it: far from a peak all may vanish
 _LIKE = 10.0  # times |F(z)|, or what rounding leaves of it: F of the same size
 _IN = tuple(10.0 ** -(2**k) for k in range(1, 9))  # of z, where F is of the same size too
@@ -30,11 +31,14 @@ _LARGE = 0.1  # ... in every component of this share of the largest
 
 def has_no_length(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
     """Where ``|F| <= 100 |F(z)|`` on the ray from the origin to ``z``, and no zeros go on along it to there, ``(batch,)``;
-    one to four evaluations, and up to 46 where all that is left of ``F`` may be rounding."""
+    one to four evaluations, and up to 46 where all that is left of ``F`` may be rounding.  An equation that is most of ``F``
+    there, and next to nothing at ``z``, says how long ``z`` is, however large the rounding errors of the others."""
     size = _LOOSE * torch.linalg.vector_norm(F, dim=1)
     for share in _BEFORE:
-        there = torch.linalg.vector_norm(in_working_precision(f.residual(share * z)), dim=1)
+        rows = in_working_precision(f.residual(share * z)).abs()
+        there = torch.linalg.vector_norm(rows, dim=1)
         which = which & (there <= size)  # false for NaN
+        which = which & ~((rows > _MOST * there.unsqueeze(1)) & (F.abs() <= f.eps**0.5 * rows)).any(1)
         if not bool(which.any()):
             return which
     near = torch.finfo(z.dtype).tiny ** 0.75 * z

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import seeded
 from implicitkit.foundation.autodiff import lacks_second_derivative
 from implicitkit.foundation.operators import Operator
 from implicitkit.solver.evaluations import Evaluations
@@ -20,6 +21,7 @@ from implicitkit.solver.verdict.differences import (
     directions,
     doubling,
     in_working_precision,
+    own_units,
     size_nearby,
     uneven,
 )
@@ -29,6 +31,7 @@ from implicitkit.solver.verdict.runaway_together import fade_together
 from implicitkit.solver.verdict.stationary_fit import as_fit, explains, well_fitted
 from implicitkit.solver.verdict.underflow import has_underflowed
 
+_WAYS = 4  # products that tell of what size an equation's terms are
 _MORE = 30.0  # times a change of F: what J may say that it is
 
 
@@ -106,10 +109,17 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
         off = off | _apart(J, (F == 0) & (scale > 0))
         near, known = by_factors(at, J, F, off), (J != 0).flatten(1).any(1) | (F == 0).all(1)
     else:
-        near = near_a_zero(at, d, scale)
+        near = near_a_zero(at, d, torch.maximum(scale, _terms(A, z)))
     near = near & _moves_as_said(at, A)
     # a function that autograd cannot see through has no derivative to tell from
     return which & (vanished | ~torch.where(known, near, sound))
+
+
+def _terms(A: Operator, z: Tensor) -> Tensor:
+    """Of what size each ``F_i`` is the sum, ``(batch, n)``: ``J w`` along some ``w`` of the size of ``z``, by products.
+    Along ``z``, or with other signs, changes of neighbours may cancel to the last bit."""
+    ways = own_units(z) * seeded.normal(_WAYS, 1, z.shape[1], seed=1).to(z)
+    return torch.stack([in_working_precision(A.mv(w)).abs() for w in ways]).amax(0)
 
 
 def _moves_as_said(at: Look, A: Operator) -> Tensor:

@@ -110,8 +110,10 @@ class Tolerance:
         rows = in_working_precision(self.f.residual(z)).abs()
         # a condition of optimality that holds from the beginning need not be in small units
         rows = torch.where(rows > 0, rows, torch.inf) if self.f.kind.returns_program else rows
-        # what holds at the start, but for rounding, says nothing of its units but that they are no smaller than this
-        least = LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
+        # what holds at the start, but for rounding, says nothing of its units but that they are no smaller than this; what
+        # holds to the last bit (a boundary value of zero), that no step need leave less than rounding does
+        share = torch.where(rows == 0, max(LEAST, self.f.eps), LEAST)
+        least = share * norm.nan_to_num(0, 0, 0).unsqueeze(1)
         first = rows if self._start_rows is None else in_working_precision(self._start_rows)
         self._rows, tiny = torch.maximum(rows, least), (rows < least) & (rows > 0)
         tiny = (tiny & (first > 0) & (first < least) & ~self.f.rounded(z)).any(1) if bool(tiny.any()) else tiny
