@@ -91,9 +91,10 @@ def gaps(kind: Kind, u: Tensor) -> Tensor:
 
 def is_near(kind: Kind, u: Tensor, batch_dims: int) -> bool:
     """Is any of these within a tenth of the largest of its sample of its kink?  What has no others beside it may be."""
-    sizes: Tensor | None = gaps(kind, u)
+    apart = gaps(kind, u)
+    sizes: Tensor | None = apart
     if kind == "largest" or isinstance(kind, int):
-        sizes = torch.stack([sizes, u.amax(-1) - u.amin(-1)], -1) if u.shape[-1] > 2 else None
+        sizes = torch.stack([apart, u.amax(-1) - u.amin(-1)], -1) if u.shape[-1] > 2 else None
     if sizes is None or sizes.ndim <= batch_dims or sizes.shape[batch_dims:].numel() < 2:
         return True
     sizes = sizes.reshape((*sizes.shape[:batch_dims], -1))

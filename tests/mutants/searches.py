@@ -89,12 +89,29 @@ MUTANTS = [
     ),
     *mutants("implicitkit/solver/base.py", ATTRACTING, ("callback(step + shown, z", "callback(step + taken, z")),
     *mutants(
+        "implicitkit/solver/coming_back.py",
+        DOMAIN,
+        ("return torch.where(lost.unsqueeze(1), last.z + last.F, z)", "return last.z + last.F"),
+        ("if halving:", "if True:"),
+        ("open_, share = open_ & ~back, 0.5 ** (halving + 1)", "open_, share = open_ & ~back, 0.0"),
+    ),
+    *mutants(
+        "implicitkit/solver/meeting_kinks.py",
+        VALLEYS,
+        ("counts = _have_closed(seen, _seen(f, since))", "counts = False"),
+    ),
+    *mutants(
+        "implicitkit/foundation/nesting.py", VALLEYS, ("_solves.set(_solves.get() + 1)", "_solves.set(_solves.get())")
+    ),
+    *mutants(
         "implicitkit/solver/driver.py",
         VALLEYS,
         ("z = torch.where(self.active.unsqueeze(1), self.z, self.best)", "z = self.best"),
-        ("if self.f.kind.iteration and self.own and self._comes_back():", "if False:", DOMAIN),
-        ("lost.logical_and_((self.z != plain).any(1))", "pass", DOMAIN),
-        ("self.z = torch.where(lost.unsqueeze(1), plain, self.z)", "self.z = plain", DOMAIN),
+        (
+            "if (self.f.kind.iteration or self.f.kind.minimisation) and self.own and self._comes_back():",
+            "if False:",
+            DOMAIN,
+        ),
         ("if f.falling is not None or Progress.due(f, self.step):", "if Progress.due(f, self.step):"),
         (
             "status = torch.where(status != int(Status.CONVERGED), int(Status.STOPPED), status)",
