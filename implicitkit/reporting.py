@@ -264,7 +264,7 @@ def linear_failure(
         f"the linear solve of the {where} did not converge: {name}, {len(failed)} of {batch} samples; "
         "worst: " + ", ".join(f"sample {i}: residual {r:.3g}" for i, r in zip(worst, worst_norms, strict=True))
     )
-    undefined = _is_undefined(A, ~converged)
+    undefined = _is_undefined(A, b, ~converged)
     if answer.reason and not undefined:
         text += f". {answer.reason}"
     if not bool(torch.isfinite(b).all()):
@@ -276,9 +276,9 @@ def linear_failure(
     raise ConvergenceError(text, None, tuple(worst), tuple(worst_norms))
 
 
-def _is_undefined(A: Operator, which: Tensor) -> bool:
+def _is_undefined(A: Operator, b: Tensor, which: Tensor) -> bool:
     """Is a product of the Jacobian with a vector of ones NaN or infinite, in one of these right-hand sides' samples?"""
-    product = A.mv(torch.ones_like(A.like))
+    product = A.mv(torch.ones_like(b[: A.batch]))
     return bool((which.view(-1, len(product)).any(0) & ~torch.isfinite(product).all(1)).any())
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from implicitkit.foundation import compat, trees
+from implicitkit.foundation.autocast import uncast
 from implicitkit.sets.base import Projection
 
 
@@ -40,6 +41,7 @@ class PSDCone(Projection):
         ``slope``, the rest of ``z``, and ``-P(slope - z)``, which is zero inside the cone."""
         return trees.tree_map(self._natural, z, slope)
 
+    @uncast
     def _natural(self, z: Tensor, slope: Tensor) -> Tensor:
         symmetric, rest = 0.5 * (slope + slope.mT), 0.5 * (z - z.mT)
         return rest + symmetric - positive_part(symmetric - 0.5 * (z + z.mT))

@@ -204,7 +204,7 @@ def test_levenberg_marquardt_says_how_far_its_model_falls(mu: float) -> None:
     model.R, model.r = normal(3, 8, 5, seed=2), normal(3, 8, seed=3)
     D = 0.5 + normal(3, 5, seed=4).abs()
     model.scale(D)
-    p, fall = model.step(torch.full((3,), mu, dtype=F64), torch.empty(0), torch.ones(3, dtype=torch.bool))
+    p, fall = model.step(torch.full((3,), mu, dtype=F64), torch.empty(0), *torch.ones(2, 3, dtype=torch.bool))
     left = model.r + (model.R @ p.unsqueeze(2)).squeeze(2)
     torch.testing.assert_close(fall, 0.5 * (model.r.square().sum(1) - left.square().sum(1)), rtol=1e-10, atol=1e-12)
 
