@@ -151,7 +151,7 @@ class LevenbergMarquardt(Method):
         while True:
             p, promised = model.step(mu, g, ~found, bold)
             if direct and bool(model.hidden.any()):
-                z_next, linear = _as_linear(f, model, z, g, z_next)
+                z_next, linear = _as_linear(model, z, g, p, z_next)
                 found, kept = found | linear, torch.where(linear, 1, kept)
             p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
             trial = taken_where(~found, z + bend.of(p, mu, promised, ~found), z_next)
@@ -215,18 +215,16 @@ def _shorter(
     return z_next, taken
 
 
-def _as_linear(f: Evaluations, model: _Normal, z: Tensor, g: Tensor, z_next: Tensor) -> tuple[Tensor, Tensor]:
+def _as_linear(model: _Normal, z: Tensor, g: Tensor, p: Tensor, z_next: Tensor) -> tuple[Tensor, Tensor]:
     """Where ``R'R`` does not show the minimum of the model, that from ``R`` itself, which is taken where the residuals are
-    linear: the next points, and of which samples it is."""
-    p = model.equations.without_squares(model.r, model.hidden)
+    linear, as they must be along the step ``p`` of ``R'R``: the next points, and of which samples it is."""
+    hidden = model.hidden & model.is_exact(z, torch.where(torch.isfinite(p), p, 0).to(z))
+    p = model.equations.without_squares(model.r, hidden) if bool(hidden.any()) else None
     if p is None:
-        return z_next, torch.zeros_like(model.hidden)
-    trial = taken_where(model.hidden & torch.isfinite(p).all(1), z + p, z_next)
-    eps, p = torch.finfo(z.dtype).eps, trial - z
-    off = torch.linalg.vector_norm(model.residuals(trial) - model.r - model.equations.times(p), dim=1)
-    size = torch.linalg.vector_norm(model.r, dim=1)
-    rounding = _LINEAR * eps * (size + (model.columns * p.abs()).sum(1))
-    linear = model.hidden & (model.promised(g, p) > 0) & (off <= rounding)  # false for NaN
+        return z_next, torch.zeros_like(hidden)
+    trial = taken_where(hidden & torch.isfinite(p).all(1), z + p, z_next)
+    p = trial - z
+    linear = hidden & (model.promised(g, p) > 0) & model.is_exact(z, p)
     return taken_where(linear, trial, z_next), linear
 
 
@@ -329,6 +327,12 @@ class _Normal:
         p = self.equations.solve(mu, g, which)
         p, self.hidden = undamped(self.equations, p, g, bold & which, BEYOND * self.tolerance)
         return p, self.promised(g, p)
+
+    def is_exact(self, z: Tensor, p: Tensor) -> Tensor:
+        """Are the residuals at ``z + p`` what the model says, but for rounding, ``(batch,)``?"""
+        off = torch.linalg.vector_norm(self.residuals(z + p) - self.r - self.equations.times(p), dim=1)
+        size = torch.linalg.vector_norm(self.r, dim=1) + (self.columns * p.abs()).sum(1)
+        return off <= _LINEAR * torch.finfo(z.dtype).eps * size  # false for NaN
 
     def promised(self, g: Tensor, p: Tensor) -> Tensor:
         """The reduction of ``|r|^2 / 2`` by ``p`` that the model promises, ``(batch,)``."""
