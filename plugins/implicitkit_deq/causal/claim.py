@@ -13,7 +13,7 @@ from implicitkit_deq.rows import ripples
 
 _GOLDEN = 0.381966  # of the sequence, modulo one: from one place where the future begins to the next
 _PLACES = 4  # of them at least
-_SMALL = 1e-3  # of the largest value, below which a change may be rounding in single precision (of a double one's part) ...
+_SMALL = 1e-3  # of the largest value, below which a change may be rounding of a part in single precision ...
 _SHORT, _LESS = 1e-3, 0.1  # ... which a change of the future that is so much shorter leaves larger than this share
 
 
