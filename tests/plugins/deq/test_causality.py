@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -561,6 +562,17 @@ def test_a_cell_that_is_not_causal_is_refused_where_it_is_said_to_be(name: str, 
         layer.causal = False
     z = layer(x)
     torch.testing.assert_close(z["b"], 0.5 * z["a"], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("ahead", [0.0, 1e-6])
+def test_a_part_in_single_precision_is_no_future_that_leaks(ahead: float) -> None:
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        return 0.2 * _fourier(z.float()).double() + ahead * z.mean(1, keepdim=True) + x
+
+    layer = DEQ(cell, (7, 4), causal=True, rtol=1e-5, on_failure="ignore")
+    x = torch.linspace(0, 1, 8 * 7 * 4, dtype=F64).view(8, 7, 4)
+    with pytest.raises(ValueError, match="said to be causal") if ahead else contextlib.nullcontext():
+        layer(x)
 
 
 def test_a_cell_is_asked_once_whether_it_is_causal() -> None:
