@@ -211,7 +211,8 @@ class Coloured(Pattern):
         """The relative error of each sample, or of the one matrix of all, ``values`` ``(1, nnz)``, in its product with
         ``v``."""
         v, shown = np.tile(v, len(values)), np.abs(product)
-        wrong = np.abs(self._product(values, v).reshape(len(values), -1) - product)
+        with np.errstate(invalid="ignore"):  # of what is infinite
+            wrong = np.abs(self._product(values, v).reshape(len(values), -1) - product)
         error = _relative(wrong, shown)
         if bool((error <= _SURE).all()):  # an upper bound
             return error

@@ -266,6 +266,9 @@ class InitialValue(Problem):
         if met.seen and not (lost or self.steps) and len(y0):
             anew = lambda t, y0: integrate(slope, t, y0, accuracy)  # noqa: E731
             found, bends = Kinks(slope, mapped, t, between, anew).split(found, followed)
+            if lookout is not None and bends is not None:
+                found = lookout.nearer(found, slope)
+                end, t = found.edges[-1], torch.stack((t[0], found.edges[-1]))
         else:
             found = followed(found, t, met.seen)
         edges, states = found.edges, found.states
