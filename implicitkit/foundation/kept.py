@@ -11,7 +11,7 @@ import threading
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-_MOST = 1 << 24  # numbers: 128 MB
+_MOST = 1 << 24  # numbers: 128 MB, and half as much for the indices of what is sparse
 
 
 class Kept:
