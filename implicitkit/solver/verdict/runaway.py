@@ -116,7 +116,7 @@ def _leads_away(f: Evaluations, z: Tensor, F: Tensor, which: Tensor, loose: Tens
 
 
 def _terms(A: Operator, z: Tensor) -> Tensor:
-    """The size of what each ``F_i`` is the sum of, ``(batch, n)``: ``J w`` along some ``w`` of the size of ``z``, by products.
+    """The size of what each ``F_i`` adds up, ``(batch, n)``: ``J w`` along some ``w`` of the size of ``z``, by products.
     Along ``z``, or with other signs, changes of neighbours may cancel to the last bit."""
     ways = own_units(z) * seeded.normal(_WAYS, 1, z.shape[1], seed=1).to(z)
     return torch.stack([in_working_precision(A.mv(w)).abs() for w in ways]).amax(0)
