@@ -1,15 +1,17 @@
 """What is kept from one call for the next, of all functions together no more than so many numbers: the oldest goes first.
 
+It goes with whoever has the place for it, too.
+
 What was kept in vain is kept again after two other occasions, then four, eight, ...: what changes each time hardly ever is.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
-_MOST = 1 << 24  # numbers: 128 MB
+_MOST = 1 << 24  # numbers: 128 MB, and half as much for the indices of what is sparse
 
 
 class Kept:
@@ -19,8 +21,8 @@ class Kept:
         value: what was put there last; ``None`` where it is gone, or was too large.
     """
 
-    _all: ClassVar[OrderedDict[Kept, int]] = OrderedDict()
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _all: ClassVar[WeakKeyDictionary[Kept, int]] = WeakKeyDictionary()  # in the order in which they were put
+    _lock: ClassVar[threading.RLock] = threading.RLock()  # what is let go may let go of others
 
     def __init__(self) -> None:
         self.value: Any = None
@@ -47,4 +49,6 @@ class Kept:
                 return
             self.value, self._all[self] = value, numbers
             while sum(self._all.values()) > _MOST:
-                self._all.popitem(last=False)[0].value = None
+                oldest = next(iter(self._all))
+                oldest.value = None
+                del self._all[oldest]

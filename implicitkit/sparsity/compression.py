@@ -147,7 +147,9 @@ class Coloured(Pattern):
         """The largest entries of the rows, and how the transposed of ``|A|`` multiplies."""
         A, (m, n) = abs(self.stacked(values)), self.shape
         largest = A.max(1).toarray().reshape(-1, m)
-        return Sizes(largest, lambda v: (A.T @ v.reshape(-1)).reshape(-1, n))
+        lengths = np.diff(A.indptr)
+        moved = lambda v: np.bincount(A.indices, A.data * np.repeat(v.reshape(-1), lengths), A.shape[1])  # noqa: E731
+        return Sizes(largest, lambda v: moved(v).reshape(-1, n))
 
     def _entries_anew(
         self, function: Callable[[Tensor], Tensor], mv: _Product, rmv: _Product, z: Tensor
@@ -211,7 +213,8 @@ class Coloured(Pattern):
         """The relative error of each sample, or of the one matrix of all, ``values`` ``(1, nnz)``, in its product with
         ``v``."""
         v, shown = np.tile(v, len(values)), np.abs(product)
-        wrong = np.abs(self._product(values, v).reshape(len(values), -1) - product)
+        with np.errstate(invalid="ignore"):  # of what is infinite
+            wrong = np.abs(self._product(values, v).reshape(len(values), -1) - product)
         error = _relative(wrong, shown)
         if bool((error <= _SURE).all()):  # an upper bound
             return error

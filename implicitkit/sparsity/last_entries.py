@@ -69,7 +69,8 @@ class LastEntries:
     def keep(
         self, entries: Any, error: np.ndarray, product: _Product, like: Tensor, count: int, sizes: Callable[[], Sizes]
     ) -> None:
-        """Remember them if the next are to be asked; ``count`` numbers, ``product`` of the matrices that have them."""
+        """Remember them if the next are to be asked; ``count`` numbers, ``product`` of the matrices that have them.  What is
+        not finite is not told from anything."""
         if not self._kept.is_wanted():
             return
         columns, moved = sizes()
@@ -77,6 +78,8 @@ class LastEntries:
             (columns > 0) & np.isfinite(columns), columns, 1.0
         )
         rounding = _SAME * torch.finfo(like.dtype).eps * moved(np.abs(v))
+        if not np.isfinite(rounding).all():
+            return
         last = _Last(entries, error, v, product_of_one(product, v, len(v), like), rounding, like.dtype)
         self._kept.put(last, count + 3 * v.size)
 

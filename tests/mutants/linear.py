@@ -243,6 +243,11 @@ MUTANTS = [
         ("if same:", "if False:"),
     ),
     *mutants(
+        "implicitkit/sparsity/last_entries.py",
+        "tests/linear/test_kept.py -k infinite",
+        ("if not np.isfinite(rounding).all():", "if False:"),
+    ),
+    *mutants(
         "implicitkit/foundation/kept.py",
         "tests/linear/test_kept.py -k budget",
         ("self._ahead = 2**self._in_vain", "pass"),

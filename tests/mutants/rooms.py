@@ -698,6 +698,16 @@ MUTANTS = [
         ("torch.where(kink, 0.5 / turned, 0)", "0 * turned"),
     ),
     *mutants(
+        "implicitkit/problem/trajectory/events.py",
+        "tests/problem/test_initial_value.py -k before_an_event",
+        ("torch.where(by.abs() < 0.5 * longest.abs(), by, 0)", "0 * by"),
+    ),
+    *mutants(
+        "implicitkit/problem/trajectory/kinks.py",
+        "tests/problem/test_initial_value.py -k few_steps",
+        ("gaps.ends if well_known else self._ordered(self.asked, gaps.at)", "gaps.ends"),
+    ),
+    *mutants(
         "implicitkit/rule/constant_sums.py",
         "tests/derivatives/test_conserved_sums.py -k 'on_the_way or used_up'",
         ("by_the_way = asked & (size > 0)", "by_the_way = asked & (size < 0)"),

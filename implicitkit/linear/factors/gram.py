@@ -205,22 +205,24 @@ def of_sparse(ready: Coloured, values: np.ndarray) -> list[Gram]:
     return [Gram(with_entries(g.N, g.N.data.copy()), g.W, g.signs, g.known) for g in grams]
 
 
+def _nothing() -> None:
+    return None
+
+
 class _LastGrams:
     """``R'R`` of the entries of ``R`` that are kept."""
 
     def __init__(self, pattern: object = None) -> None:
         self._kept = Kept()
-        self._entries: Callable[[], Any] = lambda: None
 
     def of(self, values: np.ndarray) -> list[Gram] | None:
         """``R'R``, if these entries are the very same."""
-        found: list[Gram] | None = self._kept.value
-        return found if self._entries() is values else None
+        entries, found = self._kept.value or (_nothing, None)
+        return found if entries() is values else None
 
     def keep(self, values: np.ndarray, grams: list[Gram]) -> None:
-        """Not to be written to any more."""
-        self._entries = weakref.ref(values)
-        self._kept.put(grams, sum(gram.N.nnz + gram.W.size for gram in grams))
+        """Not to be written to any more; both at once, since another thread may ask in between."""
+        self._kept.put((weakref.ref(values), grams), sum(gram.N.nnz + gram.W.size for gram in grams))
 
 
 def _of_sparse(ready: Coloured, values: np.ndarray) -> list[Gram]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
-from implicitkit.problem.trajectory.explicit_steps import Between, Followed
+from implicitkit.problem.trajectory.explicit_steps import Between, Followed, Slope
 
 _POINTS, _EACH = 256, 8  # looked at in all, and in every step, at least
 _TURNS = 12  # points by which an extreme value is looked for, every other ...
@@ -174,3 +174,17 @@ class Lookout:
         if bool(at.found):
             self.seen = at._replace(place=at.place + begin)
         return self.seen is not None
+
+    def nearer(self, found: Followed, slope: Slope) -> Followed:
+        """What ends where the event was, by steps that were less accurate, with its end where it is by these: a Newton step,
+        and the other edges stay.  (Those of the equations move with the end, away from kinks that they are beside.)"""
+        t, y = found.edges[-1], found.states[-1]
+        way, longest = slope(t, y), found.edges[-1] - found.edges[-2]
+        h = torch.finfo(t.dtype).eps ** (1 / 3) * longest
+        rate = (self.event(t + h, y + h * way) - self.event(t - h, y - h * way)) / (2 * h)
+        by = (-self.event(t, y) / rate).reshape(())
+        by = torch.where(by.abs() < 0.5 * longest.abs(), by, 0)  # of NaN, too
+        edges, states = (
+            torch.cat((v[:-1], end.unsqueeze(0))) for v, end in ((found.edges, t + by), (found.states, y + by * way))
+        )
+        return found._replace(edges=edges, states=states)

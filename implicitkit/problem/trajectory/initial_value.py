@@ -111,7 +111,7 @@ class InitialValue(Problem):
         ConvergenceWarning: the trajectory is not determined to two digits (chaos over a long time), a stiff one has too
             many steps for its derivatives to be followed, or by steps or points that are given they are off by a hundredth;
             ``rhs`` jumps at a time that the state or a parameter moves.  (Second derivatives have what kinks make of them
-            (:mod:`~implicitkit.problem.trajectory.kinks`), but for ``steps`` that are given, more than 200 kinks, and those
+            (:mod:`~implicitkit.problem.trajectory.kinks`), but for ``steps`` that are given, more than 64 kinks, and those
             of roots: ``x.abs()`` is seen, ``(x * x).sqrt()`` is not.)
 
     Raises:
@@ -266,6 +266,9 @@ class InitialValue(Problem):
         if met.seen and not (lost or self.steps) and len(y0):
             anew = lambda t, y0: integrate(slope, t, y0, accuracy)  # noqa: E731
             found, bends = Kinks(slope, mapped, t, between, anew).split(found, followed)
+            if lookout is not None and bends is not None:
+                found = lookout.nearer(found, slope)
+                end, t = found.edges[-1], torch.stack((t[0], found.edges[-1]))
         else:
             found = followed(found, t, met.seen)
         edges, states = found.edges, found.states

@@ -29,12 +29,12 @@ from implicitkit.problem.trajectory.sides import Sides
 
 _PARTS, _CUT = 4, 32  # of a step; of a part in which a side changes, time and again:
 _ROUGH, _FINE = 2, 5  # so often
-_MOST = 200  # crossings
+_MOST = 64  # crossings
 _NEAR = 1e-9  # of the whole time: one at a time that is asked for
 _BEFORE = 0.1, 0.005  # of the room: steps end there, too, since some stages of longer ones would be behind a kink
 _GAP = 3.0  # times what a parameter is moved by, relative, for a difference: from a kink to the steps on both its sides
 _WIDEST, _LOOSE = 1e-3, 1e-4  # of the room: at most, and to implicit ones, whose states are not known so well
-_TRIES = 4  # to find them, each by steps that end where they were found before
+_TRIES = 3  # to find them, each by steps that end where they were found before
 _CLOSE = 1e-5  # of the longest step: kinks are one, that are not as far apart
 _TURN, _JUMP = 1e-4, 1e-3  # of the largest derivatives, by which they turn at a kink, and of slopes: more is a jump
 
@@ -106,13 +106,13 @@ class Kinks:
         crossed = self.crossed(found, _ROUGH)
         if crossed is None or not len(crossed):
             return follow(found, self.asked, self.hidden or crossed is None), None
-        for _ in range(_TRIES):
+        for well_known in (not found.explicit, *(True,) * _TRIES):  # steps across kinks do not say well where these are
             gaps = self._gaps(found, crossed)
-            known = self._through(found, gaps.ends)
+            known = self._through(found, gaps.ends if well_known else self._ordered(self.asked, gaps.at))
             crossed = None if known is None else self.crossed(known, _FINE)
             if known is None or crossed is None or not len(crossed):
                 break
-            if gaps.hold(crossed):
+            if well_known and gaps.hold(crossed):
                 fine = follow(known, gaps.ends, self.hidden)
                 whole = fine.edges[((fine.edges[:, None] - gaps.at).abs() > 0.99 * gaps.gap.abs()).all(1)]
                 if len(whole) < len(fine.edges):  # across a kink there is nothing to follow

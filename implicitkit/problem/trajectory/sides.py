@@ -19,8 +19,8 @@ from implicitkit.foundation import compat
 
 _CHOOSING = re.compile(  # names of operations that return numbers, whether of torch or of a tensor, in place or not
     "(abs|absolute|am(ax|in)|angle|a(rc)?tan2|ceil|clamp(_max|_min)?|clip|cum(max|min)|eq|fix|floor(_divide)?|f(max|min|mod)"
-    "|frac|g[et]|greater(_equal)?|hard.*|heaviside|kthvalue|l[et]|leaky_relu|less(_equal)?|masked_fill|max(imum)?|median"
-    "|min(imum)?|ne|r?p?relu6?|remainder|round|r?relu|sgn|sign|softshrink|sort|threshold|topk|trunc|where)"
+    "|frac|g[et]|greater(_equal)?|hard.*|heaviside|kthvalue|l1_loss|l[et]|leaky_relu|less(_equal)?|masked_fill|max(imum)?"
+    "|median|min(imum)?|ne|r?p?relu6?|remainder|round|r?relu|selu|sgn|sign|softshrink|sort|threshold|topk|trunc|where)"
 )
 _ROOTS = re.compile("r?sqrt|(linalg_)?(vector_)?norm|r?pow|hypot|cdist|(cosine|pairwise)_.*|normalize")
 
@@ -44,6 +44,7 @@ class Sides(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         self.rooted = self.rooted or _ROOTS.fullmatch(name) is not None
         chooses = _CHOOSING.fullmatch(name) is not None or bool(kwargs.get("rounding_mode"))
+        chooses = chooses or (name == "elu" and kwargs.get("alpha", 1.0) != 1.0)  # else it has no kink
         given = _numbers((*args, *kwargs.values())) if chooses else None
         sides = self._before(name, args, kwargs) if chooses and given else None
         found = func(*args, **kwargs)
@@ -103,10 +104,13 @@ def _extreme(x: Tensor, dim: Any = (), keepdim: bool = False) -> list[Tensor]:
 
 _zero: Callable[..., list[Tensor]] = lambda x, *rest, **more: [x > 0]  # noqa: E731
 _RULES: dict[str, Callable[..., list[Tensor]]] = {
-    **dict.fromkeys(("abs", "absolute", "relu", "leaky_relu", "prelu", "rrelu", "sgn", "sign", "heaviside"), _zero),
+    **dict.fromkeys(
+        ("abs", "absolute", "relu", "leaky_relu", "prelu", "rrelu", "elu", "selu", "sgn", "sign", "heaviside"), _zero
+    ),
     **dict.fromkeys(("maximum", "minimum", "fmax", "fmin", "max", "min"), _of_two),
     **dict.fromkeys(("amax", "amin"), _extreme),
     **dict.fromkeys(("clamp", "clip"), _between()),
+    "l1_loss": lambda x, target, **more: [x > target],
     "clamp_min": lambda x, min: [x > min],
     "clamp_max": lambda x, max: [x > max],
     "hardtanh": lambda x, min_val=-1.0, max_val=1.0: [x > min_val, x > max_val],
