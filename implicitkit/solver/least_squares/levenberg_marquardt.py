@@ -219,10 +219,10 @@ def _as_linear(model: _Normal, z: Tensor, g: Tensor, p: Tensor, z_next: Tensor) 
     """Where ``R'R`` does not show the minimum of the model, that from ``R`` itself, which is taken where the residuals are
     linear, as they must be along the step ``p`` of ``R'R``: the next points, and of which samples it is."""
     hidden = model.hidden & model.is_exact(z, torch.where(torch.isfinite(p), p, 0).to(z))
-    p = model.equations.without_squares(model.r, hidden) if bool(hidden.any()) else None
-    if p is None:
+    exact = model.equations.without_squares(model.r, hidden) if bool(hidden.any()) else None
+    if exact is None:
         return z_next, torch.zeros_like(hidden)
-    trial = taken_where(hidden & torch.isfinite(p).all(1), z + p, z_next)
+    trial = taken_where(hidden & torch.isfinite(exact).all(1), z + exact, z_next)
     p = trial - z
     linear = hidden & (model.promised(g, p) > 0) & model.is_exact(z, p)
     return taken_where(linear, trial, z_next), linear
