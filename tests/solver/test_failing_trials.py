@@ -13,6 +13,8 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation.failing_matrices import failing_as_nan
 from implicitkit.lifting.fewer_rows import _near
+from implicitkit.solver.claims_that_wait import Point
+from implicitkit.solver.coming_back import come_back
 from implicitkit.solver.evaluating.failing_trials import Outside
 from implicitkit.solver.steps.spectral_trust_region import SpectralStep
 
@@ -462,3 +464,12 @@ def test_a_model_without_second_derivatives_is_flat() -> None:
     torch.testing.assert_close(p[0], torch.tensor([-0.3, -0.4], dtype=D), rtol=1e-2, atol=0.0)
     torch.testing.assert_close(promised[0], torch.tensor(2.5, dtype=D), rtol=1e-2, atol=0.0)
     assert bool(torch.isfinite(p[1]).all()) and float(promised[1]) > 1.0
+
+
+def test_a_step_into_a_kink_stays_there() -> None:
+    """``sqrt(z^2)`` has a minimum where its gradient is NaN, and finite beside it; that of the other sample is NaN beyond 3."""
+    slope = lambda z: torch.where(z > 3, torch.nan, z / torch.sqrt(z * z))  # noqa: E731
+    f: Any = SimpleNamespace(kind=SimpleNamespace(iteration=False), residual=slope)
+    last = Point(torch.ones(2, 1, dtype=D), torch.ones(2, dtype=D), slope(torch.ones(2, 1, dtype=D)))
+    z = come_back(f, last, torch.tensor([[0.0], [6.0]], dtype=D), torch.tensor([True, True]))
+    torch.testing.assert_close(z, torch.tensor([[0.0], [2.25]], dtype=D), rtol=0.0, atol=0.0)
