@@ -467,7 +467,7 @@ def test_a_model_without_second_derivatives_is_flat() -> None:
 
 
 def test_a_step_into_a_kink_stays_there() -> None:
-    """``sqrt(z^2)`` has a minimum where its gradient is NaN, and finite beside it; that of the other sample is NaN beyond 3."""
+    """``sqrt(z^2)`` has a minimum where its gradient is NaN, and finite beside it; the other sample's is NaN beyond 3."""
     slope = lambda z: torch.where(z > 3, torch.nan, z / torch.sqrt(z * z))  # noqa: E731
     f: Any = SimpleNamespace(kind=SimpleNamespace(iteration=False), residual=slope)
     last = Point(torch.ones(2, 1, dtype=D), torch.ones(2, dtype=D), slope(torch.ones(2, 1, dtype=D)))
