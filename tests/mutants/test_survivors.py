@@ -24,6 +24,7 @@ from implicitkit.linear import GMRES, LSMR, LU, BiCGStab
 from implicitkit.linear.auto import Auto
 from implicitkit.linear.conditions.kkt import KKT
 from implicitkit.linear.conditions.saddle import Saddle
+from implicitkit.linear.iterative import lsmr
 from implicitkit.linear.iterative.neumann import NeumannSeries
 from implicitkit.problem.qp_jacobian import QPJacobian
 from implicitkit.solver.root.pseudo_transient import PseudoTransient, _implicit_euler
@@ -212,6 +213,16 @@ def test_linear_gmres_drops_a_direction_that_is_rounding() -> None:
     found = GMRES().solve(operator(M), b, rtol=1e-14, atol=0.0, max_steps=None)
     assert_near(found.x[:, :3], torch.tensor([[1.0, 0.5, 1 / 3]], dtype=D), rtol=1e-10, atol=1e-12)
     assert float(found.x.abs().max()) < 2
+
+
+def test_linear_lsmr_says_no_larger_norm_the_longer_it_goes_on() -> None:
+    """``|A|`` by the bidiagonal matrix, which has ``n`` rows: what rounding adds made it 5.7 times as large, and claims as
+    much looser."""
+    n, size = 30, torch.logspace(0, -1.5, 30, dtype=D)
+    M = (torch.linalg.qr(randn(n, n, seed=6))[0] * size @ torch.linalg.qr(randn(n, n, seed=7))[0]).unsqueeze(0)
+    left, all_of = torch.zeros(1, dtype=D), torch.ones(1, dtype=torch.bool)
+    _, _, norm = lsmr._bidiagonalise(operator(M), randn(1, n, seed=8), left, 1e-17, all_of, torch.tensor([1000]))
+    assert 0.9 < float(norm / torch.linalg.matrix_norm(M[0])) < 1.5
 
 
 def test_linear_lsmr_claims_no_least_squares_solution_that_is_none() -> None:

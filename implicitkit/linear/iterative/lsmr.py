@@ -123,7 +123,8 @@ def _bidiagonalise(
     square = alpha * alpha
     steps = live.long()
     live = live & (zetab > 0)  # A^T b = 0: the answer is zero
-    fewer = Fewer(A)
+    # there are no more rows of B than of the matrix: later ones, of vectors that rounding has turned, repeat them
+    fewer, rows = Fewer(A), min(b.shape[1], x.shape[1])
     while left := int(torch.count_nonzero(live)):
         index = fewer.drop(live, left, lambda: (x, steps, square))  # noqa: B023
         if index is not None:
@@ -134,7 +135,8 @@ def _bidiagonalise(
             betadd, betad, rhod, taut, thetat = narrowed(index, betadd, betad, rhod, taut, thetat)
             live, target, budget = narrowed(index, live, target, budget)
         u, beta = _unit(torch.addcmul(fewer.A.mv(v), column(alpha), u, value=-1))
-        square = torch.where(live, square + beta * beta, square)
+        rows -= 1
+        square = torch.where(live, square + beta * beta, square) if rows >= 0 else square
         v, alpha = _unit(torch.addcmul(fewer.A.rmv(u), column(beta), v, value=-1))
         # rotation Q: the bidiagonal B becomes the upper bidiagonal R
         rho_old, rho = rho, torch.hypot(alphab, beta).clamp_min(tiny)
@@ -159,7 +161,7 @@ def _bidiagonalise(
         taud = (zeta - thetat * taut) / rhod
         r_norm = torch.hypot(betad - taud, betadd)
         steps = torch.where(live, steps + 2, steps)
-        square_next = square + alpha * alpha
+        square_next = square + alpha * alpha if rows > 0 else square
         unsolved = (r_norm > target) & (zetab.abs() > normal_rtol * square.sqrt() * r_norm)
         live = live & unsolved & (steps + 1 < budget)
         square = torch.where(live, square_next, square)
