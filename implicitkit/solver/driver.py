@@ -140,7 +140,7 @@ class _Loop:
             return False
         lost = self.active.logical_and(~(self.norm < math.inf))
         z = come_back(self.f, self.last, self.z, lost) if _count(lost)[0] else self.z
-        if not _count((lost.unsqueeze(1) & (self.z != z)).any(1))[0]:
+        if z is self.z or not _count((lost.unsqueeze(1) & (self.z != z)).any(1))[0]:
             return False
         self.rescues += 1
         self.z, self.norm = z, self.judge.norm(self.f.residual(z))

@@ -58,7 +58,7 @@ def test_the_system_of_all_residuals_is_factored_for_linear_ones_only(
     bent: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its step would not be taken where residuals bend, and 10,000 poses took 2.4 times as long for it."""
-    A = torch.from_numpy(design("parallel", 1e-6))
+    A = torch.from_numpy(design("parallel", 1e-4))
     rows, columns = A.nonzero().unbind(1)
     v, y = A[rows, columns], A @ torch.cos(torch.arange(N, dtype=D)) + 0.1
     factored, inner = [], sparse_normal.least_squares
@@ -67,7 +67,7 @@ def test_the_system_of_all_residuals_is_factored_for_linear_ones_only(
     def residuals(z: Tensor, y: Tensor) -> Tensor:
         return torch.zeros(2 * N, dtype=D).index_add(0, rows, v * (z + bent * z**3)[columns]) - y
 
-    ik.least_squares(residuals, torch.zeros(N, dtype=D), (y,), on_failure="ignore")
+    ik.least_squares(residuals, torch.zeros(N, dtype=D), (y,))
     assert bool(factored) == (bent == 0)
 
 
