@@ -15,12 +15,12 @@ having nothing in common but zero; ``(J + s C^T C)^{-1}`` is then the group inve
 Since ``C`` is constant the rules for derivatives of every order stay what they are, with this matrix in the place of ``J``.
 
 Volumes, stoichiometric numbers and the chances of a chain to end here or there make ``C`` depend on ``\theta``.  Then ``C(z
-- z_0) = 0`` gives ``C dz = C dz_0 - dC (z - z_0)``.  With ``J w = z - z_0``, which has a solution, and from ``C J = 0``, so
-that ``dC J = -C J_\theta d\theta`` (``C F_z = 0`` for every ``z``),
+- z_0) = 0`` gives ``C dz = C dz_0 - dC (z - z_0)``.  With ``(J + s C^T C) w = z - z_0``, so that ``J w = z - z_0``, and from
+``C J = 0``, so that ``dC J = -C J_\theta d\theta`` (``C F_z = 0`` for every ``z``),
 
     (J + s C^T C) dz = -F_\theta d\theta + s C^T C (dz_0 + (J_\theta d\theta) w)
 
-Of second order this is not so, and these are refused.
+What changes of ``C`` in derivatives of higher order: :mod:`implicitkit.rule.linear_functions`.
 
 ``C`` spans the left null space of ``J``, of samples of which it is seen that
 
@@ -84,10 +84,7 @@ def hold(record: Record, J: Operator, tolerance: float, quietly: bool) -> None:
     held = sums(J, record, z, start, tolerance)
     if held is not None:
         moves, broken = _depend(record, held, record.theta)
-        if moves:
-            way, *_ = solved(J, held, (z - start).unsqueeze(2).repeat(J.batch // len(z), 1, 1), transposed=False)
-            held = replace(held, way=way[: len(z)].squeeze(2).nan_to_num(0, 0, 0))
-        held = replace(held, change=_change(record, held, J, z))
+        held = replace(held, moves=moves, change=_change(record, held, J, z))
         if broken and not quietly:
             warn(_SAID, DegenerateWarning)
     record.held = held

@@ -47,13 +47,13 @@ class Held:
 
     Attributes:
         space: the null spaces, zero where nothing is conserved. Q: ``(samples, k, n)``.
-        way: ``w``, ``J w = z - z_0``, ``(samples, n)``, where the sums depend on ``theta``.
+        moves: do the sums depend on ``theta``?
         change: ``J(z - d) - J(z)``, ``(samples, n, n)``, where it is more than slight.
     """
 
     space: NullSpace
     Q: Tensor
-    way: Tensor | None = None
+    moves: bool = False
     change: Tensor | None = None
 
     @property

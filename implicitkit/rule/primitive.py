@@ -5,14 +5,9 @@ Let ``F(z, \theta) = 0`` define ``z(\theta)``, with ``A = dF/dz``.  By the impli
     tangent:    \dot z = -A^{-1} (dF/d\theta) \dot\theta
     cotangent:  \bar\theta = -(dF/d\theta)^T u,   A^T u = \bar z
 
-:class:`_Root` is the map ``(z0, \theta) -> z`` with these two rules.  The linear solve in them is :class:`_LinSolve`,
-``x = A^{-1} b`` or ``A^{-T} b`` as a function of ``(z, b, \theta)``, which is the same primitive once more (its residual
-is ``A x - b``):
-
-    tangent:    \dot x = A^{-1} (\dot b - \dot A x)
-    cotangent:  \bar b = w with A^T w = \bar x,   (\bar z, \bar\theta) = -d<w, A x>
-
-so that derivatives of every order and in every mode come out of two rules, and the solver is never differentiated.
+:class:`_Root` is the map ``(z0, \theta) -> z`` with these two rules.  The linear solve in them is a function of ``(z, b,
+\theta)``, which is the same primitive once more, of the residual ``A x - b`` (:mod:`implicitkit.rule.linear_functions`), so
+that derivatives of every order and in every mode come out of two rules, and the solver is never differentiated.
 
 Both take explicit tensors only and see plain ones in ``forward``: whatever the stack of transforms, torch peels one
 level at a time, and the ``vmap`` rule is the same primitive on the system with one batch dimension more.  So a solver
@@ -32,7 +27,8 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.sparse_products import as_they_lie
 from implicitkit.rule import keeping
 from implicitkit.rule.constant_sums import Held
-from implicitkit.rule.refusals import refuse_batched_below, refuse_batched_tangents, refuse_moving
+from implicitkit.rule.linear_functions import as_primal, front, kept, replaced, solved
+from implicitkit.rule.refusals import refuse_batched_tangents
 from implicitkit.system import System
 
 
@@ -101,13 +97,13 @@ class _Root(compat.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
-        ctx.request, _, *theta = inputs
+        ctx.request, z0, *theta = inputs
         z, stats = output
         if stats is not None:
             ctx.mark_non_differentiable(stats)
         ctx.set_materialize_grads(False)
-        ctx.figures = stats is not None and ctx.request.incomplete
-        saved = (z, *theta, stats) if ctx.figures else (z, *theta)
+        ctx.figures, ctx.follows = stats is not None and ctx.request.incomplete, ctx.request.follows
+        saved = (z, *theta, *((z0,) if ctx.follows else ()), *((stats,) if ctx.figures else ()))
         ctx.save_for_backward(*saved)
         if compat.has_forward_level():  # which calls jvp at once, or never
             ctx.save_for_forward(*saved)
@@ -118,13 +114,13 @@ class _Root(compat.Function):
     @recording.refusing()
     def backward(ctx: Any, g: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         # read once: non-reentrant checkpointing allows no more; a pullback may be called after its transform has ended
-        point = compat.unwrap_dead_wrappers(ctx.saved_tensors)
-        z, *theta = point[:-1] if ctx.figures else point
+        z, theta, z0, figures = _saved(ctx, compat.unwrap_dead_wrappers(ctx.saved_tensors))
         request, needed = ctx.request, [i for i in range(len(theta)) if ctx.needs_input_grad[2 + i]]
         grads: list[Tensor | None] = [None] * len(theta)
         starts = ctx.needs_input_grad[1] and g is not None
         start = torch.zeros_like(z) if ctx.needs_input_grad[1] else None
-        usable = _usable(ctx, point) if g is not None and (needed or (starts and request.follows)) else None
+        asked = g is not None and (needed or (starts and request.follows))
+        usable = _usable(request, z, theta, figures) if asked else None
         if g is not None and usable is None:
             grads = [torch.zeros_like(t) if i in needed else None for i, t in enumerate(theta)]
         elif g is not None and usable is not None:
@@ -132,15 +128,15 @@ class _Root(compat.Function):
             refuse_batched_tangents(g, z, *theta)
             levels = compat.transforms_active() or compat.has_forward_level() or compat.is_legacy_batched(g)
             if levels or torch.is_grad_enabled():
-                u = _solved(request, True, z, g, theta)
+                u = solved(request, True, z, g, theta)
                 found: Sequence[Tensor | None] = _pull_theta(request, z, theta, needed, -u) if needed else ()
             else:
                 with as_they_lie(request.system.lifted.sparse):
                     u, found = _first_order(request, z, theta, needed, g)
             if request.held is not None:
-                start = keeping.product(request, "back", z, u, theta) if starts else start
+                start = kept(request, "back", z, u, theta) if starts else start
                 own = [theta[i] for i in needed]
-                moved = keeping.pulled(request, _slope(request, theta, needed), z, theta, own, u)
+                moved = keeping.pulled(request, _slope(request, theta, needed), z, z0, theta, own, u)
                 found = [m if f is None else f if m is None else f + m for f, m in zip(found, moved, strict=True)]
             given = request.system.lifted.from_args
             for i, value in zip(needed, found, strict=True):
@@ -157,28 +153,29 @@ class _Root(compat.Function):
     def jvp(ctx: Any, _request: Any, dz0: Tensor | None, *tangents: Tensor | None) -> tuple[Tensor, None]:
         request = ctx.request
         with compat.forward_ad_enabled(ctx.saved_tensors) as point:
+            z, theta, z0, figures = _saved(ctx, point)
             moving = [i for i, t in enumerate(tangents) if t is not None]
             starts = dz0 is not None and request.follows
-            usable = _usable(ctx, point) if moving or starts else None
+            usable = _usable(request, z, theta, figures) if moving or starts else None
             if usable is None:
-                return torch.zeros_like(point[0]), None
+                return torch.zeros_like(z), None
             z, theta = usable
 
             def pushed(*tangents: Tensor) -> Tensor:
                 dz, start = torch.zeros_like(z), tangents[-1] if len(tangents) > len(moving) else None
                 if moving:
                     of, own = _theta_only(request, z, theta, moving), [theta[i] for i in moving]
-                    dz = _solved(request, False, z, -autodiff.jvp(of, own, tangents[: len(moving)]), theta)
+                    dz = solved(request, False, z, -autodiff.jvp(of, own, tangents[: len(moving)]), theta)
                 elif start is not None:
-                    _solved(request, False, z, start, theta)  # which meets what is held
-                if (held := request.held) is None or (start is None and held.way is None):
+                    solved(request, False, z, start, theta)  # which meets what is held
+                if (held := request.held) is None or (start is None and not held.moves):
                     return dz
                 own, ways = [theta[i] for i in moving], tangents[: len(moving)]
-                more = keeping.pushed(request, _slope(request, theta, moving), z, theta, own, ways)
-                more = keeping.product(request, "to", z, more if start is None else more + start, theta)
-                return dz + _solved(request, False, z, more, theta)
+                more = keeping.pushed(request, _slope(request, theta, moving), z, z0, theta, own, ways)
+                more = kept(request, "to", z, more if start is None else more + start, theta)
+                return dz + solved(request, False, z, more, theta)
 
-            own = [_as(tangents[i], theta[i]) for i in moving] + ([] if dz0 is None else [_as(dz0, z)])
+            own = [as_primal(tangents[i], theta[i]) for i in moving] + ([] if dz0 is None else [as_primal(dz0, z)])
             later = recording.recorded(pushed, own, z, (z, *theta))
             return pushed(*own) if later is None else later, None
 
@@ -186,119 +183,25 @@ class _Root(compat.Function):
     @tracers.opaque_to_compile
     def vmap(info: Any, in_dims: tuple[Any, ...], request: ImplicitSolve, z0: Tensor, *theta: Tensor) -> Any:
         batch, (_, z_dim, *dims) = info.batch_size, in_dims
-        flat = keeping.front(z0, z_dim, batch).reshape(-1, request.system.size)
+        flat = front(z0, z_dim, batch).reshape(-1, request.system.size)
         z, stats = _Root.apply(request.batched(dims, batch), flat, *theta)
         return (z.unflatten(0, (batch, -1)), stats.unflatten(0, (batch, -1))), (0, 0)
 
 
-class _LinSolve(compat.Function):
-    """``x = A^{-1} b`` (``A^{-T} b`` if transposed), ``A = dF/dz(z, theta)``.
-
-    ``b`` may have ``k`` times the rows of ``z``: ``k`` right-hand sides of every block, the blocks running fastest.
-    """
-
-    @staticmethod
-    @tracers.opaque_to_compile
-    @compat.outside_inference
-    def forward(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
-        refuse_batched_below(b)
-        later = recording.recorded(lambda b: _LinSolve.apply(request, transposed, z, b, *theta), [b], b, (z, *theta))
-        if later is not None:
-            return later
-        with recording.unrecorded():
-            if not request.factors_once:
-                request, z = _for_rows(request, z, theta, len(b))
-            _, A = request.linearise(z.detach(), [t.detach() for t in theta])
-            A = A.T if transposed else A
-            with torch.no_grad():
-                return request.solve_linear(A, b.detach(), transposed)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.request, ctx.transposed, z, _, *theta = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(output, z, *theta)
-        ctx.save_for_forward(output, z, *theta)
-
-    @staticmethod
-    @tracers.opaque_to_compile
-    @compat.outside_inference
-    @recording.refusing()
-    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, z, *theta = compat.unwrap_dead_wrappers(ctx.saved_tensors)
-        request, transposed = ctx.request, ctx.transposed
-        if g is None:
-            return (None,) * (4 + len(theta))
-        refuse_moving(request.held)
-        refuse_batched_tangents(g, x, z, *theta)
-        w = _solved(request.for_reverse() if transposed else request, not transposed, z, g, theta)
-        p, q = (x, w) if transposed else (w, x)  # d<w, A x> = d<A^T p, q>
-        needed = [i for i in range(len(theta)) if ctx.needs_input_grad[4 + i]]
-        grads: list[Tensor | None] = [None] * len(theta)
-        z_grad = None
-        if ctx.needs_input_grad[2] or needed:
-            # batched by autograd.grad(is_grads_batched=True), w may be a cotangent only: nothing would record it
-            batched = not transposed and compat.is_legacy_batched(g)
-
-            def product(y: Tensor, *moving: Tensor) -> Tensor:  # A x, or A^T p
-                residual, y = _for_each(request, y, _replace(theta, needed, moving), len(p))
-                return autodiff.jvp(residual, (y,), (x,)) if batched else autodiff.vjp(residual, y)[1](p)[0]
-
-            _, pullback = autodiff.vjp(product, z, *(theta[i] for i in needed))
-            z_grad, *found = pullback(-w if batched else -q)
-            for i, value in zip(needed, found, strict=True):
-                grads[i] = value
-        return (None, None, z_grad, w, *grads)
-
-    @staticmethod
-    @tracers.opaque_to_compile
-    @compat.outside_inference
-    @recording.refusing()
-    def jvp(
-        ctx: Any, _request: Any, _transposed: Any, dz: Tensor | None, db: Tensor | None, *dtheta: Tensor | None
-    ) -> Tensor:
-        request, transposed = ctx.request, ctx.transposed
-        refuse_moving(request.held)
-        with compat.forward_ad_enabled(ctx.saved_tensors) as (x, z, *theta):
-            rhs = _as(db, x)
-            moving = [i for i, t in enumerate(dtheta) if t is not None]
-            tangents = [_as(dz, z), *(_as(dtheta[i], theta[i]) for i in moving)]
-
-            def product(y: Tensor, *changed: Tensor) -> Tensor:  # A(y) x, or its transpose
-                residual, y = _for_each(request, y, _replace(theta, moving, changed), len(x))
-                return autodiff.vjp(residual, y)[1](x)[0] if transposed else autodiff.jvp(residual, (y,), (x,))
-
-            change = autodiff.jvp(product, (z, *(theta[i] for i in moving)), tangents)
-            return _solved(request, transposed, z, rhs - change, theta)
-
-    @staticmethod
-    @tracers.opaque_to_compile
-    def vmap(
-        info: Any,
-        in_dims: tuple[Any, ...],
-        request: ImplicitSolve,
-        transposed: bool,
-        z: Tensor,
-        b: Tensor,
-        *theta: Tensor,
-    ) -> Any:
-        refuse_batched_below(b)
-        return keeping.in_rows(_LinSolve, info.batch_size, in_dims, request, transposed, z, b, *theta)
-
-
 # ------------------------------------------------------------------------------------------------------------- details
-def _usable(ctx: Any, point: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]] | None:
-    """``z`` and ``theta`` of what a solve has saved, where derivatives are finite; ``None`` where all of them are zero."""
-    if not ctx.request.incomplete:
-        return point[0], list(point[1:])
-    z, *theta = point[:-1] if ctx.figures else point
-    found: tuple[Tensor, list[Tensor]] | None = ctx.request.solved(z, theta, point[-1] if ctx.figures else None)
-    return found
+def _saved(ctx: Any, point: Sequence[Tensor]) -> tuple[Tensor, list[Tensor], Tensor | None, Tensor | None]:
+    """What a solve has saved: ``z``, ``theta``, the start if sums of it may remain, and figures if samples have failed."""
+    rest = list(point)
+    figures = rest.pop() if ctx.figures else None
+    start = rest.pop() if ctx.follows else None
+    return rest[0], rest[1:], start, figures
 
 
-def _solved(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, theta: Sequence[Tensor]) -> Tensor:
-    """:class:`_LinSolve` on rows ``b``."""
-    return keeping.of_rows(_LinSolve, request, transposed, z, b, theta)
+def _usable(
+    request: ImplicitSolve, z: Tensor, theta: list[Tensor], figures: Tensor | None
+) -> tuple[Tensor, list[Tensor]] | None:
+    """``z`` and ``theta`` where derivatives are finite; ``None`` where all of them are zero."""
+    return request.solved(z, theta, figures) if request.incomplete else (z, theta)
 
 
 def _first_order(
@@ -331,38 +234,11 @@ def _pull_theta(
     return autodiff.vjp(_theta_only(request, z, theta, needed), *(theta[i] for i in needed))[1](w)
 
 
-def _as(tangent: Tensor | None, primal: Tensor) -> Tensor:
-    """The tangent in the precision of its primal, zero for none: torch makes some of float64 where levels are nested."""
-    return torch.zeros_like(primal) if tangent is None else tangent.to(primal.dtype)
-
-
 def _theta_only(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], moving: Sequence[int]) -> Any:
     request.system.lifted.as_found()
-    return lambda *changed: request.system.residual(z, *_replace(theta, moving, changed))
+    return lambda *changed: request.system.residual(z, *replaced(theta, moving, changed))
 
 
 def _slope(request: ImplicitSolve, theta: Sequence[Tensor], moving: Sequence[int]) -> Any:
     request.system.lifted.as_found()
-    return lambda y, *changed: request.system.residual(y, *_replace(theta, moving, changed))
-
-
-def _for_each(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], rows: int) -> tuple[Any, Tensor]:
-    """The residual as a function of the state, and the state, for ``rows`` vectors: as often as there are right-hand
-    sides of every block."""
-    request, z = _for_rows(request, z, theta, rows)
-    request.system.lifted.as_found()
-    return lambda v: request.system.residual(v, *theta), z
-
-
-def _for_rows(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], rows: int) -> tuple[ImplicitSolve, Tensor]:
-    """The request, and the state, as often as there are right-hand sides of every block; the samples run fastest, as the
-    figures of the solve are repeated (:mod:`implicitkit.rule.request`)."""
-    times = rows // max(1, len(z))
-    return (request.batched([None] * len(theta), times), z.repeat(times, 1)) if times > 1 else (request, z)
-
-
-def _replace(theta: Sequence[Tensor], where: Sequence[int], by: Sequence[Tensor]) -> list[Tensor]:
-    full = list(theta)
-    for i, t in zip(where, by, strict=True):
-        full[i] = t
-    return full
+    return lambda y, *changed: request.system.residual(y, *replaced(theta, moving, changed))

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.rule.constant_sums import Held
 
 
 def refuse_batched_below(b: Tensor) -> None:
@@ -26,14 +25,4 @@ def refuse_batched_tangents(g: Tensor, *used: Tensor) -> None:
             "batched gradients (is_grads_batched=True, torch.autograd.functional.jacobian(vectorize=True)) of a solve are "
             "not possible where a forward_ad.dual_level around them has given what the solve uses a tangent: torch batches "
             "no forward mode. Use torch.func.jacrev"
-        )
-
-
-def refuse_moving(held: Held | None) -> None:
-    """Raise :class:`CapabilityError` for second derivatives where the sums that a flow conserves depend on parameters."""
-    if held is not None and held.way is not None:
-        raise CapabilityError(
-            "second derivatives of a state at rest are not possible where the sums that its flow conserves depend on "
-            "parameters (volumes, stoichiometric numbers): in other unknowns (amounts, not concentrations) these may be "
-            "constant"
         )

@@ -297,9 +297,17 @@ def test_sums_may_depend_on_parameters(verb: Any, flow: Any, start: list[float],
         torch.testing.assert_close(batched, wanted, rtol=1e-5, atol=1e-6)
         each = torch.func.vmap(torch.func.jacrev(value, 1), (0, None))(torch.stack([z0, z0.flip(0) + 0.1]), k_)
         torch.testing.assert_close(each[0], wanted, rtol=1e-5, atol=1e-6)
-    for mode in (torch.func.jacrev, torch.func.jacfwd):
-        with pytest.raises(ik.CapabilityError, match="depend on parameters"):
-            mode(torch.func.jacrev(value, 1), 1)(z0, k_)
+    weights = torch.linspace(1, 2, len(z0), dtype=D)
+    loss = lambda z0, k: (weights * value(z0, k) ** 2).sum()  # noqa: E731
+    slopes = torch.func.grad(loss, 1)
+    by_start, by_rate = _slope(lambda z0: slopes(z0, k_), z0), _slope(lambda k: slopes(z0, k), k_)
+    for outer in (torch.func.jacrev, torch.func.jacfwd):
+        for inner in (torch.func.jacrev, torch.func.jacfwd):
+            torch.testing.assert_close(outer(inner(loss, 1), 1)(z0, k_), by_rate, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(outer(inner(loss, 1), 0)(z0, k_), by_start, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(outer(inner(loss, 0), 1)(z0, k_), by_start.T, rtol=1e-5, atol=1e-5)
+    each = torch.func.vmap(torch.func.hessian(loss, 1), (0, None))(torch.stack([z0, z0.flip(0) + 0.1]), k_)
+    torch.testing.assert_close(each[0], by_rate, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_slow_is_not_conserved() -> None:
@@ -471,5 +479,35 @@ def test_large_volumes_may_depend_on_parameters() -> None:
     k = torch.tensor([0.3, 0.2, 0.9], dtype=D)
     for mode in (torch.func.jacrev, torch.func.jacfwd):
         torch.testing.assert_close(mode(value)(k), _slope(value, k), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ik.CapabilityError, match="depend on parameters"):
-        torch.func.hessian(lambda k: value(k).sum())(k)
+    slopes = torch.func.grad(lambda k: value(k).square().sum())
+    torch.testing.assert_close(torch.func.jacfwd(slopes)(k), _slope(slopes, k), rtol=1e-4, atol=1e-4)
+
+
+def test_second_derivatives_of_a_chain_whose_matrix_is_made_outside() -> None:
+    """``pi`` of ``exp(t K)`` normalised by rows, against linear equations with the sum in the place of one.  (They were
+    refused: each entry of the matrix alone would break the sum.)"""
+    K = torch.cos(torch.arange(36, dtype=D).view(6, 6) ** 1.5)
+    weights = torch.linspace(0, 2, 6, dtype=D)
+
+    def matrix(t: Tensor) -> Tensor:
+        return torch.softmax(t[0] * K + t[1] * weights, 1)
+
+    def loss(t: Tensor) -> Tensor:
+        P = matrix(t)
+        pi = ik.fixed_point(lambda x: P.mT @ x, torch.full((6,), 1 / 6, dtype=D)).value
+        return (weights * pi**2).sum()
+
+    def directly(t: Tensor) -> Tensor:
+        A = torch.cat([(matrix(t).mT - torch.eye(6, dtype=D))[:-1], torch.ones(1, 6, dtype=D)])
+        pi = torch.linalg.solve(A, torch.eye(6, dtype=D)[-1])
+        return (weights * pi**2).sum()
+
+    t = torch.tensor([1.3, 0.4], dtype=D)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateWarning)
+        for outer in (torch.func.jacrev, torch.func.jacfwd):
+            for inner in (torch.func.jacrev, torch.func.jacfwd):
+                torch.testing.assert_close(outer(inner(loss))(t), torch.func.hessian(directly)(t), rtol=1e-6, atol=1e-7)
+        third = torch.func.jacrev(torch.func.hessian(loss))(t)
+    of_hessians = _slope(torch.func.hessian(directly), t)  # torch's own third derivative is off
+    torch.testing.assert_close(third, of_hessians, rtol=1e-5, atol=1e-6)

@@ -77,7 +77,7 @@ MUTANTS = [
         ("torch.isfinite(A).flatten(1).all(1)] = torch.nan", "torch.isfinite(A).flatten(1).all(1)] = 0"),
     ),
     *mutants(
-        "implicitkit/rule/keeping.py",
+        "implicitkit/rule/linear_functions.py",
         "tests/derivatives/test_transforms.py",
         ("return compat.below_legacy_batch(rows, b)", "return compat.below_legacy_batch(rows, -b)"),
         ("return compat.below_legacy_batch(rows, b)", "return function.apply(request, how, z, b, *theta)"),
@@ -88,7 +88,7 @@ MUTANTS = [
         ("kept = (space.dimension > 0) & (off", "kept = (space.dimension > 0) | (off"),
         ("kept = kept & (off.abs()", "kept = kept | (off.abs()"),
         ("return torch.where(size > torch.finfo(z.dtype).eps ** 0.5, size, 1)", "return z.abs()"),
-        ("        if moves:\n", "        if False:\n"),
+        ("replace(held, moves=moves,", "replace(held, moves=False,"),
         ("            warn(_SAID, DegenerateWarning)\n", "            pass\n"),
     ),
     *mutants(
@@ -119,10 +119,19 @@ MUTANTS = [
     *mutants(
         "implicitkit/rule/primitive.py",
         "tests/derivatives/test_conserved_sums.py",
-        ('start = keeping.product(request, "back", z, u, theta) if starts else start', "pass"),
-        ("                return dz + _solved(request, False, z, more, theta)\n", "                return dz\n"),
-        ("        refuse_moving(request.held)\n        with", "        with"),
+        ('start = kept(request, "back", z, u, theta) if starts else start', "pass"),
+        ("                return dz + solved(request, False, z, more, theta)\n", "                return dz\n"),
         ("(needed or (starts and request.follows))", "needed"),
+    ),
+    *mutants(
+        "implicitkit/rule/linear_functions.py",
+        "tests/derivatives/test_conserved_sums.py -k 'may_depend or outside'",
+        ("    return request.held is not None and request.held.moves\n", "    return False\n"),
+        ("pairs.append((-kept(request", "pairs.append((kept(request"),
+        ("change = change + along.of_kept(x, transposed)", "pass"),
+        ("pairs = [(out if back else own,", "pairs = [(own,"),
+        ("            return change + _Along(", "            return change - _Along("),
+        ("            return -solved(at[0], True", "            return solved(at[0], True"),
     ),
     *mutants(
         "implicitkit/rule/gauge.py",
