@@ -13,7 +13,7 @@ zero.  While :func:`faithful` lasts they are
     distances           y_ij = |a_i - b_j|_p, which have a second derivative only so
 
 as equal as rounding allows, and differentiable as often as one likes, the last two by doubling, in ``log n`` passes (sums
-of complex numbers over all pairs).
+of complex numbers over all pairs); equations and determinants: :mod:`~implicitkit.foundation.faithful_factors`.
 
 :func:`mapped` is for evaluations inside ``torch.vmap`` that derivatives are taken of from outside, where torch's of
 ``select_scatter`` is wrong; :func:`transposed` for those that are differentiated by a transposed derivative, where that of a
@@ -36,6 +36,7 @@ from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.faithful_factors import FACTORS, LU_SOLVES
 from implicitkit.foundation.numbers_in_forward_mode import NUMBERS
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -52,7 +53,7 @@ def faithful(*, as_torch: bool = False) -> AbstractContextManager[Any]:
     Every operation takes two microseconds there to be looked at.  ``as_torch``: nothing is done there that has wrong
     derivatives, but for numbers in forward mode (:mod:`~implicitkit.foundation.numbers_in_forward_mode`)."""
     if compat.has_forward_level():
-        return _Instead(NUMBERS if as_torch else _FORWARD)
+        return _Instead(_PLAINLY if as_torch else _FORWARD)
     derives = torch.is_grad_enabled() or compat.transforms_active()
     return _Instead(_INSTEAD) if derives and not as_torch else _AS_IT_IS
 
@@ -377,5 +378,7 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {
     F.interpolate: _interpolate,
     torch.cdist: _cdist,
     torch.pdist: _pdist,
+    **LU_SOLVES,
 }
-_FORWARD = _INSTEAD | NUMBERS
+_PLAINLY = NUMBERS | FACTORS
+_FORWARD = _INSTEAD | _PLAINLY

@@ -14,7 +14,7 @@ from implicitkit.foundation.graph import age, nodes_behind
 
 _PASSES = ("LinalgVectorNorm", "LinalgNorm", "LinalgCross")
 _OWN, _MORE = torch.autograd.function.BackwardCFunction, ("Linalg", "Conv", "Cdist")
-_MATRICES, _BATCHED = ("Mm", "Addmm", "Mv", "Addmv"), ("Bmm", "Baddbmm")
+_MATRICES, _BATCHED = ("Mm", "Addmm", "MvBackward", "Addmv"), ("Bmm", "Baddbmm")
 _SAVED = ("_saved_self", "_saved_mat1", "_saved_mat2", "_saved_batch1", "_saved_batch2")
 _READ, _ROWS, _EACH_OWN = 3, 3, 7  # what a matrix counts, to be read; so many rows as it again; each of a batch of them
 _TAPS = 2  # products of a convolution in the time of a number at a place of an index

@@ -6,6 +6,7 @@ says so.  The oracle are central differences of the plain iteration.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -17,6 +18,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import implicitkit as ik
 from implicitkit.foundation import autodiff, faithful
+from implicitkit.foundation.faithful_factors import FACTORS, LU_SOLVES
 from implicitkit.rule import hidden_dependence
 from tests.tables.torch_functions import table
 
@@ -38,6 +40,13 @@ WRONG = [
     "special.bessel_j0",
     "special.cheb_t",
     "linspace_t",
+    "la.solve",
+    "la.det",
+    "la.slogdet",
+    "logdet",
+    "lu_solve",
+    "complex.solve",
+    "la.eigvals",
 ]
 
 
@@ -126,6 +135,10 @@ def _wrong(name: str) -> list[str]:
         "jacrev of jacfwd": lambda: jacrev(jacfwd(value))(p),
     }.items():
         modes[mode] = (how, true, 1e-5)
+    others = lambda: torch.stack([true(), jacrev(grad(value))(pair[1])])  # noqa: E731
+    modes["vmap of hessian"] = (lambda: vmap(hessian(value))(pair), others, 1e-5)
+    modes["vmap of jacrev of grad"] = (lambda: vmap(jacrev(grad(value)))(pair), others, 1e-5)
+    modes["vmap of jacfwd"] = (lambda: vmap(jacfwd(value))(pair), modes["vmap of grad"][1], 2e-6)
     found = []
     for mode, (how, right, tolerance) in modes.items():
         with warnings.catch_warnings(record=True) as said:
@@ -296,6 +309,36 @@ def test_values_are_those_of_torch(name: str) -> None:
     with faithful.faithful(), faithful.mapped():
         found = VALUES[name]()
     assert torch.allclose(found, right, rtol=1e-12, atol=1e-12), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128])
+def test_equations_and_determinants_are_those_of_torch(dtype: torch.dtype) -> None:
+    A = torch.randn(4, 3, 3, dtype=dtype, generator=torch.Generator().manual_seed(2)) + torch.eye(3, dtype=dtype)
+    B, LU = A[..., :2].cos(), torch.linalg.lu_factor(A)
+    close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4 if dtype == torch.float32 else 1e-12)
+    for left in (True, False):
+        right = B if left else B.mT
+        close(FACTORS[torch.linalg.solve](A, right, left=left), torch.linalg.solve(A, right, left=left))
+        for adjoint in (True, False):
+            found = LU_SOLVES[torch.linalg.lu_solve](*LU, right, left=left, adjoint=adjoint)
+            close(found, torch.linalg.lu_solve(*LU, right, left=left, adjoint=adjoint))
+    for vector in (B[:, :, 0], B[0, :, 0]):
+        one = A if vector.ndim > 1 else A[0]
+        close(FACTORS[torch.linalg.solve](one, vector), torch.linalg.solve(one, vector))
+    B = B.expand(6, 4, 3, 2).transpose(0, 1)  # of which torch's lu_solve takes the factors of others
+    by_hand = torch.linalg.inv(A).unsqueeze(1) @ B
+    close(LU_SOLVES[torch.linalg.lu_solve](LU[0].unsqueeze(1), LU[1].unsqueeze(1), B), by_hand)
+    singular = torch.cat([A, torch.diag(torch.tensor([1.0, 2.0, 0.0], dtype=dtype)).unsqueeze(0)])
+    for of in (torch.linalg.slogdet, torch.logdet, torch.linalg.det):
+        found, right = FACTORS[of](A), of(A)
+        close(
+            tuple(found) if of is torch.linalg.slogdet else found,
+            tuple(right) if of is torch.linalg.slogdet else right,
+            equal_nan=True,
+        )
+    close(FACTORS[torch.linalg.det](singular), torch.linalg.det(singular))
+    with pytest.raises(torch.linalg.LinAlgError, match="Batch element 4"):
+        FACTORS[torch.linalg.solve](singular, singular)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -567,8 +567,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/foundation/faithful.py",
         "tests/derivatives/test_numbers_in_forward_mode.py",
-        ("NUMBERS if as_torch else _FORWARD", "NUMBERS if as_torch else _INSTEAD"),
-        ("NUMBERS if as_torch else _FORWARD", "{} if as_torch else _FORWARD"),
+        ("_PLAINLY if as_torch else _FORWARD", "_PLAINLY if as_torch else _INSTEAD"),
+        ("_PLAINLY if as_torch else _FORWARD", "{} if as_torch else _FORWARD"),
     ),
     *mutants(
         "implicitkit/foundation/numbers_in_forward_mode.py",

@@ -145,6 +145,19 @@ MUTANTS = [
         ("return torch.where(nearer.unsqueeze(1), least, found.x)", "return found.x"),
     ),
     *mutants(
+        "implicitkit/foundation/faithful_factors.py",
+        "tests/derivatives/test_functions_of_torch.py -k 'wrong_rules or equations_and'",
+        ("    torch.linalg.solve: _solve,\n", ""),
+        ("[torch.linalg.slogdet, torch.slogdet, Tensor.slogdet]", "[]"),
+        ("[torch.linalg.det, torch.det, Tensor.det]", "[]"),
+        ("    torch.linalg.lu_solve: _lu_solve,\n", ""),
+        (
+            "return _lu_solve(LU, pivots, B.mH, adjoint=not adjoint).mH",
+            "return _lu_solve(LU, pivots, B.mH, adjoint=adjoint).mH",
+        ),
+        ("if len(compat.mapped_over()) >= _DEPTH:", "if False:"),
+    ),
+    *mutants(
         "implicitkit/foundation/failing_matrices.py",
         "tests/solver/test_failing_trials.py",
         ("identity, A), *rest", "A, A), *rest"),

@@ -368,7 +368,7 @@ def table() -> dict[str, tuple[Callable[[Tensor], Tensor], float]]:
     t("la.ldl", lambda x: LA.ldl_factor(spd(x))[0])
     t("cholesky_solve", lambda x: torch.cholesky_solve(x[9:].reshape(3, 1), LA.cholesky(spd(x))))
     t("cholesky_inverse", lambda x: torch.cholesky_inverse(LA.cholesky(spd(x))))
-    t("lu_solve", lambda x: torch.lu_solve(x[9:].reshape(3, 1), *LA.lu_factor(sq(x) + 2 * torch.eye(3))))
+    t("lu_solve", lambda x: LA.lu_solve(*LA.lu_factor(sq(x) + 2 * torch.eye(3)), x[9:].reshape(3, 1)))
     t("ormqr", lambda x: torch.ormqr(x.reshape(4, 3), x[:3], x[:4].reshape(4, 1)))
     t("multi_dot", lambda x: LA.multi_dot([sq(x), sq(x), x[9:]]))
     t("tensorinv", lambda x: LA.tensorinv((sq(x) + 2 * torch.eye(3)).reshape(3, 3), 1))
