@@ -135,7 +135,8 @@ def _wrong(name: str) -> list[str]:
         "jacrev of jacfwd": lambda: jacrev(jacfwd(value))(p),
     }.items():
         modes[mode] = (how, true, 1e-5)
-    others = lambda: torch.stack([true(), jacrev(grad(value))(pair[1])])  # noqa: E731
+    other = lambda: _differences(lambda q: _backward(value, q), pair[1], 1e-4)  # noqa: E731
+    others = lambda: torch.stack([true(), other()])  # noqa: E731
     modes["vmap of hessian"] = (lambda: vmap(hessian(value))(pair), others, 1e-5)
     modes["vmap of jacrev of grad"] = (lambda: vmap(jacrev(grad(value)))(pair), others, 1e-5)
     modes["vmap of jacfwd"] = (lambda: vmap(jacfwd(value))(pair), modes["vmap of grad"][1], 2e-6)
