@@ -36,7 +36,7 @@ from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.foundation.faithful_factors import FACTORS, LU_SOLVES
+from implicitkit.foundation.faithful_factors import FACTORS, IN_ANY_MODE
 from implicitkit.foundation.numbers_in_forward_mode import NUMBERS
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -378,7 +378,7 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {
     F.interpolate: _interpolate,
     torch.cdist: _cdist,
     torch.pdist: _pdist,
-    **LU_SOLVES,
+    **IN_ANY_MODE,
 }
 _PLAINLY = NUMBERS | FACTORS
 _FORWARD = _INSTEAD | _PLAINLY

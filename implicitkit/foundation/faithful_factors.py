@@ -4,7 +4,8 @@ Its kernel of ``lu_solve`` finds the factors of a matrix by their place in memor
 broadcast in a dimension that is not the first, ``(5, 1, n, n)`` beside ``(5, 9, n, k)``, it takes others, or what lies
 behind all.  So do derivatives in forward mode of all that is made of it under ``vmap``, be it one of ``jacfwd``: of
 ``solve`` and determinants the first one in ``vmap(jacfwd(f))``, and ``vmap(hessian(f))``; of ``lu_solve`` itself in any
-mode.  With ``A = PLU``, whose triangular equations are solved as they should be,
+mode.  The third derivative of ``det`` is NaN in any.  With ``A = PLU``, whose triangular equations are solved as they
+should be,
 
     lu_solve    x = U^{-1} L^{-1} P^T b,   x = P L^{-H} U^{-H} b
     solve       lu_solve with the factors of A
@@ -111,17 +112,17 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-#: wherever derivatives are taken, and in forward mode
-LU_SOLVES: dict[Any, Callable[..., Any]] = {
+#: wherever derivatives are taken, and those in forward mode
+IN_ANY_MODE: dict[Any, Callable[..., Any]] = {
     torch.linalg.lu_solve: _lu_solve,
     torch.lu_solve: _lu_solve_in_torchs_order,
     Tensor.lu_solve: _lu_solve_in_torchs_order,
+    **dict.fromkeys([torch.linalg.det, torch.det, Tensor.det], _det),
 }
 FACTORS: dict[Any, Callable[..., Any]] = {
     torch.linalg.solve: _solve,
     torch.linalg.solve_ex: _solve_ex,
     **dict.fromkeys([torch.linalg.slogdet, torch.slogdet, Tensor.slogdet], _slogdet),
     **dict.fromkeys([torch.logdet, Tensor.logdet], _logdet),
-    **dict.fromkeys([torch.linalg.det, torch.det, Tensor.det], _det),
     **{f: _refused(f) for f in (torch.linalg.eig, torch.linalg.eigvals, torch.linalg.householder_product)},
 }

@@ -18,7 +18,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import implicitkit as ik
 from implicitkit.foundation import autodiff, faithful
-from implicitkit.foundation.faithful_factors import FACTORS, LU_SOLVES
+from implicitkit.foundation.faithful_factors import FACTORS, IN_ANY_MODE
 from implicitkit.rule import hidden_dependence
 from tests.tables.torch_functions import table
 
@@ -321,23 +321,23 @@ def test_equations_and_determinants_are_those_of_torch(dtype: torch.dtype) -> No
         right = B if left else B.mT
         close(FACTORS[torch.linalg.solve](A, right, left=left), torch.linalg.solve(A, right, left=left))
         for adjoint in (True, False):
-            found = LU_SOLVES[torch.linalg.lu_solve](*LU, right, left=left, adjoint=adjoint)
+            found = IN_ANY_MODE[torch.linalg.lu_solve](*LU, right, left=left, adjoint=adjoint)
             close(found, torch.linalg.lu_solve(*LU, right, left=left, adjoint=adjoint))
     for vector in (B[:, :, 0], B[0, :, 0]):
         one = A if vector.ndim > 1 else A[0]
         close(FACTORS[torch.linalg.solve](one, vector), torch.linalg.solve(one, vector))
     B = B.expand(6, 4, 3, 2).transpose(0, 1)  # of which torch's lu_solve takes the factors of others
     by_hand = torch.linalg.inv(A).unsqueeze(1) @ B
-    close(LU_SOLVES[torch.linalg.lu_solve](LU[0].unsqueeze(1), LU[1].unsqueeze(1), B), by_hand)
+    close(IN_ANY_MODE[torch.linalg.lu_solve](LU[0].unsqueeze(1), LU[1].unsqueeze(1), B), by_hand)
     singular = torch.cat([A, torch.diag(torch.tensor([1.0, 2.0, 0.0], dtype=dtype)).unsqueeze(0)])
     for of in (torch.linalg.slogdet, torch.logdet, torch.linalg.det):
-        found, right = FACTORS[of](A), of(A)
+        found, right = (FACTORS | IN_ANY_MODE)[of](A), of(A)
         close(
             tuple(found) if of is torch.linalg.slogdet else found,
             tuple(right) if of is torch.linalg.slogdet else right,
             equal_nan=True,
         )
-    close(FACTORS[torch.linalg.det](singular), torch.linalg.det(singular))
+    close(IN_ANY_MODE[torch.linalg.det](singular), torch.linalg.det(singular))
     with pytest.raises(torch.linalg.LinAlgError, match="Batch element 4"):
         FACTORS[torch.linalg.solve](singular, singular)
 
@@ -491,3 +491,14 @@ def test_fused_attention_has_the_products_that_solvers_take(use: str) -> None:
 
     fused, plain = (answer(of(attend)) for attend in (F.scaled_dot_product_attention, _by_formula))
     torch.testing.assert_close(fused, plain, rtol=1e-7, atol=1e-9)
+
+
+def test_hessians_of_a_minimum_with_a_determinant() -> None:
+    """They take its third derivatives, which torch has as NaN; ``det(A + z B) = 2 + 3 z + z^2``."""
+    A, B = torch.diag(torch.tensor([1.0, 2.0])), torch.eye(2)
+    energy = lambda z, t: (z - t).square().sum() + 0.1 * torch.linalg.det(A + z * B)  # noqa: E731
+    value = lambda t: ik.argmin(energy, torch.zeros(1), (t,)).value.pow(3).sum()  # noqa: E731
+    t = torch.tensor(0.7)
+    z = (2 * t - 0.3) / 2.2
+    for mode in (hessian(value), jacrev(grad(value))):
+        assert torch.allclose(mode(t), 6 * z / 1.1**2), (mode(t), z)
