@@ -323,6 +323,13 @@ def between_passes(run: Callable[[], T]) -> T:
     return found[0]
 
 
+def leads_to(point: Tensor) -> bool:
+    """Does the backward pass that is running ask for the derivative by what has made a tensor?  One by a cotangent does
+    not."""
+    node = point.grad_fn
+    return node is None or torch._C._will_engine_execute_node(node)
+
+
 def checkpoint_of() -> Any:
     """What ``torch.utils.checkpoint`` (the one without passes inside passes) keeps of the innermost region that an operation
     is in now, to compute it once more in the backward: its ``recompute_fn``; ``None`` outside, and while it does so."""

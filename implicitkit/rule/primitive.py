@@ -32,6 +32,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.sparse_products import as_they_lie
 from implicitkit.rule import keeping
 from implicitkit.rule.constant_sums import Held
+from implicitkit.rule.orders import next_order
 from implicitkit.rule.refusals import refuse_batched_below, refuse_batched_tangents, refuse_moving
 from implicitkit.system import System
 
@@ -231,6 +232,7 @@ class _LinSolve(compat.Function):
             return (None,) * (4 + len(theta))
         refuse_moving(request.held)
         refuse_batched_tangents(g, x, z, *theta)
+        request = next_order(request) if graph.leads_to(z) else request
         w = _solved(request.for_reverse() if transposed else request, not transposed, z, g, theta)
         p, q = (x, w) if transposed else (w, x)  # d<w, A x> = d<A^T p, q>
         needed = [i for i in range(len(theta)) if ctx.needs_input_grad[4 + i]]
@@ -261,6 +263,7 @@ class _LinSolve(compat.Function):
         refuse_moving(request.held)
         with compat.forward_ad_enabled(ctx.saved_tensors) as (x, z, *theta):
             rhs = _as(db, x)
+            request = next_order(request)
             moving = [i for i, t in enumerate(dtheta) if t is not None]
             tangents = [_as(dz, z), *(_as(dtheta[i], theta[i]) for i in moving)]
 

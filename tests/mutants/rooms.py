@@ -770,10 +770,15 @@ MUTANTS = [
     *mutants(
         "implicitkit/problem/trajectory/initial_value.py",
         "tests/problem/test_initial_value.py",
-        ("or not self._is_new(", "or self._is_new("),
         ("replace(self, accuracy=rtol) if asked else self", "self"),
         ("asked = self.accuracy is None and", "asked ="),
         ("lead=1, shared=1)", "lead=1)"),
+        ("not is_new(", "is_new("),
+    ),
+    *mutants(
+        "implicitkit/rule/orders.py",
+        "tests/problem/test_initial_value.py -k lack_is_said",
+        ("order > max(problem.orders, record.told)", "order > problem.orders + 1"),
     ),
     *mutants(
         "implicitkit/solving/charts.py",
