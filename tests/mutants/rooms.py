@@ -603,7 +603,7 @@ MUTANTS = [
         "tests/problem/test_explicit_equations.py",
         ("return found.explicit and self.stages is None", "return False"),
         ("if not (self._given or missed) and len(y0):", "if False:"),
-        ("forcing is not None and not missed:", "forcing is not None and not lost:"),
+        ("self._doubted and not missed:", "self._doubted and not lost:"),
         ("torch.float64 else 1e-5", "torch.float64 else 1e-4"),
     ),
     *mutants(
