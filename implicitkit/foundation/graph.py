@@ -246,7 +246,7 @@ class Own(NamedTuple):
 
 
 def _own_functions(outs: Sequence[Tensor], points: Sequence[Tensor], judge: Judge | None) -> list[Own]:
-    """Those of each point; an empty list where there are none at all."""
+    """For each point the Functions before it; an empty list where there are none at all."""
     own = {n: _written(n._forward_cls) for n in nodes_behind(o.grad_fn for o in outs) if hasattr(n, "_forward_cls")}
     own = {n: f for n, f in own.items() if f.__module__.partition(".")[0] not in ("implicitkit", "torch")}
     if not own:
