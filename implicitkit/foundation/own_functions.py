@@ -36,7 +36,7 @@ _asked: dict[frozenset[Any], tuple[int, bool]] = {}  # how often it was, and whe
 
 @dataclass(frozen=True)
 class Judge:
-    """Of the Functions in ``function``, between its result and one of its ``points``."""
+    """Whether Functions in ``function``, between its result and one of its ``points``, have a second derivative."""
 
     function: Callable[..., Tensor]
     points: Sequence[Tensor]
