@@ -34,7 +34,7 @@ _FIRST = (  # they say whether anything is solved at all: what others see then i
     "gradient_is_exact",
     "gradient_points_the_same_way",
 )
-_CONVERGING = "what keeps this solve from converging, before there is anything for this check to see"
+_CONVERGING = "what keeps this solve from converging"
 _KINDS = ("solvers", "linear_solvers", "rules")
 
 ACCURACY = 1e-10
