@@ -119,6 +119,7 @@ class Record:
     stand_in: Any = None  # a solved sample, for derivatives in the place of lost ones
     start: Any = None  # of a flow or an iteration, which may conserve sums of it
     held: Any = None  # these (:mod:`implicitkit.rule.conserved`), once somebody has asked
+    told: int = 0  # the order of derivatives up to which it has been said what they lack
 
     def __getstate__(self) -> dict[str, Any]:  # the user's function need not be picklable
         return self.__dict__ | {"system": None, "theta": (), "stand_in": None, "start": None, "held": None}

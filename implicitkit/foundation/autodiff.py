@@ -20,6 +20,7 @@ from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionEr
 from implicitkit.foundation.faithful import transposed, unfused
 from implicitkit.foundation.graph_size import Matrices, has_own_matrices, nodes_of, read_by_products, size_of_graph
 from implicitkit.foundation.operators import Operator, seem_alike
+from implicitkit.foundation.own_functions import Judge
 from implicitkit.foundation.structured import WORTH, rows_by_structure, side_by_side
 from implicitkit.foundation.wording import COMPILED_ONCE, NOT_DIFFERENTIABLE
 
@@ -55,7 +56,8 @@ def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Call
     # wrapper only, so that a second one around it is an internal error where the derivative is zero)
     if compat.transforms_active():
         with compat.own_graphs(), unfused():
-            return graph.pulled_at_a_level(function, *(p.view_as(p) for p in primals))
+            points = [p.view_as(p) for p in primals]
+            return graph.pulled_at_a_level(function, *points, judge=Judge(function, points))
     attention = unfused() if torch.is_grad_enabled() else contextlib.nullcontext()
     with torch.enable_grad(), compat.own_graphs(), attention:
         points = [p.view_as(p) for p in primals]
@@ -66,7 +68,8 @@ def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Call
         if not out.requires_grad:
             return tuple(torch.zeros_like(p) for p in points)
         with compat.own_graphs():
-            grads = graph.pulled(out, points, w, create_graph=torch.is_grad_enabled())
+            twice = torch.is_grad_enabled()
+            grads = graph.pulled(out, points, w, create_graph=twice, judge=Judge(function, points) if twice else None)
         return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(grads, points, strict=True))
 
     return out, pullback

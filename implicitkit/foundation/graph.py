@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -50,6 +49,9 @@ _functorch: Any = torch._C._functorch
 _MAPPED_WRONGLY = ("Cdist", "AsStridedScatter")  # of torch 2.13, of all that its table of operations samples
 Edge: TypeAlias = tuple[Any, int]
 """A node, and which of its results: a tensor, as a graph knows it."""
+Judge: TypeAlias = Callable[
+    [int, frozenset[Any]], str
+]  # why derivatives in a point have none, by the Functions before it
 
 
 def is_freed() -> bool:
@@ -166,8 +168,10 @@ def pulled(
     *,
     retain_graph: bool = True,
     create_graph: bool = False,
+    judge: Judge | None = None,
 ) -> Sequence[Tensor | None]:
     """``sum_k (d out_k / d point)^T cotangent_k`` for every point; ``None`` for one that the graph does not lead to.
+    ``judge``: of the user's own Functions.
 
     As ``torch.autograd.grad(out, points, cotangent, retain_graph=..., create_graph=..., allow_unused=True)``.  Where outputs
     and cotangents are plain tensors of the same shapes nothing is left to check of the arguments, which takes torch a
@@ -197,8 +201,8 @@ def pulled(
         found = _engine_run_backward(
             outs, ws, retain_graph, create_graph, points, allow_unreachable=True, accumulate_grad=False
         )
-    names = _once_differentiable(outs, points) if create_graph else []
-    return _refusing(found, names, (*points, *ws)) if names else found
+    own = _own_functions(outs, points, judge) if create_graph else []
+    return _refusing(found, own, points, ws) if own else found
 
 
 def _plain(out: Tensor, points: tuple[Tensor, ...], w: Tensor) -> bool:
@@ -210,38 +214,54 @@ def _plain(out: Tensor, points: tuple[Tensor, ...], w: Tensor) -> bool:
 
 
 def pulled_at_a_level(
-    function: Callable[..., Tensor], *points: Tensor
+    function: Callable[..., Tensor], *points: Tensor, judge: Judge
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
     """``torch.func.vjp(function, *points)``, whose products refuse a derivative where there is none to be had, as those of
     :func:`pulled` do."""
-    names: list[str] = []
+    own: list[Own] = []
 
     def looked_at(*given: Tensor) -> Tensor:
         out = function(*given)
-        names.extend(_once_differentiable((out,), given))
+        own.extend(_own_functions((out,), given, judge))
         return out
 
     out, pullback = torch.func.vjp(looked_at, *points)[:2]
-    if not names:
+    if not own:
         return out, pullback
-    return out, lambda w: cast("tuple[Tensor, ...]", tuple(_refusing(pullback(w), names, (*points, w))))
+    return out, lambda w: cast("tuple[Tensor, ...]", tuple(_refusing(pullback(w), own, points, (w,))))
 
 
 _ONCE = once_differentiable(lambda ctx: None).__code__  # that of every function that it returns
+_MARKED = "trying to differentiate twice a function that was marked with @once_differentiable: {}"
+_CONSTANT = "differentiating a backward that autograd does not see (torch.no_grad(), NumPy), trying to: that of {}"
 
 
-def _once_differentiable(outs: Sequence[Tensor], points: Sequence[Tensor]) -> list[str]:
-    """For each point the name of an ``autograd.Function`` between it and these results whose derivative has none, by its
-    ``@once_differentiable``, or an empty one; an empty list where there is no such Function at all."""
-    once = {}
-    for node in nodes_behind(map(attrgetter("grad_fn"), outs)):
-        if hasattr(node, "_forward_cls"):
-            written = _written(node._forward_cls)
-            if getattr(written.backward, "__code__", None) is _ONCE:
-                once[node] = written.__name__
-    if not once:
+class Own(NamedTuple):
+    """The user's own Functions (``autograd.Function``) between a point and results: their names, what is said where a
+    derivative in the point has no derivative there, and whether it has none in the cotangents either."""
+
+    names: str = ""
+    said: str = ""
+    whole: bool = False
+
+
+def _own_functions(outs: Sequence[Tensor], points: Sequence[Tensor], judge: Judge | None) -> list[Own]:
+    """For each point the Functions before it; an empty list where there are none at all."""
+    own = {n: _written(n._forward_cls) for n in nodes_behind(o.grad_fn for o in outs) if hasattr(n, "_forward_cls")}
+    own = {n: f for n, f in own.items() if f.__module__.partition(".")[0] not in ("implicitkit", "torch")}
+    if not own:
         return []
-    return [next((once[n] for n in once if get_gradient_edge(p).node in nodes_behind([n])), "") for p in points]
+    behind = {n: set(nodes_behind([n])) for n in own}
+    edges = [get_gradient_edge(p).node for p in points]
+    return [_said(i, frozenset(own[n] for n in own if edge in behind[n]), judge) for i, edge in enumerate(edges)]
+
+
+def _said(i: int, functions: frozenset[Any], judge: Judge | None) -> Own:
+    marked = [f.__name__ for f in functions if getattr(f.backward, "__code__", None) is _ONCE]
+    if marked:
+        return Own(marked[0], _MARKED.format(marked[0]), True)
+    said = judge(i, functions) if functions and judge is not None else ""
+    return Own(", ".join(sorted(f.__name__ for f in functions)), said)
 
 
 def _written(function: Any) -> Any:
@@ -252,33 +272,42 @@ def _written(function: Any) -> Any:
     return function
 
 
-def _refusing(found: Sequence[Tensor | None], names: Sequence[str], of: tuple[Tensor, ...]) -> Sequence[Tensor | None]:
-    """Products as they are, or, where they have gone through a Function with a name, as :class:`_Once`."""
-    return [
-        _Once.apply(name, g.detach(), *of) if name and g is not None else g
-        for g, name in zip(found, names, strict=True)
-    ]
+def _refusing(
+    found: Sequence[Tensor | None], own: Sequence[Own], points: Sequence[Tensor], ws: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """Products as they are, or, where something is said of their derivative, with a gate to what they depend on."""
+
+    moving = any(compat.tracked(w, batched=False) for w in ws)  # and products are linear in these
+
+    def guarded(g: Tensor | None, own: Own) -> Tensor | None:
+        if g is None or not own.names:
+            return g
+        lost = moving and not compat.tracked(g, batched=False) and bool(compat.batches_in_front(g != 0)[0].any())
+        said = own.said or (_CONSTANT.format(own.names) if lost else "")
+        if not said:
+            return g
+        of = (*points, *ws) if own.whole or lost else points
+        return (g.detach() if own.whole else g) + _Gate.apply(said, *of).to(g.dtype)
+
+    return [guarded(g, o) for g, o in zip(found, own, strict=True)]
 
 
-class _Once(compat.Function):
-    """The derivative ``g`` of a Function that is once differentiable, by what it depends on: torch takes it for a constant,
-    or for another leaf, without a word."""
+class _Gate(compat.Function):
+    """Zero, through which no derivative goes to what it depends on; a pass that asks for none does not come here."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(name: str, g: Tensor, *of: Tensor) -> Tensor:
-        return g.clone()
+    def forward(said: str, *of: Tensor) -> Tensor:
+        return of[0].new_zeros(())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.marked = inputs[0]
+        ctx.said = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError(
-            f"trying to differentiate twice a function that was marked with @once_differentiable: {ctx.marked}"
-        )
+        raise RuntimeError(ctx.said)
 
     jvp = backward
 
@@ -321,6 +350,13 @@ def between_passes(run: Callable[[], T]) -> T:
     end.register_hook(lambda _: found.append(run()))
     end.backward()  # of everything, and so everything is wanted
     return found[0]
+
+
+def leads_to(point: Tensor) -> bool:
+    """Does the backward pass that is running ask for the derivative by what has made a tensor?  One by a cotangent does
+    not."""
+    node = point.grad_fn
+    return node is None or torch._C._will_engine_execute_node(node)
 
 
 def checkpoint_of() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import scipy.integrate
+import torch
 from torch import Tensor
 
 from implicitkit.interop.session import Session
@@ -12,6 +13,7 @@ from implicitkit.solver.black_box import BlackBoxFunction
 from implicitkit.solver.catalogue import register_solver
 
 METHODS = ("BDF", "Radau", "LSODA")
+_ROUNDED = 100.0  # units of rounding of F: steps that are to be more accurate shrink to nothing
 
 
 @register_solver("integrate", solves="root", batch="loop")
@@ -36,7 +38,8 @@ def integrate(
     Args:
         f: residual ``(n,) -> (n,)``. z0: shape ``(n,)``. rtol, atol: ``|F(z)|_2 <= atol + rtol |F(z0)|_2`` is aimed at.
         max_steps: time steps. method: ``"BDF"``, ``"Radau"`` or ``"LSODA"``.
-        accuracy: relative tolerance of the integration (absolute: a thousandth of it, times ``max(|z0|, 1)``).
+        accuracy: relative tolerance of the integration (absolute: a thousandth of it, times ``max(|z0|, 1)``), in single
+            precision 1e-5 at least.
         duration: time at most; ``None``: ``1e12`` times the time in which ``z0`` would move by ``max(|z0|, 1)``.
 
     Raises:
@@ -52,6 +55,7 @@ def integrate(
     if session.settled:
         return session.run(lambda x: "")
     sign = session.flow_sign()
+    accuracy = max(accuracy, _ROUNDED * torch.finfo(z0.dtype).eps)
     length = max(float(np.linalg.norm(session.start)), 1.0)
     end = duration or 1e12 * length / max(session.start_norm, 1e-300)
     accepted = [0.0]

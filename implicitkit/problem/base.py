@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, seeded, trees
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.foundation.numbers import real_parts
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import Configured, check_options, flag
 from implicitkit.foundation.trees import Layout
@@ -136,6 +136,7 @@ class Problem(Configured):
         manifold: what ``z`` lies on (``ik.manifold``), if it is no vector. has_aux: the function returns ``(value, aux)``.
         x_scale: what methods of least squares with a trust region measure the unknowns by: ``"auto"`` and ``"jac"``, their
             own scales by the Jacobian; else units of one.
+        orders: derivatives of higher ones lack what ``beyond`` says.
         no_start: for messages, why ``z0`` is NaN where the problem looked for a start and found none.
 
     Units: ``z`` may have any, and so may the residual; norms add up squares over all unknowns of a sample, so bring
@@ -162,6 +163,8 @@ class Problem(Configured):
     manifold: Any = None
     has_aux: bool = False
     no_start: str = ""
+    orders: float = math.inf
+    beyond: str = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -393,8 +396,3 @@ _FORMS = {
     "project": "project(z), such as ik.project.simplex()",
     "event": "event(t, y, *args)",
 }
-
-
-def half_squared_norm(residuals: Any) -> Any:
-    """``|r|^2 / 2`` summed over every leaf."""
-    return sum(0.5 * real_parts(leaf).square().sum() for leaf in trees.tree_flatten(residuals)[0])

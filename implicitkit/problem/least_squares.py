@@ -15,7 +15,7 @@ from implicitkit.foundation.numbers import real_parts
 from implicitkit.foundation.options import check_options, each, function, one_of, positive
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import as_bounds, box, tree_gradient
-from implicitkit.problem.base import Kernel, Problem, Restated, deeper, half_squared_norm, require_callable
+from implicitkit.problem.base import Kernel, Problem, Restated, deeper, require_callable
 from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.problem.chart import check_manifold, on_chart
 from implicitkit.problem.constrained import start
@@ -145,7 +145,10 @@ class LeastSquares(Problem):
         return self.jac_sparsity if what == "residuals" else "auto"
 
     def residual(self, z: Any, *args: Any) -> Any:
-        return tree_gradient(lambda t: half_squared_norm(self.function(t, *args)), z)
+        def half_squared_norm(z: Any) -> Any:
+            return sum(0.5 * real_parts(r).square().sum() for r in trees.tree_flatten(self.function(z, *args))[0])
+
+        return tree_gradient(half_squared_norm, z)
 
     def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
         r, pullback = autodiff.vjp(kernel, z)

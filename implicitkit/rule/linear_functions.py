@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat, recording, tracers
+from implicitkit.foundation import autodiff, compat, graph, recording, tracers
+from implicitkit.rule.orders import next_order
 from implicitkit.rule.refusals import refuse_batched_below, refuse_batched_tangents
 
 
@@ -66,6 +67,7 @@ class LinSolve(compat.Function):
         if g is None:
             return (None,) * (4 + len(theta))
         refuse_batched_tangents(g, x, z, *theta)
+        request = next_order(request) if graph.leads_to(z) else request
         w = solved(request.for_reverse() if transposed else request, not transposed, z, g, theta)
         p, q = (x, w) if transposed else (w, x)  # d<w, K x> = d<K^T p, q>
         pairs = [(p, q)]
@@ -80,7 +82,7 @@ class LinSolve(compat.Function):
     def jvp(
         ctx: Any, _request: Any, _transposed: Any, dz: Tensor | None, db: Tensor | None, *dtheta: Tensor | None
     ) -> Tensor:
-        request, transposed = ctx.request, ctx.how
+        request, transposed = next_order(ctx.request), ctx.how
         with compat.forward_ad_enabled(ctx.saved_tensors) as (x, z, *theta):
             along = _Along(request, z, theta, dz, dtheta)
             change = along(x, transposed)

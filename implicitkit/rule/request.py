@@ -59,6 +59,7 @@ class Request:
         batchable: the figures of the solve must be a tensor of the caller's ``torch.func`` level.
         watched: what autograd does not see of the function is looked for.
         reversed_: a reverse pass uses what a solve with ``A`` itself finds: the family of a gauge is not asked for.
+        order: of the derivatives that its linear solves make.
     """
 
     system: System
@@ -75,6 +76,7 @@ class Request:
     batchable: bool = field(default_factory=compat.transforms_active)
     watched: bool = False
     reversed_: bool = False
+    order: int = 1
 
     # ------------------------------------------------------------------------------------------------------ for a rule
     def solve(
@@ -217,8 +219,7 @@ class Request:
         if self.system.batch > 1:
             refuse_coupled(A, (*identity, self.system.settings_now))
         lost = is_lost(outcome.status, outcome.residual_norm, self.on_failure) if self.incomplete else None
-        samples = None if lost is None else ~lost
-        refuse_changed(lifted, outcome, self.options, out, A, z, samples)
+        refuse_changed(lifted, outcome, self.options, out, A, z, None if lost is None else ~lost)
         if self.watched:
             warn_if_hidden(self.record, self.system, z, theta, out, A, identity)
         return out, A
@@ -232,8 +233,7 @@ class Request:
 
     def _equations(self) -> Tensor:
         """The residual, for what it depends on: of as many samples as the solve or this request had."""
-        z, theta = self.record.outcome.z, self.record.theta
-        return self.record.system.residual(z, *theta)
+        return self.record.system.residual(self.record.outcome.z, *self.record.theta)
 
     def _solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
         assert self.linear_solver is not None

@@ -34,6 +34,7 @@ _FIRST = (  # they say whether anything is solved at all: what others see then i
     "gradient_is_exact",
     "gradient_points_the_same_way",
 )
+_CONVERGING = "what keeps this solve from converging"
 _KINDS = ("solvers", "linear_solvers", "rules")
 
 ACCURACY = 1e-10
@@ -123,7 +124,7 @@ class SolverCheck:
         try:
             self.check.run(suite.subject(part, self.accuracy))
         except AssertionError as error:
-            raise AssertionError(f"{error}\nmend: {getattr(error, 'mend', '') or self.check.mend}") from error
+            raise AssertionError(f"{error}\nmend: {_advice(self.check, error)}") from error
 
     def __str__(self) -> str:
         return self.check.name
@@ -301,7 +302,7 @@ def _run(check: Check, subject: Any, expected: str | None) -> CheckResult:
             outcome, message = "skipped", "does not apply to it"
     except AssertionError as error:
         outcome, message = "failed", str(error)
-        cause, mend = _CAUSES.get(type(error), ""), getattr(error, "mend", "") or mend
+        cause, mend = _CAUSES.get(type(error), ""), _advice(check, error)
     except (Exception, SystemExit) as error:  # a solver may do anything
         defined = _definition(subject.part)
         place = place_of(error, defined)
@@ -314,6 +315,13 @@ def _run(check: Check, subject: Any, expected: str | None) -> CheckResult:
         elif outcome == "passed":
             outcome, message = "unexpected", f"announced to fail ({expected}), but it passed: take it off the list"
     return CheckResult(check.name, outcome, message, mend, time.perf_counter() - start, cause)
+
+
+def _advice(check: Check, error: AssertionError) -> str:
+    """What to mend: as the error tells; where a solve ended that others had passed, there was nothing yet to see."""
+    told: str = getattr(error, "mend", "")
+    early = isinstance(error, Unsolved) and check.name not in _FIRST
+    return told or (f"{_CONVERGING}; often: {check.mend}" if early else check.mend)
 
 
 def _definition(part: Any) -> str:

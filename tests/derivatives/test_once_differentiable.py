@@ -7,7 +7,7 @@ leaf, and says nothing: second derivatives come out zero, and products ``J v`` w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -108,6 +108,72 @@ def test_a_second_derivative_is_refused(name: str) -> None:
     torch.testing.assert_close(slope, difference(lambda a: SOLVES[name](a).detach(), A), rtol=1e-7, atol=1e-9)
     with pytest.raises(RuntimeError, match="@once_differentiable: Once"):
         torch.autograd.grad(slope.sum(), a)
+
+
+def _written(name: str, backward: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
+    """``x^3``, by a Function for all transforms with this ``backward`` of ``x``, ``3 x^2`` as it was, and ``g``."""
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.kept = 3 * inputs[0].detach() ** 2
+
+    parts = {
+        "generate_vmap_rule": True,
+        "forward": staticmethod(lambda x: x**3),
+        "setup_context": staticmethod(setup),
+        "backward": staticmethod(lambda ctx, g: backward(ctx.saved_tensors[0], ctx.kept, g)),
+    }
+    made: Any = type(name, (torch.autograd.Function,), parts)
+    return cast("Callable[[Tensor], Tensor]", made.apply)
+
+
+def _blind(x: Tensor, kept: Tensor, g: Tensor) -> Tensor:
+    with torch.no_grad():
+        return 3 * x**2 * g
+
+
+LOST: dict[str, Callable[..., Tensor]] = {
+    "detached": lambda x, kept, g: 3 * x.detach() ** 2 * g,
+    "half": lambda x, kept, g: 3 * x * x.detach() * g,
+    "kept": lambda x, kept, g: kept * g,
+    "blind": _blind,
+}
+
+
+@pytest.mark.parametrize("transformed", [False, True])
+@pytest.mark.parametrize("place", ["of z", "captured"])
+@pytest.mark.parametrize("how", LOST)
+def test_a_backward_that_is_a_constant_is_not_differentiated(how: str, place: str, transformed: bool) -> None:
+    """Second derivatives came without the Function's part, unsaid; the first one is right, in forward mode too."""
+    cube, name = _written(how.title(), LOST[how]), f"the derivative of {how.title()} changes"
+    solve, a = (lambda a: PLACES[place](a, cube)), A.clone().requires_grad_()
+    if transformed:
+        with pytest.raises(RuntimeError, match=name):
+            slope_of(slope_of(solve))(A)
+        return
+    (slope,) = torch.autograd.grad(solve(a).sum(), a, create_graph=True)
+    want = torch.func.jacrev(lambda a: PLACES[place](a, lambda x: x**3))(A)
+    torch.testing.assert_close(slope, want.sum(0), rtol=1e-8, atol=1e-9)
+    with pytest.raises(RuntimeError, match=name):
+        torch.autograd.grad(slope.sum(), a)
+    if how != "blind" and place == "of z":  # that loses what products with J are made of
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(solve(forward_ad.make_dual(A, torch.ones(2, dtype=D)))).tangent
+        torch.testing.assert_close(tangent, want.sum(1), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "backward",
+    [lambda x, kept, g: 3 * x**2 * g, lambda x, kept, g: g, lambda x, kept, g: (3 * x**2 * g).clamp(-50, 50)],
+    ids=["right", "straight through", "clipped"],
+)
+def test_a_backward_that_autograd_sees_is_differentiated(backward: Callable[..., Tensor]) -> None:
+    """One that is meant to be another function's, too."""
+    solve = lambda a: ik.root(lambda z, a: z - _written("Own", backward)(a), torch.zeros(2, dtype=D), (a,)).value  # noqa: E731
+    a = A.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(solve(a).sum(), a, create_graph=True)
+    (want,) = torch.autograd.grad(backward(a, 3 * A**2, torch.ones_like(a)).sum() + 0 * a.sum(), a)
+    torch.testing.assert_close(torch.autograd.grad(slope.sum(), a)[0], want)
 
 
 def test_what_goes_another_way_has_its_second_derivative() -> None:

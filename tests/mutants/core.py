@@ -26,10 +26,16 @@ MUTANTS = [
     *mutants(
         "implicitkit/foundation/graph.py",
         "tests/derivatives/test_once_differentiable.py",
-        ("names = _once_differentiable(outs, points) if create_graph else []", "names = []"),
-        ("names.extend(_once_differentiable((out,), given))", "pass"),
+        ("own = _own_functions(outs, points, judge) if create_graph else []", "own = []"),
+        ("own.extend(_own_functions((out,), given, judge))", "pass"),
         ('while "autograd_function" in', 'if "autograd_function" in'),
-        ("for n in once if get_gradient_edge(p).node in nodes_behind([n])", "for n in once"),
+        ("for n in own if edge in behind[n])", "for n in own)"),
+        ("g.detach() if own.whole else g", "g.detach()"),
+    ),
+    *mutants(
+        "implicitkit/foundation/own_functions.py",
+        "tests/derivatives/test_once_differentiable.py",
+        ("_PART * torch.maximum(found, said.abs())", "torch.maximum(found, said.abs())"),
     ),
     *mutants(
         "implicitkit/problem/trajectory/integrators.py",

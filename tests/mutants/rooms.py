@@ -625,7 +625,7 @@ MUTANTS = [
         "tests/problem/test_explicit_equations.py",
         ("return found.explicit and self.stages is None", "return False"),
         ("if not (self._given or missed) and len(y0):", "if False:"),
-        ("forcing is not None and not missed:", "forcing is not None and not lost:"),
+        ("self._doubted and not missed:", "self._doubted and not lost:"),
         ("torch.float64 else 1e-5", "torch.float64 else 1e-4"),
     ),
     *mutants(
@@ -792,10 +792,15 @@ MUTANTS = [
     *mutants(
         "implicitkit/problem/trajectory/initial_value.py",
         "tests/problem/test_initial_value.py",
-        ("or not self._is_new(", "or self._is_new("),
         ("replace(self, accuracy=rtol) if asked else self", "self"),
         ("asked = self.accuracy is None and", "asked ="),
         ("lead=1, shared=1)", "lead=1)"),
+        ("not is_new(", "is_new("),
+    ),
+    *mutants(
+        "implicitkit/rule/orders.py",
+        "tests/problem/test_initial_value.py -k lack_is_said",
+        ("order > max(problem.orders, record.told)", "order > problem.orders + 1"),
     ),
     *mutants(
         "implicitkit/solving/charts.py",

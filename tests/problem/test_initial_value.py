@@ -343,8 +343,10 @@ def _sticks(t: Tensor, y: Tensor, p: Tensor) -> Tensor:
         (lambda t, y, p: -p * F.selu(y - p + 0.5) - 0.5, (1.0,), None, None),
         (lambda t, y, p: -p * F.elu(y - p + 0.5, alpha=3.0) - 0.5, (1.0,), None, None),
         (lambda t, y, p: -p * F.l1_loss(y, p.expand(1), reduction="none") - 0.1, (1.0,), None, None),
+        (lambda t, y, p: -p * torch.linalg.vector_norm(y - p, 1).view(1) - 0.1, (1.0,), None, None),
+        (lambda t, y, p: -p * torch.cat([y - p, 0 * y, y + 9]).median().view(1) - 0.1, (1.0,), None, None),
     ],
-    ids=["stiff", "accurate", "chosen", "selu", "elu", "l1_loss"],
+    ids=["stiff", "accurate", "chosen", "selu", "elu", "l1_loss", "length", "median"],
 )
 def test_second_derivatives_across_kinks_of_others(rhs: Any, y0: Any, accuracy: float | None, exact: Any) -> None:
     """Noise of what is stiff is no kink, and no step across a kink is divided; all were off by a tenth or more, unsaid."""
@@ -354,6 +356,37 @@ def test_second_derivatives_across_kinks_of_others(rhs: Any, y0: Any, accuracy: 
     second = torch.func.grad(slope)(p)
     difference = torch.func.grad(torch.func.grad(exact))(p) if exact else (slope(p + h) - slope(p - h)) / (2 * h)
     torch.testing.assert_close(second, difference, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("order", "says", "options"),
+    [
+        (3, "of order 3 and higher lack", {}),
+        (2, "steps= are given", {"steps": 20}),
+        (2, "more than 128 crossings", {"samples": 140}),
+        (2, "cannot be seen", {"rhs": lambda t, y, p: -p * torch.func.vmap(torch.relu)(y - 0.3) - 0.1}),
+        (2, "", {"steps": 20, "rhs": lambda t, y, p: -p * torch.where(t < 2, y, y * y)}),
+        (2, "", {"samples": 70}),
+    ],
+    ids=["third", "given steps", "many", "hidden", "at a time asked for", "few"],
+)
+def test_what_derivatives_across_kinks_lack_is_said_when_they_are_taken(order: int, says: str, options: Any) -> None:
+    """They were off by half, unsaid; and above 64 crossings the first ones by a fiftieth."""
+    p = torch.linspace(0.6, 1.2, options.pop("samples", 1), dtype=torch.float64).unsqueeze(1).requires_grad_()
+    problem = ik.InitialValue(options.pop("rhs", _HINGE.rhs), _HINGE.t, **options)
+    solve = lambda p: ik.solve(problem, torch.ones_like(p), (p,), batch_dims=1).value[:, -1]  # noqa: E731
+    g, told = solve(p), list[list[str]]()
+    for k in range(order):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", ik.ConvergenceWarning)
+            (g,) = torch.autograd.grad(g.sum(), p, create_graph=k < order - 1)
+        told.append([str(w.message) for w in said])
+        if k == 0 and len(p) > 1:
+            exact = torch.func.vmap(torch.func.grad(_hinge))(p.detach().ravel())
+            torch.testing.assert_close(g.detach().ravel(), exact, rtol=6e-3, atol=0)
+    assert not any(told[:-1]) and len(told[-1]) == (says != "") and says in " ".join(told[-1])
+    if options.get("steps") and says:  # by a derivative of what is linear in a cotangent: a first one
+        torch.autograd.functional.jvp(solve, p.detach(), torch.ones_like(p))
 
 
 def test_second_derivatives_across_a_kink_before_an_event() -> None:
@@ -408,11 +441,12 @@ def _step(t: Tensor, y: Tensor, p: Tensor) -> Tensor:
         (lambda t, y, p: p[0] + torch.signbit(y - p[1]), r"t = 0\.\d"),
         (lambda t, y, p: p[0] + torch.div(y, 2 * p[1], rounding_mode="floor"), r"t = 0\.66"),
         (lambda t, y, p: p[0] + 2 + (y - p[1]) / (y - p[1]).square().sqrt(), r"t = 0\.25|t = 0\.24"),
+        (lambda t, y, p: p[0] + torch.copysign(torch.ones_like(y), y - p[1]), r"t = 0\.5|t = 0\.49"),
         (lambda t, y, p: torch.where(t < 1.3, p[0], p[1]) - y, ""),
         (lambda t, y, p: -p[0] * torch.where(y == 0, 1.0, y.sin() / torch.where(y == 0, 1.0, y)), ""),
         (lambda t, y, p: -p[0] * (500 * (y - 0.5).abs()).tanh() + p[1] * (t - 1).relu(), ""),
     ],
-    ids=["state", "parameter", "integer", "bit", "quotient", "root", "time", "guard", "steep"],
+    ids=["state", "parameter", "integer", "bit", "quotient", "root", "copied", "time", "guard", "steep"],
 )
 def test_jumps_whose_time_moves_are_said(rhs: Any, at: str) -> None:
     """Their derivatives lack how it does: those in ``p[1]`` were zero for -2, unsaid; an event has all of them."""
@@ -428,6 +462,9 @@ def test_jumps_whose_time_moves_are_said(rhs: Any, at: str) -> None:
     if rhs is _step:  # under torch.vmap, too
         with pytest.warns(ik.ConvergenceWarning, match=r"rhs jumps at t = (1|1\.0|0\.99)\d*, (2|2\.0|1\.99)"):
             torch.func.vmap(torch.func.grad(lambda p: solve(p).sum()))(double(3.0, 1.0, 3.0, 2.0).view(2, 2))
+        given = ik.InitialValue(lambda t, y, p: torch.where(t < p[1], 1.0, p[0]) + 0 * y, problem.t, steps=8)
+        with pytest.warns(ik.ConvergenceWarning, match="rhs jumps at t = 1"):
+            torch.func.grad(lambda p: ik.solve(given, double(0.0), (p,)).value[-1].sum())(p)
         # at their ends nothing is said: an event's may be a little beyond
         short = ik.InitialValue(_step, double(0.0, 1 + 1e-8))
         torch.func.grad(lambda p: ik.solve(short, double(0.0), (p,)).value[-1].sum())(p)

@@ -491,8 +491,31 @@ class RoundsAtRandom(Good):
 _ANY = itertools.cycle([0, 1, -1, 2, -2, 3, -3])
 
 
+class HangsOnRounding(Good):
+    """Each step by what rounding has made of the last one: a sample takes other steps in a batch than alone."""
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        d = f(z) - z
+        size = (d @ torch.ones(d.shape[1], 7, dtype=d.dtype)).sum(1, keepdim=True)
+        return z + (0.15 + 0.8 * (1e14 * size).frac().abs()) * d, state
+
+
 def test_rounding_is_no_fault() -> None:
     assert check_solver(RoundsAtRandom()).passed
+    assert check_solver(HangsOnRounding(), checks=["batch_equals_loop", "permutation_of_the_batch"]).passed
+
+
+class AloneItStays(Good):
+    """No step of a sample by itself."""
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return (f(z) if len(z) > 1 else z), state
+
+
+def test_a_solve_that_does_not_converge_in_a_later_check_is_told_as_that() -> None:
+    """It was advised to look for what the check looks for."""
+    report = check_solver(AloneItStays(), checks=["batch_equals_loop"], raise_on_failure=False)
+    assert report.results[0].mend.startswith("what keeps this solve from converging"), str(report)
 
 
 def _newton_as_one_system(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:

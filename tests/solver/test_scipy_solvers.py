@@ -16,6 +16,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.interop.scipy import SOLVERS
+from implicitkit.testing.known import known_problems
 
 F64 = torch.float64
 
@@ -512,6 +513,14 @@ def test_gpu_tensors_come_back(name: str) -> None:
     value = ik.root(_cubic, Z0.cuda(), (b,), solver=name).value
     assert value.device.type == "cuda" and _norm(_cubic(value, b)) <= 1e-9
     assert torch.autograd.grad(value.sum(), b)[0].device.type == "cuda"
+
+
+def test_integration_asks_no_more_than_single_precision_has() -> None:
+    """Its steps shrank to nothing where rounding was all of their error: 1000 of them, and no rest."""
+    (known,) = (k for k in known_problems("steady_state", batch=2, size=4, dtype=torch.float32) if "cubic" in k.name)
+    options: Any = {"rtol": 2.4e-5, "atol": 2.4e-5, "batch_dims": 1, "in_dims": (0,), "on_failure": "ignore"}
+    found = ik.solve(known.problem, known.z0, (known.theta,), solver="integrate", **options)
+    assert found.converged.all() and found.steps.sum() <= 200, found.steps
 
 
 CONFORM = [

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +14,8 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 
 APART = 1e-2  # of its size, by which two trajectories as accurate as this one may differ
+_REMEMBERED = 1000  # functions
+_grown: dict[Hashable, None] = {}
 
 
 def end_of(edges: Tensor, states: Tensor) -> str:
@@ -41,6 +47,18 @@ def compare(followed: Tensor, found: Tensor, share: float) -> bool:
             ConvergenceWarning,
         )
     return worst > APART
+
+
+def is_new(rhs: Any, growth: float, accuracy: float | None, later: Tensor) -> bool:
+    """Is it the first time that errors of this function may have grown so much?  From now on it is not."""
+    if compat.batches_in_front(later)[1]:
+        return False
+    key = getattr(rhs, "__code__", type(rhs)), int(math.log2(growth)), accuracy, later.dtype
+    new = key not in _grown
+    if len(_grown) >= _REMEMBERED:
+        _grown.clear()
+    _grown[key] = None
+    return new
 
 
 def tell_lost(off: np.ndarray) -> None:

@@ -177,6 +177,8 @@ class Collocation(Problem):
     no_start: str = ""
     coupling: Any = field(default=None, compare=False)
     bends: Bends | None = field(default=None, compare=False)
+    orders: float = field(default=math.inf, compare=False)
+    beyond: str = field(default="", compare=False)
     kind: ClassVar[Kind] = INITIAL_VALUE
     linked: ClassVar[bool] = False
     share_of_function: ClassVar[float] = 0.01  # one step's, beside the states at its ends

@@ -260,8 +260,9 @@ class March:
                 if len(self._edges) > STEPS:
                     raise TooManySteps(
                         f"it took {STEPS} steps to reach t = {float(self.now):.3g}: the equation is stiff there "
-                        "(integrator='scipy.Radau' meets that), "
-                        "or the time long beside its changes: ask in several parts",
+                        "(integrator='scipy.Radau' meets that), or the trajectory slides along a switch of rhs (dry "
+                        "friction: make it steep, torch.tanh(x / width)), or the time is long beside its changes: ask in "
+                        "several parts",
                         self.followed,
                     )
                 h = self._step(h, goal)

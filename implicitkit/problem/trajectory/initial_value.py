@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +19,7 @@ from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
 from implicitkit.problem.kind import Kind
-from implicitkit.problem.trajectory.accuracy_remarks import APART, compare, end_of
+from implicitkit.problem.trajectory.accuracy_remarks import APART, compare, end_of, is_new
 from implicitkit.problem.trajectory.asked_times import as_times, check_order, unpacked
 from implicitkit.problem.trajectory.collocation import (
     INITIAL_VALUE,
@@ -47,8 +47,6 @@ _GROWN = 1e6  # times its own size and that of its first change: beyond, given s
 _LOOSER, _COMPARED = 30.0, 8  # times the accuracy of one that is compared with it, at so many times and the last
 _LOGARITHM = 80.0  # of what errors may grow by: more is as much
 Slope = Callable[..., Tensor]
-_REMEMBERED = 1000  # functions
-_doubted: dict[Hashable, None] = {}
 FEWEST = 16  # numbers of a state from which it is looked where its right-hand side has entries
 
 
@@ -61,6 +59,8 @@ class Start(NamedTuple):
     lost: str
     found: Followed
     bends: Bends | None = None
+    orders: float = math.inf
+    beyond: str = ""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -111,8 +111,8 @@ class InitialValue(Problem):
         ConvergenceWarning: the trajectory is not determined to two digits (chaos over a long time), a stiff one has too
             many steps for its derivatives to be followed, or by steps or points that are given they are off by a hundredth;
             ``rhs`` jumps at a time that the state or a parameter moves.  (Second derivatives have what kinks make of them
-            (:mod:`~implicitkit.problem.trajectory.kinks`), but for ``steps`` that are given, more than 64 kinks, and those
-            of roots: ``x.abs()`` is seen, ``(x * x).sqrt()`` is not.)
+            (:mod:`~implicitkit.problem.trajectory.kinks`); of ``steps`` that are given, more than 128 kinks and third
+            derivatives it is said that they lack it.  Of roots nothing is: ``x.abs()`` is seen, ``(x * x).sqrt()`` is not.)
 
     Raises:
         TypeError, ValueError: what is given does not fit.
@@ -168,11 +168,10 @@ class InitialValue(Problem):
         if self.event is not None:
             check_call(f"event(t, y{given})", self.event)
         t, y0 = self.t.to(layout.device, layout.dtype), layout.pack(z0)
-        doubted = not (self.steps or callable(self.integrator))
         derived = torch.is_grad_enabled() or compat.transforms_active() or compat.has_forward_level()
         try:
             slope, forcing = self._slope(layout, args), None
-            if doubted and len(y0):
+            if len(y0):
                 with recording.unrecorded(), unasked():
                     forcing = forcing_of(self.rhs, layout, t.detach(), y0.detach(), args)
             with values_only(layout.device.type), Sides() as choices:
@@ -193,13 +192,13 @@ class InitialValue(Problem):
             ) from error
         equations = ExplicitEquations if self._keeps(begun.found) else Collocation
         stages = 1 if equations is ExplicitEquations else self.stages or begun.found.stages
-        problem = equations(self.rhs, begun.mesh, layout, stages, self.event, begun.lost, coupling, begun.bends)
+        problem = equations(self.rhs, begun.mesh, layout, stages, self.event, begun.lost, coupling, *begun[4:])
 
         def split(state: Any, packed: Tensor) -> tuple[Any, None]:
             with values_only(layout.device.type):
                 now = (y0.detach(), torch.stack((t[0], state[1])).detach() if self.event is not None else t.detach())
                 points = (state if self.event is None else state[0]).detach()
-                said = doubted and self._doubt(begun, points[..., begun.mesh.last, -1, :], slope, *now)
+                said = self._doubted and self._doubt(begun, points[..., begun.mesh.last, -1, :], slope, *now)
                 if self._given and jacobian is not None and len(y0) and not said:
                     points = points.reshape(len(y0), *points.shape[-3:]).movedim(0, 2)
                     f = functools.partial(self._slopes, layout, slope)
@@ -215,9 +214,14 @@ class InitialValue(Problem):
         return Restated(problem, begun.values, (packed, t, *args), split, batch_dims, lead=1, shared=1)
 
     @property
+    def _doubted(self) -> bool:
+        """Are the steps our own?"""
+        return not (self.steps or callable(self.integrator))
+
+    @property
     def _given(self) -> bool:
         """Are steps the user's own, or their points?"""
-        return bool(self.steps or self.stages or callable(self.integrator))
+        return bool(self.stages) or not self._doubted
 
     def _accurate(self, t: Tensor) -> float:
         """The relative tolerance of the integrator."""
@@ -258,26 +262,29 @@ class InitialValue(Problem):
             """What has been found, by steps that follow derivatives, too."""
             if not (self._given or missed) and len(y0):
                 found = with_variation(integrate, slope, mapped, between, t, y0, found, accuracy, jacobian, blind)
-            if forcing is not None and not missed:
+            if forcing is not None and self._doubted and not missed:
                 stages = None if self._keeps(found) else self.stages or found.stages
                 found = resolved(found, slope, forcing, between(found), stages, accuracy)
             return found
 
-        if met.seen and not (lost or self.steps) and len(y0):
-            anew = lambda t, y0: integrate(slope, t, y0, accuracy)  # noqa: E731
-            found, bends = Kinks(slope, mapped, t, between, anew).split(found, followed)
+        kinks = Kinks(slope, mapped, t, between, lambda t, y0: integrate(slope, t, y0, accuracy))
+        meets = met.seen and not lost and len(y0) > 0
+        if meets and self.steps:
+            kinks.look(found)
+        elif meets:
+            found, bends = kinks.split(found, followed)
             if lookout is not None and bends is not None:
                 found = lookout.nearer(found, slope)
                 end, t = found.edges[-1], torch.stack((t[0], found.edges[-1]))
         else:
             found = followed(found, t, met.seen)
         edges, states = found.edges, found.states
-        if (met.seen or met.rooted) and not missed and len(y0):
+        if (met.seen or met.rooted) and not missed and len(y0) and not compat.batches_in_front(edges)[1]:
             warn_of_switches(mapped, t, edges, states, forcing and (lambda t, y: forcing(t, y)[0][..., : layout.size]))
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else Mesh.of(t, edges, found.stiff)
         values = self._at_points(found, between, len(mesh.begin), layout)
         Y = values.reshape(*layout.batch_shape, *values.shape[1:])
-        return Start(mesh, Y if end is None else (Y, end), lost, found, bends)
+        return Start(mesh, Y if end is None else (Y, end), lost, found, bends, kinks.orders, kinks.beyond)
 
     def _at_points(self, found: Followed, between: Callable[[Followed], Between], count: int, layout: Layout) -> Tensor:
         """The values at the points of so many steps, ``(batch, N, s, n)``; NaN, if there are others: there is no event."""
@@ -313,17 +320,6 @@ class InitialValue(Problem):
             return found.interpolant
         return cubic(found.edges, found.states, self._slopes(layout, slope, found.edges, found.states))
 
-    def _is_new(self, growth: float, later: Tensor) -> bool:
-        """Is it the first time that errors of this function may have grown so much?  From now on it is not."""
-        if compat.batches_in_front(later)[1]:
-            return False
-        key = getattr(self.rhs, "__code__", type(self.rhs)), int(math.log2(growth)), self.accuracy, later.dtype
-        new = key not in _doubted
-        if len(_doubted) >= _REMEMBERED:
-            _doubted.clear()
-        _doubted[key] = None
-        return new
-
     def _doubt(self, begun: Start, later: Tensor, slope: Slope, y0: Tensor, t: Tensor) -> bool:
         """Warn where the trajectory and another, nearly as accurate, have little in common: that of the integrator, where it
         is not the same, or where small errors may have grown enough that of less accurate steps: once for a function."""
@@ -332,7 +328,7 @@ class InitialValue(Problem):
             values = begun.values if self.event is None else begun.values[0]
             return compare(values[..., begun.mesh.last, -1, :], later, 1.0)
         doubtful = self.event is None and accuracy * math.exp(min(found.growth, _LOGARITHM)) > APART
-        if not doubtful or not self._is_new(found.growth, later):
+        if not doubtful or not is_new(self.rhs, found.growth, self.accuracy, later):
             return False
         where = torch.arange(len(t) - 1, 0, -max(1, len(t) // _COMPARED), device=t.device).flip(0)
         march = March(slope, torch.cat((t[:1], t[where])), y0, min(_LOOSER * accuracy, APART))

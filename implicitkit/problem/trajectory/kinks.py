@@ -16,6 +16,8 @@ Source: Hiskens & Pai 2000, IEEE Trans. Circuits Syst. I 47(2), 204-220, for jum
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,7 +31,7 @@ from implicitkit.problem.trajectory.sides import Sides
 
 _PARTS, _CUT = 4, 32  # of a step; of a part in which a side changes, time and again:
 _ROUGH, _FINE = 2, 5  # so often
-_MOST = 64  # crossings
+_MOST = 128  # crossings, of all samples
 _NEAR = 1e-9  # of the whole time: one at a time that is asked for
 _BEFORE = 0.1, 0.005  # of the room: steps end there, too, since some stages of longer ones would be behind a kink
 _GAP = 3.0  # times what a parameter is moved by, relative, for a difference: from a kink to the steps on both its sides
@@ -37,6 +39,22 @@ _WIDEST, _LOOSE = 1e-3, 1e-4  # of the room: at most, and to implicit ones, whos
 _TRIES = 3  # to find them, each by steps that end where they were found before
 _CLOSE = 1e-5  # of the longest step: kinks are one, that are not as far apart
 _TURN, _JUMP = 1e-4, 1e-3  # of the largest derivatives, by which they turn at a kink, and of slopes: more is a jump
+
+_SAID = (
+    "InitialValue: derivatives of order {} and higher lack how the times move at which the trajectory crosses kinks of rhs "
+    "(relu, clamp, abs, what is compared), and may be off by all of their size: {}"
+)
+_MANY = (
+    f"there are more than {_MOST} crossings, those of all samples together. Solve for fewer samples at once or a shorter "
+    "time, or make rhs smooth (softplus)"
+)
+_HIDDEN = (
+    "whether an operation of rhs has kinks, and where, cannot be seen. Use relu, abs, maximum, clamp, torch.where, and no "
+    "transform of torch.func inside"
+)
+_CLOSE_BY = "some are too near to one another to be told apart. Make rhs smooth (softplus)"
+_SECOND = "of these the second order is known. Make rhs smooth (softplus)"
+_GIVEN = "steps= are given, and do not end there. Leave steps= out, or make rhs smooth (softplus)"
 
 
 class Bends(NamedTuple):
@@ -80,6 +98,7 @@ class Kinks:
 
     Attributes:
         hidden: there are switches whose sides nothing shows.
+        orders: of derivatives, up to which they have all that kinks make of them. beyond: what is said of higher ones.
     """
 
     def __init__(
@@ -91,8 +110,12 @@ class Kinks:
         integrate: Callable[[Tensor, Tensor], Followed],
     ) -> None:
         self.slope, self.mapped, self.asked, self.states_in, self.integrate = slope, mapped, asked, between, integrate
-        self.hidden = False
-        self.onwards = 1.0 if bool(asked[-1] > asked[0]) else -1.0
+        self.hidden, self.orders, self.beyond = False, math.inf, ""
+
+    @functools.cached_property
+    def onwards(self) -> float:
+        """The sign of the steps."""
+        return 1.0 if bool(self.asked[-1] > self.asked[0]) else -1.0
 
     def split(
         self, found: Followed, follow: Callable[[Followed, Tensor, bool], Followed]
@@ -105,6 +128,7 @@ class Kinks:
         """
         crossed = self.crossed(found, _ROUGH)
         if crossed is None or not len(crossed):
+            self._lack(crossed, 1)
             return follow(found, self.asked, self.hidden or crossed is None), None
         for well_known in (not found.explicit, *(True,) * _TRIES):  # steps across kinks do not say well where these are
             gaps = self._gaps(found, crossed)
@@ -120,9 +144,33 @@ class Kinks:
                 if fine is not known:
                     crossed = self.crossed(fine, _FINE)
                     if crossed is None or not gaps.hold(crossed):
+                        self._lack(crossed, 1, _CLOSE_BY)
                         return fine, None
+                self._lack(crossed, 2, _SECOND)
                 return fine, self._bends(fine, gaps)
+        self._lack(crossed, 1, _CLOSE_BY)
         return follow(found, self.asked, True), None
+
+    def look(self, found: Followed) -> None:
+        """Whether given steps meet kinks, at times that are not asked for; they may where ``torch.vmap`` maps over times."""
+        mapped = compat.batches_in_front(found.edges)[1]
+        crossed = (
+            None if mapped else self.crossed(found, 0)
+        )  # to a part of a step, as which one at a time asked for may be, too
+        if crossed is not None and len(crossed):
+            far = (crossed[:, None] - self.asked).abs().amin(1) > found.edges.diff().abs().max() / _PARTS
+            crossed = crossed if bool(far.any()) else self.crossed(found, _FINE)
+        self._lack(crossed, 1, _GIVEN)
+
+    def _lack(self, crossed: Tensor | None, orders: int, why: str = "") -> None:
+        """What is said of derivatives beyond these orders, after kinks were ``crossed``, ``None``: many of them."""
+        none = crossed is not None and not len(crossed) and orders == 1
+        if none and not self.hidden:
+            return
+        self.orders, why = (
+            (1, _HIDDEN) if self.hidden else (orders, _MANY if crossed is None and why != _GIVEN else why)
+        )
+        self.beyond = _SAID.format(self.orders + 1, why)
 
     def _gaps(self, found: Followed, times: Tensor) -> Gaps:
         """Gaps of steps, in which these times are."""

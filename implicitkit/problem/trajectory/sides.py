@@ -7,6 +7,7 @@ a :class:`Sides` lasts these are kept, number by number: the sign of ``a - b`` f
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,11 +19,17 @@ from torch.overrides import TorchFunctionMode
 from implicitkit.foundation import compat
 
 _CHOOSING = re.compile(  # names of operations that return numbers, whether of torch or of a tensor, in place or not
-    "(abs|absolute|am(ax|in)|angle|a(rc)?tan2|ceil|clamp(_max|_min)?|clip|cum(max|min)|eq|fix|floor(_divide)?|f(max|min|mod)"
-    "|frac|g[et]|greater(_equal)?|hard.*|heaviside|kthvalue|l1_loss|l[et]|leaky_relu|less(_equal)?|masked_fill|max(imum)?"
-    "|median|min(imum)?|ne|r?p?relu6?|remainder|round|r?relu|selu|sgn|sign|softshrink|sort|threshold|topk|trunc|where)"
+    "(abs|absolute|am(ax|in)|aminmax|angle|a(rc)?tan2|ceil|clamp(_max|_min)?|clip|copysign|cum(max|min)|eq|fix"
+    "|r?floor(_divide|div)?|f(max|min|mod)|frac|g[et]|greater(_equal)?|grid_sample.*|hard.*|heaviside|kthvalue|l1_loss|l[et]"
+    "|leaky_relu|less(_equal)?|masked_fill|max(imum)?|.*max_pool.*|(nan)?median|min(imum)?|msort|ne|(nan)?quantile"
+    "|r?p?relu6?|remainder|renorm|r?mod|round|r?relu|selu|sgn|sign|softshrink|sort|threshold|topk|trunc|unique.*|where"
+    "|.*_reduce|.*(embedding|margin|ranking).*_loss|nextafter)"
 )
-_ROOTS = re.compile("r?sqrt|(linalg_)?(vector_)?norm|r?pow|hypot|cdist|(cosine|pairwise)_.*|normalize")
+_ROOTS = re.compile(
+    "r?sqrt|(linalg_)?(matrix_|vector_)?norm|r?pow|float_power|hypot|cdist|dist|(cosine|pairwise)_.*|normalize"
+    "|std(_mean)?|(linalg_)?(svd|eig).*|lp_pool.*"
+)
+_LENGTHS = ("norm", "linalg_norm", "linalg_vector_norm", "dist", "cdist")
 
 
 class Sides(TorchFunctionMode):
@@ -44,7 +51,7 @@ class Sides(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         self.rooted = self.rooted or _ROOTS.fullmatch(name) is not None
         chooses = _CHOOSING.fullmatch(name) is not None or bool(kwargs.get("rounding_mode"))
-        chooses = chooses or (name == "elu" and kwargs.get("alpha", 1.0) != 1.0)  # else it has no kink
+        chooses = chooses or (name in _SOMETIMES and _SOMETIMES[name](args, kwargs))
         given = _numbers((*args, *kwargs.values())) if chooses else None
         sides = self._before(name, args, kwargs) if chooses and given else None
         found = func(*args, **kwargs)
@@ -98,17 +105,40 @@ def _of_two(a: Tensor, b: Any = None, **more: Any) -> list[Tensor]:
     raise TypeError  # gives indices
 
 
+def _is_kinked(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Is a length that of numbers by their size, or of the largest of them?"""
+    given = (*args, kwargs.get("ord"), kwargs.get("p"))
+    return any(isinstance(a, (int, float)) and not isinstance(a, bool) and abs(a) in (1, math.inf) for a in given[1:])
+
+
+def _of_length(x: Tensor, *rest: Any, **more: Any) -> list[Tensor]:
+    if any(isinstance(a, Tensor) for a in rest):
+        raise TypeError
+    dim, size = more.get("dim"), x.abs()
+    return [x > 0, *_extreme(size, () if dim is None else dim)]
+
+
 def _extreme(x: Tensor, dim: Any = (), keepdim: bool = False) -> list[Tensor]:
+    dim = () if dim is None else dim
     return [x == x.amax(dim, keepdim=True), x == x.amin(dim, keepdim=True)]
 
 
 _zero: Callable[..., list[Tensor]] = lambda x, *rest, **more: [x > 0]  # noqa: E731
+_SOMETIMES: dict[str, Callable[..., bool]] = {  # else they have no kink
+    **dict.fromkeys(_LENGTHS, _is_kinked),
+    "elu": lambda args, kwargs: kwargs.get("alpha", 1.0) != 1.0,
+    "logit": lambda args, kwargs: len(args) > 1 or kwargs.get("eps") is not None,
+    "smooth_l1_loss": lambda args, kwargs: kwargs.get("beta", 1.0) == 0,
+}
 _RULES: dict[str, Callable[..., list[Tensor]]] = {
     **dict.fromkeys(
         ("abs", "absolute", "relu", "leaky_relu", "prelu", "rrelu", "elu", "selu", "sgn", "sign", "heaviside"), _zero
     ),
     **dict.fromkeys(("maximum", "minimum", "fmax", "fmin", "max", "min"), _of_two),
-    **dict.fromkeys(("amax", "amin"), _extreme),
+    **dict.fromkeys(("amax", "amin", "aminmax"), lambda x, dim=(), keepdim=False: _extreme(x, dim)),
+    **dict.fromkeys(_LENGTHS, _of_length),
+    **dict.fromkeys(("median", "nanmedian"), lambda x: [x >= x.nanmedian()]),
+    "copysign": lambda a, b: [a > 0, b > 0],
     **dict.fromkeys(("clamp", "clip"), _between()),
     "l1_loss": lambda x, target, **more: [x > target],
     "clamp_min": lambda x, min: [x > min],
@@ -120,5 +150,6 @@ _RULES: dict[str, Callable[..., list[Tensor]]] = {
     "threshold": lambda x, threshold, value: [x > threshold],
     **dict.fromkeys(("floor", "ceil", "trunc", "fix", "frac"), lambda x: [x.floor(), x.ceil()]),
     "round": lambda x, decimals=0: [(x * 10**decimals).round()],
-    **dict.fromkeys(("floor_divide", "remainder", "fmod"), lambda a, b: [(a / b).floor(), (a / b).ceil()]),
+    **dict.fromkeys(("floor_divide", "floordiv", "remainder", "fmod"), lambda a, b: [(a / b).floor(), (a / b).ceil()]),
+    **dict.fromkeys(("rfloordiv", "rmod"), lambda a, b: [(b / a).floor(), (b / a).ceil()]),
 }

@@ -96,7 +96,7 @@ def with_variation(
     steps, wide = (mapped, known, edges), compat.batches_in_front(states)[1]
     if not stiff and not float((turns**_ORDER).sum(0).max()) / _CONSTANT > allowed(accuracy):
         across = Propagation(*steps, rules[0], asked, units, max(fine, _KINKED / 10), _KINKED)
-        if sharp and found.explicit and not wide and across.fits(len(edges)) and across.halved[1]:
+        if sharp and found.explicit and not wide and across.fits(len(edges)):
             return found.on(across.halved[0], slope, known)
         return found
     explicit, implicit = (Propagation(*steps, rule, asked, units, fine, allowed(accuracy)) for rule in rules)
