@@ -59,13 +59,20 @@ MUTANTS = [
         ("f_code is CheckpointFunction.backward.__code__", "f_code is CheckpointFunction.forward.__code__"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/settings.py",
+        "plugins/implicitkit_deq/pretraining.py",
         "tests/plugins/deq/test_deq.py -k 'varied_depth or deepest'",
         ("torch.randint(self.steps, self.deepest + 1,", "torch.randint(self.steps, self.deepest,"),
         ("torch.Generator().manual_seed(call)", "torch.Generator().manual_seed(0)"),
         ("generator=own, ", ""),
         ("self.deepest < self.steps:", "self.deepest <= 0:"),
         ("deepest=options.optional(count)", ""),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/pretraining.py",
+        "tests/plugins/deq/test_deq.py -k 'first_phase'",
+        ("            return False\n        self._count()\n", "            return False\n"),
+        ("        if own in state_dict:\n            self._count()\n", ""),
+        ("        if own in missing:\n            missing.remove(own)\n", ""),
     ),
     *mutants(
         "plugins/implicitkit_deq/layer.py",

@@ -637,6 +637,29 @@ def test_unrolled_pretraining_then_implicit() -> None:
         assert each.solution is not None, "third call"
 
 
+def test_a_checkpoint_of_the_first_phase_is_one_for_layers_without_and_the_other_way_round() -> None:
+    """Names that a layer without a first phase does not know ended a strict load, and a phase set later the first call."""
+    phase, x = Pretraining(calls=3, steps=2), torch.randn(2, 4)
+    first, plain = DEQ(cells.MLP(4, 6), pretraining=phase), DEQ(cells.MLP(4, 6))
+    for _ in range(2):
+        first(x)
+    before = plain.state_dict()
+    plain.load_state_dict(first.state_dict())
+    assert int(plain.state_dict()["calls"]) == 2, "what is not used is kept"
+    plain(x)
+    assert plain.solution is not None and int(plain.calls) == 2
+    first.load_state_dict(before)
+    assert int(first.calls) == 2
+    later = DEQ(cells.MLP(4, 6))
+    for layer in (plain, later):
+        layer.pretraining = phase
+        while int(layer.state_dict().get("calls", 0)) < phase.calls:
+            layer(x)
+            assert layer.solution is None
+        layer(x)
+        assert layer.solution is not None
+
+
 def test_layers_of_varied_depth() -> None:
     chosen = Pretraining(calls=400, steps=2, deepest=5)
     depths = [chosen.depth(call) for call in range(400)]
