@@ -57,8 +57,8 @@ class DEQ(ik.extend.Configured, Composable, Copied, Pretrained):
         z = layer(x)                  # (batch, 64);  layer.solution: steps, residuals, convergence of every sample
 
     Within a call the cell is one and the same map: injections and reparametrised weights are computed once, dropout masks
-    and normalisation statistics are held, and BatchNorm statistics are updated once, at the equilibrium.  Of that is, too,
-    what a cell keeps (``self.load = ...``) and forward hooks see last.
+    and buffers that the cell writes to (running statistics, moving averages) are held, and these are written to once, at the
+    equilibrium.  Of that is, too, what a cell keeps (``self.load = ...``) and forward hooks see last.
 
     Units: ``z`` has those of the cell's output; ``atol`` too, ``rtol`` is dimensionless.
 

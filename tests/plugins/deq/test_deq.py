@@ -359,6 +359,53 @@ def test_instance_norm_statistics_are_updated_once() -> None:
     torch.testing.assert_close(norm.running_mean, 0.1 * features.mean((0, 2)), rtol=1e-8, atol=1e-10)
 
 
+class Averaging(nn.Module):
+    """A cell less a moving average of what it has seen, which it writes into its buffer or puts there anew."""
+
+    def __init__(self, anew: bool) -> None:
+        super().__init__()
+        self.inner, self.anew = Plain(), anew
+        self.register_buffer("mean", torch.full((6,), 0.1, dtype=F64))
+        self.register_buffer("times", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        seen = self.inner(z, x)
+        out = seen - self.mean
+        if self.training:
+            self.times += 1
+            if self.anew:
+                self.mean = torch.lerp(self.mean, seen.detach().mean(0), 0.1)
+            else:
+                self.mean.lerp_(seen.detach().mean(0), 0.1)
+        return out
+
+
+@pytest.mark.parametrize("how", [{}, {"batch_dims": 0}, {"pretraining": Pretraining(1, 300)}], ids=repr)
+@pytest.mark.parametrize("anew", [True, False])
+def test_buffers_that_a_cell_writes_are_held_and_written_once(anew: bool, how: dict[str, Any]) -> None:
+    """They stayed what they were for ever, with a warning, or samples were said to depend on each other."""
+    layer, x = DEQ(Averaging(anew), (6,), **how, **TIGHT), torch.randn(5, 4, dtype=F64, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for call in (1, 2):
+            reference = copy.deepcopy(layer.cell).eval()
+            z = layer(x)
+            want = unrolled(DEQ(reference, (6,)), x, steps=300)
+            exact = torch.autograd.grad(loss(want), [*reference.parameters(), x])
+            torch.testing.assert_close(gradients(z, layer, x), list(exact), rtol=1e-7, atol=1e-9)
+            jacobian_penalty(layer.cell, z.detach(), (x,))
+            assert int(layer.cell.times) == call
+            torch.testing.assert_close(
+                layer.cell.mean, torch.lerp(reference.mean, reference.inner(want, x).mean(0), 0.1), rtol=1e-8, atol=1e-9
+            )
+    with pytest.warns(ik.ImpureFunctionWarning, match=r"Averaging writes to its buffers \(mean, times\)"):
+        torch.func.grad(lambda x: layer(x).sum())(x)
+    assert int(layer.cell.times) == 2
+    again = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
+    with pytest.raises(ik.CapabilityError, match="Averaging writes to its buffers"):
+        again.sum().backward()
+
+
 def test_batch_norm_in_training_refuses_vmap_and_in_evaluation_does_not() -> None:
     layer = DEQ(_Normalised(), (6,), **TIGHT)
     batches = torch.randn(2, 3, 4, dtype=F64)
