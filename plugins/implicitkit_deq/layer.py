@@ -340,10 +340,11 @@ class DEQ(ik.extend.Configured, Composable, Copied, Pretrained):
         if solution.truncated or ik.extend.holds(converged.all()):
             return z
         if policy.exceeded(~converged):
-            policy.refuse(solution, not self._used, self.cell)
+            policy.refuse(solution, not self._used, self.cell, self.settings.max_steps)
         if not self._forgave:
             self._forgave = True
-            policy.tell(solution, self._effort.spared, self.init == "zeros" and self._last is None)
+            anew = self.init == "zeros" and self._last is None
+            policy.tell(solution, self._effort.spared, anew, self.settings.max_steps)
         initial = equation.initial
         held = near(solution.status, z, initial, (lambda: equation.once(initial)) if self.causal else None)
         if policy.derivative == "truncated" and torch.is_grad_enabled():
