@@ -54,6 +54,7 @@ MUTANTS = [
         (", self.buffers.held():", ":"),
         (", self.buffers.watched():", ":"),
         ("with Buffers(modules).watched(), _held(", "with _held("),
+        ("self.buffers.shown():", "self.buffers.held():", USES + " -k 'of_the_equilibrium_with'"),
     ),
     *mutants(
         "plugins/implicitkit_deq/held/buffers.py",
@@ -455,6 +456,7 @@ MUTANTS = [
         "plugins/implicitkit_deq/held/frozen.py",
         USES + " -k second_dimension",
         ("hint=self.hint)", ")"),
+        ("elif taken :=", "elif taken := [] and", USES + " -k names_that"),
         ('getattr(m, "batch_first", True) is False', 'hasattr(m, "batch_first")'),
     ),
     *mutants(
@@ -501,6 +503,11 @@ MUTANTS = [
         ("any(map(observed, self.modules)) or ", ""),
         ("return known is None or known() is not t", "return False"),
         ("held = value.values() if type(value) is dict else value", "held = value"),
+        (
+            "elif type(value) in (dict, list, tuple):",
+            "elif value and type(value) in (dict, list, tuple):",
+            USES + " -k whether",
+        ),
         ("for name in own.keys() - _TORCHS:", "for name in own.keys() - _TORCHS - {'_buffers'}:"),
     ),
     *mutants(

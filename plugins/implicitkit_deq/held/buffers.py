@@ -51,6 +51,16 @@ class Buffers:
             ik.extend.replaced(self._copies(self.moving), self._compiled) if self.moving else contextlib.nullcontext()
         )
 
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """As :meth:`held`, but what comes to hold a tensor with a derivative has it afterwards: it is there to be read."""
+        with self.held():
+            yield
+            now = [(m, name, m._buffers[name]) for m, name, _ in self.moving]
+        for m, name, t in now:
+            if t is not None and t.requires_grad:
+                m._buffers[name] = t
+
     @staticmethod
     def _copies(of: Sequence[Where]) -> list[tuple[nn.Module, str, str, Any]]:
         made: dict[int, Tensor] = {}  # a buffer that two modules share is one

@@ -97,18 +97,26 @@ class Frozen:
         same = self.before is not None and self.after is None
         if same and not (self.places or self.norms or self.buffers.moving):
             return self.function(z, *injected)
-        with hoist.held(self.places, weights), _held(self.norms, self.statistics), self.buffers.held():
-            if self.before is None:
-                return self._first(z, injected)
-            if self.after is None:
+        with self._as_it_was(weights), self.buffers.held():
+            return self._first(z, injected) if self.before is None else self._again(z, injected)
+
+    def _again(self, z: Any, injected: tuple[Any, ...]) -> Any:
+        if self.after is None:
+            return self.function(z, *injected)
+        outside = self._generators()
+        assert self.before is not None
+        self._put(self.before)
+        try:
+            with _may_draw(self.name):
                 return self.function(z, *injected)
-            outside = self._generators()
-            self._put(self.before)
-            try:
-                with _may_draw(self.name):
-                    return self.function(z, *injected)
-            finally:
-                self._put(outside)
+        finally:
+            self._put(outside)
+
+    @contextlib.contextmanager
+    def _as_it_was(self, weights: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, weights and normalisations are those of this call."""
+        with hoist.held(self.places, weights), _held(self.norms, self.statistics):
+            yield
 
     def _first(self, z: Any, injected: tuple[Any, ...]) -> Any:
         outside, marks = self._generators(), None if self.elsewhere else generators.marks()
@@ -147,8 +155,8 @@ class Frozen:
                     self._put(self.before)
                 self.function(z, *injected)
         if self.shown.anything():
-            with ik.extend.modules_held():
-                self(z, weights, *injected)
+            with ik.extend.modules_held(), self._as_it_was(weights), self.buffers.shown():
+                self._again(z, injected)
         if self.after is not None:
             self._put(self.after)
 
@@ -193,10 +201,12 @@ def called(name: str, *arguments: tuple[str, Any], hint: Callable[[], str] = str
             raise
         state = dict(arguments).get("z")
         cure = (
-            f"z is one argument, a {type(state).__name__}: DEQ(lambda z, *inputs: f(*z, *inputs), state)"
-            if isinstance(state, (list, tuple))
-            else "A module with one argument becomes a cell as in DEQ(lambda z, x: torch.tanh(module(z) + x), state=(64,))"
+            "A module with one argument becomes a cell as in DEQ(lambda z, x: torch.tanh(module(z) + x), state=(64,))"
         )
+        if isinstance(state, (list, tuple)):
+            cure = f"z is one argument, a {type(state).__name__}: DEQ(lambda z, *inputs: f(*z, *inputs), state)"
+        elif taken := [name for name in ("z0", "index", "at") if repr(name) in str(error)]:
+            cure = f"{taken[0]}= is the layer's own: what the cell calls so is given by position, layer(x, {taken[0]})"
         raise TypeError(
             f"a cell is called as cell(z, x, ...), the state and the inputs of the layer, and returns the next state: "
             f"{error.__cause__ or error}. {cure}"
