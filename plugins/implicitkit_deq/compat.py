@@ -71,7 +71,8 @@ def is_batched(t: Tensor) -> bool:
 def is_plain(t: Tensor) -> bool:
     """Has a tensor numbers of its own, and no derivative, tangent or batch of a transform?"""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(t)
-    return not (wrapped or t.requires_grad or t.layout != torch.strided or unpack_dual(t).tangent is not None)
+    _, tangent = unpack_dual(t)
+    return not (wrapped or t.requires_grad or t.layout != torch.strided or tangent is not None)
 
 
 def autocast_on(device: torch.device) -> bool:

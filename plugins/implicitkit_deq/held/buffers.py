@@ -53,7 +53,7 @@ class Buffers:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """As :meth:`held`, but what comes to hold a tensor with a derivative has it afterwards: it is there to be read."""
+        """Copies inside, but what comes to hold a tensor with a derivative has it afterwards: it is there to be read."""
         with self.held():
             yield
             now = [(m, name, m._buffers[name]) for m, name, _ in self.moving]
