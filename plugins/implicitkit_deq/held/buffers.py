@@ -22,7 +22,8 @@ class Buffers:
     """The buffers below some modules; which of them move, the first evaluation tells (:meth:`watched`).
 
     Attributes:
-        moving: those that an evaluation has written to, with what they held before.
+        moving: those of modules that have written to one of theirs in an evaluation, with what they held before (others may
+            have been written to without a trace: fused normalisations do not count it, and of zeros the mean is zero).
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -43,7 +44,8 @@ class Buffers:
             yield
             now = [m._buffers[name] for m, name, _ in self.all]
         seen = zip(self.all, now, (copy for *_, copy in copies), strict=True)
-        self.moving = [(m, name, t.clone()) for (m, name, t), *after in seen if _moved(t, *after)]
+        writing = {id(m) for (m, _, t), *after in seen if _moved(t, *after)}
+        self.moving = [(m, name, t.clone()) for m, name, t in self.all if id(m) in writing]
 
     def held(self) -> contextlib.AbstractContextManager[None]:
         """Inside, those that move are copies of what they held before."""
