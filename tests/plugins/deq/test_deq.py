@@ -367,12 +367,13 @@ class Averaging(nn.Module):
         super().__init__()
         self.inner, self.anew = Plain(), anew
         self.register_buffer("mean", torch.zeros(6, dtype=F64))
-        self.register_buffer("times", torch.zeros((), dtype=torch.int64))
+        self.counter = nn.Module()  # one that moves by itself
+        self.counter.register_buffer("times", torch.zeros((), dtype=torch.int64))
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
         out = self.inner(z, x) - self.mean
         if self.training:
-            self.times += 1
+            self.counter.times += 1
             if self.anew:
                 self.mean = torch.lerp(self.mean, z.detach().mean(0), 0.1)
             else:
@@ -394,14 +395,14 @@ def test_buffers_that_a_cell_writes_are_held_and_written_once(anew: bool, how: d
             exact = torch.autograd.grad(loss(want), [*reference.parameters(), x])
             torch.testing.assert_close(gradients(z, layer, x), list(exact), rtol=1e-7, atol=1e-9)
             jacobian_penalty(layer.cell, z.detach(), (x,))
-            assert int(layer.cell.times) == call
+            assert int(layer.cell.counter.times) == call
             torch.testing.assert_close(layer.cell.mean, torch.lerp(reference.mean, want.mean(0), 0.1))
-    with pytest.warns(ik.ImpureFunctionWarning, match=r"Averaging writes to its buffers \(mean, times\)"):
+    with pytest.warns(ik.ImpureFunctionWarning, match="Averaging writes to its buffers .*(mean, times|times, mean)"):
         torch.func.grad(lambda x: layer(x).sum())(x)
-    assert int(layer.cell.times) == 2
+    assert int(layer.cell.counter.times) == 2
     with torch.inference_mode():
         layer(x)
-    assert int(layer.cell.times) == 3
+    assert int(layer.cell.counter.times) == 3
     again = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
     with pytest.raises(ik.CapabilityError, match="Averaging writes to its buffers"):
         again.sum().backward()
