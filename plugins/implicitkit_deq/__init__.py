@@ -21,7 +21,8 @@ from implicitkit_deq.joined import merge, tie_weights
 from implicitkit_deq.layer import DEQ
 from implicitkit_deq.monitor import Monitor, StabilityWarning, TensorBoard
 from implicitkit_deq.normalise import WeightBound, bound_weights, free_weights, weight_norm
-from implicitkit_deq.settings import Pretraining, Settings
+from implicitkit_deq.pretraining import Pretraining
+from implicitkit_deq.settings import Settings
 from implicitkit_deq.shine import Shine
 from implicitkit_deq.unsolved_samples import Forgive, ForgivenWarning
 

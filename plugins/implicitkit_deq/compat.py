@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from numpy.random import MT19937, get_state, mtrand
 from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
@@ -65,6 +66,13 @@ def is_batched(t: Tensor) -> bool:
     while functorch.is_functorch_wrapped_tensor(t) and not functorch.is_batchedtensor(t):
         t = functorch.get_unwrapped(t)
     return bool(functorch.is_batchedtensor(t))
+
+
+def is_plain(t: Tensor) -> bool:
+    """Has a tensor numbers of its own, and no derivative, tangent or batch of a transform?"""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(t)
+    _, tangent = unpack_dual(t)
+    return not (wrapped or t.requires_grad or t.layout != torch.strided or tangent is not None)
 
 
 def autocast_on(device: torch.device) -> bool:

@@ -73,7 +73,7 @@ def by_position(cell: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tu
         bound.apply_defaults()
         by_place = [str(name) for name, parameter in own.parameters.items() if parameter.kind is _BY_PLACE]
         only = [name for name in named if name not in by_place]  # of its **kwargs, too
-        why = f"{', '.join(only)} cannot be given by position"
+        why = f"{', '.join(only)} cannot be given by position (behind a * in its signature)"
     except TypeError as error:
         only, why = list(named), str(error)
     if only:

@@ -24,8 +24,9 @@ from implicitkit_deq.held.hooks import Copied
 from implicitkit_deq.held.sharding import gathered
 from implicitkit_deq.inputs import by_position, check_returned, check_use, describe, factors, refuse_unbatched
 from implicitkit_deq.merging import Composable, merged
+from implicitkit_deq.pretraining import Pretrained, Pretraining
 from implicitkit_deq.rows import Rows
-from implicitkit_deq.settings import Pretraining, Settings
+from implicitkit_deq.settings import Settings
 from implicitkit_deq.starting import start
 from implicitkit_deq.starting.extrapolation import Trend
 from implicitkit_deq.starting.warm_start import Last
@@ -46,7 +47,7 @@ class Equation(NamedTuple):
         return self.the_map(z, self.weights, *self.injected)
 
 
-class DEQ(ik.extend.Configured, Composable, Copied):
+class DEQ(ik.extend.Configured, Composable, Copied, Pretrained):
     r"""A deep equilibrium model: ``layer(x) = z*`` with ``z* = cell(z*, x)``, differentiable, in constant memory.
 
     The derivative is that of the equilibrium, ``dz*/d\theta = (I - J)^{-1} df/d\theta`` with ``J = df/dz`` (Bai, Kolter &
@@ -56,8 +57,8 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         z = layer(x)                  # (batch, 64);  layer.solution: steps, residuals, convergence of every sample
 
     Within a call the cell is one and the same map: injections and reparametrised weights are computed once, dropout masks
-    and normalisation statistics are held, and BatchNorm statistics are updated once, at the equilibrium.  Of that is, too,
-    what a cell keeps (``self.load = ...``) and forward hooks see last.
+    and buffers that the cell writes to (running statistics, moving averages) are held, and these are written to once, at the
+    equilibrium.  Of that is, too, what a cell keeps (``self.load = ...``) and forward hooks see last.
 
     Units: ``z`` has those of the cell's output; ``atol`` too, ``rtol`` is dimensionless.
 
@@ -91,8 +92,6 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         TypeError, ValueError: the parts do not fit together; the message says which and what to do.
         ik.ConvergenceError (when called): some samples have no equilibrium, under ``on_failure="raise"``.
     """
-
-    calls: Tensor  # training calls so far, while pretraining
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         self.init = start.make(init, state)
         self.pretraining = pretraining
         if pretraining is not None:
-            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+            self._count()
         self.solution: ik.Solution | None = None
         self._rows = Rows()
         self._start: tuple[Any, Any] | None = None
@@ -341,10 +340,11 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         if solution.truncated or ik.extend.holds(converged.all()):
             return z
         if policy.exceeded(~converged):
-            policy.refuse(solution, not self._used, self.cell)
+            policy.refuse(solution, not self._used, self.cell, self.settings.max_steps)
         if not self._forgave:
             self._forgave = True
-            policy.tell(solution, self._effort.spared, self.init == "zeros" and self._last is None)
+            anew = self.init == "zeros" and self._last is None
+            policy.tell(solution, self._effort.spared, anew, self.settings.max_steps)
         initial = equation.initial
         held = near(solution.status, z, initial, (lambda: equation.once(initial)) if self.causal else None)
         if policy.derivative == "truncated" and torch.is_grad_enabled():
@@ -363,9 +363,6 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         self.calls += 1
         self.solution = None
         return z
-
-    def _unrolling(self) -> bool:
-        return self.pretraining is not None and self.training and int(self.calls) < self.pretraining.calls
 
     def _followed(self, z0: Any) -> Trend | None:
         """What the backwards of calls are to learn from each other, where equilibria do."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit import extend
-from implicitkit_deq.advice import cure
+from implicitkit_deq.advice import advice, ended
 from implicitkit_deq.starting.extrapolation import Onward, Trend
 from implicitkit_deq.wrapped_linear_solver import Around
 
@@ -128,29 +128,24 @@ class Forgive(extend.Configured):
         few = vain or int(failed.sum()) <= max(1.0, _RESTING * self.share * failed.numel())
         return few and not self.exceeded(failed)
 
-    def refuse(self, solution: ik.Solution, first: bool, cell: Any = None) -> None:
-        """Raise for a call of which too many samples failed, of this ``cell``; ``first``: none before has gone well."""
-        said = (
-            "The cell may have no equilibrium that can be found before it is trained, as blocks with normalisation last. "
-            "Let the input outweigh the state there at first: start with a tenth of the state's weights (of W in "
-            "norm(relu(W z + U x))) or, where they are normalised before the input is added, of that normalisation's gain "
-            "(nn.init.constant_(norm.weight, 0.1)). Or pretraining=Pretraining(calls=100, steps=8, deepest=20) unrolls a "
-            "few steps of it in the first calls, in each another number"
-            if first
-            else f"Training has lost the equilibria: {cure(cell)}"
-        )
+    def refuse(self, solution: ik.Solution, first: bool, cell: Any = None, limit: int | None = None) -> None:
+        """Raise for a call of which too many samples failed, of this ``cell``; ``first``: none before has gone well;
+        ``limit``: of the steps, if somebody set one."""
+        said = advice(solution, first, cell, limit)
         try:
             solution.raise_for_status()
         except ik.ConvergenceError as error:
             text = f"{error} {said}. Forgive(share=1) goes on whatever fails."
             raise ik.ConvergenceError(text, error.solution, error.samples, error.residual_norms) from None
 
-    def tell(self, solution: ik.Solution, spared: bool, anew: bool) -> None:
+    def tell(self, solution: ik.Solution, spared: bool, anew: bool, limit: int | None = None) -> None:
         """Warn that samples of a call are forgiven; ``spared``: dearer solvers were not asked; ``anew``: no solve starts
-        where the sample's last one ended."""
+        where the sample's last one ended; ``limit``: as in :meth:`refuse`."""
         failed = ~solution.converged
         found = f"have no equilibrium that {solution.solver} could find"
-        if spared:
+        if early := ended(solution, limit):
+            found = f"are not solved, {early}"
+        elif spared:
             found = f"were left by the cheap solvers, and dearer ones are asked in one of {self.every} calls"
         hint = (
             "Where samples come back, layer(x, index=their numbers) starts from their last equilibria, which solves most of "

@@ -199,7 +199,7 @@ def test_modules_and_functions_are_short() -> None:
 AT_THE_DEFAULT_DEVICE = {
     "implicitkit/cli/doctor.py": "a program of its own, which asks whether this machine works as it is set up",
     "implicitkit/foundation/options.py": "arrays that a user gives, before there is a solve",
-    "plugins/implicitkit_deq/layer.py": "a buffer, as those of torch's own modules",
+    "plugins/implicitkit_deq/pretraining.py": "a buffer, as those of torch's own modules",
     "plugins/implicitkit_deq/starting/start.py": "parameters, as those of torch's own modules",
 }
 

@@ -316,15 +316,13 @@ MUTANTS = [
     ),
     *mutants(
         "plugins/implicitkit_deq/held/frozen.py",
-        "tests/plugins/deq/test_deq.py -k instance_norm",
+        "tests/plugins/deq/test_ordinary_uses.py -k reentrant",
         ("_TRACKING = (*BATCH_NORMS, nn.InstanceNorm1d,", "_TRACKING = (*BATCH_NORMS,"),
-        ("if independent and isinstance(m, BATCH_NORMS):", "if independent:"),
     ),
     *mutants(
         "plugins/implicitkit_deq/held/frozen.py",
         "tests/mutants/test_survivors_plugins.py -k left_as_it_was_found",
-        ("m.num_batches_tracked = before\n", "m.num_batches_tracked = (True, *before[1:])\n"),
-        ("m.num_batches_tracked = before\n", "m.num_batches_tracked = (*before[:3], m.num_batches_tracked)\n"),
+        ("m.training, m.running_mean, m.running_var = before\n", "_, m.running_mean, m.running_var = before\n"),
     ),
     *mutants(
         "plugins/implicitkit_deq/held/frozen.py",

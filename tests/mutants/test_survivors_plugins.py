@@ -16,7 +16,8 @@ from implicitkit_cvxpy.cones import Cones, DualCone  # noqa: E402
 from implicitkit_cvxpy.kkt import ConeKKT  # noqa: E402
 from implicitkit_cvxpy.polish import finish  # noqa: E402
 from implicitkit_cvxpy.program import ConeProgram, KKTOperator  # noqa: E402
-from implicitkit_deq.held.frozen import _held  # noqa: E402
+from implicitkit_deq.held.buffers import Buffers  # noqa: E402
+from implicitkit_deq.held.frozen import statistics_held  # noqa: E402
 
 D = torch.float64
 
@@ -192,7 +193,8 @@ def test_a_normalisation_is_left_as_it_was_found(independent: bool, training: bo
     norm = torch.nn.BatchNorm1d(3).train(training)
     found = norm.training, norm.running_mean, norm.running_var, norm.num_batches_tracked
     count, mean = norm.num_batches_tracked.clone(), norm.running_mean.clone()
-    with pytest.raises(ZeroDivisionError), _held([norm], [(torch.ones(3), torch.ones(3))], independent):
+    held = statistics_held(norm) if independent else Buffers([norm]).watched()
+    with pytest.raises(ZeroDivisionError), held:
         norm(torch.ones(4, 3))
         assert norm.training == (training and not independent) and norm.running_mean is not found[1]
         raise ZeroDivisionError

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import implicitkit as ik
 from implicitkit_deq.compat import computed_again, is_batched, unseen
 from implicitkit_deq.held import generators, hoist
+from implicitkit_deq.held.buffers import Buffers
 from implicitkit_deq.held.generators import Drawing
 from implicitkit_deq.held.hooks import Shown
 
@@ -24,10 +25,9 @@ _OF_SHAPES = ("shape", "size", "channels", "dimension")  # in what torch says of
 _OF_PRECISIONS = ("the same dtype", "expected scalar type", "expected m1 and m2", "should be the same")
 
 _MOVED = (
-    "the cell {} has BatchNorm in training mode, and a checkpoint (use_reentrant=True) computes its layer again, for the "
-    "backward: the first call has moved the running statistics, so that this would be the derivative of another "
-    "equilibrium. Leave the layer, which keeps no iterates, out of the checkpoint, put the normalisation in eval() mode, "
-    "or use GroupNorm or LayerNorm"
+    "the cell {} {}, and a checkpoint (use_reentrant=True) computes its layer again, for the backward: the first call has "
+    "moved them, so that this would be the derivative of another equilibrium. Leave the layer, which keeps no iterates, out "
+    "of the checkpoint, or put what writes them in eval() mode (of normalisations GroupNorm and LayerNorm write none)"
 )
 
 
@@ -38,9 +38,9 @@ class Frozen:
       generators at the first evaluation is put back before each later one (the "variational" dropout that DEQs use).  After
       the call (:meth:`finish`) the generators stand where one evaluation leaves them.  Python's and NumPy's are among them
       once a cell was seen to draw there.
-    - BatchNorm in training mode uses its running statistics of the moment the call began, so that samples stay independent
-      and training solves the same equation as evaluation.  InstanceNorm with ``track_running_stats`` normalises each sample
-      by itself, as ever.  The statistics are updated once, at the equilibrium.
+    - Buffers that the cell writes to (running statistics, moving averages, counters) are what they were when the call
+      began, and written to once, at the equilibrium.  BatchNorm in training mode uses its running statistics, so that
+      samples stay independent and training solves the same equation as evaluation.
     - What modules of the cell keep of an evaluation, and hooks see of the last, is that at the equilibrium, differentiable.
     - Reparametrised weights are read from ``weights``.
 
@@ -78,9 +78,12 @@ class Frozen:
         self.hint = functools.partial(_second, module)
         self.independent, self.may_draw = independent, may_draw
         modules = ik.extend.below(module) if isinstance(module, nn.Module) else []
-        self.norms, self.shown = _updating_norms(modules), Shown(modules)
-        if independent and any(isinstance(m, BATCH_NORMS) and m.momentum != 0 for m in self.norms) and computed_again():
-            raise ik.CapabilityError(_MOVED.format(self.name))
+        self.norms, self.shown = _updating_norms(modules) if independent else [], Shown(modules)
+        self.buffers = Buffers(modules)
+        if any(m.momentum != 0 for m in self.norms) and computed_again():
+            raise ik.CapabilityError(
+                _MOVED.format(self.name, "has BatchNorm in training mode, with running statistics")
+            )
         self.statistics = [(_copy(m.running_mean), _copy(m.running_var)) for m in self.norms]
         self.before: list[Any] | None = None
         self.after: list[Any] | None = None  # set when the cell is found to draw
@@ -91,20 +94,29 @@ class Frozen:
 
     def __call__(self, z: Any, weights: Sequence[Tensor], *injected: Any) -> Any:
         """One evaluation."""
-        if self.before is not None and self.after is None and not self.places and not self.norms:
+        same = self.before is not None and self.after is None
+        if same and not (self.places or self.norms or self.buffers.moving):
             return self.function(z, *injected)
-        with hoist.held(self.places, weights), self._held_statistics():
-            if self.before is None:
-                return self._first(z, injected)
-            if self.after is None:
+        with self._as_it_was(weights), self.buffers.held():
+            return self._first(z, injected) if self.before is None else self._again(z, injected)
+
+    def _again(self, z: Any, injected: tuple[Any, ...]) -> Any:
+        if self.after is None:
+            return self.function(z, *injected)
+        outside = self._generators()
+        assert self.before is not None
+        self._put(self.before)
+        try:
+            with _may_draw(self.name):
                 return self.function(z, *injected)
-            outside = self._generators()
-            self._put(self.before)
-            try:
-                with _may_draw(self.name):
-                    return self.function(z, *injected)
-            finally:
-                self._put(outside)
+        finally:
+            self._put(outside)
+
+    @contextlib.contextmanager
+    def _as_it_was(self, weights: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, weights and normalisations are those of this call."""
+        with hoist.held(self.places, weights), _held(self.norms, self.statistics):
+            yield
 
     def _first(self, z: Any, injected: tuple[Any, ...]) -> Any:
         outside, marks = self._generators(), None if self.elsewhere else generators.marks()
@@ -113,7 +125,7 @@ class Frozen:
         if chained is not None:
             self._put(chained)
         given = ("z", z), *(("and then", i) for i in injected)
-        with _may_draw(self.name), called(self.name, *given, hint=self.hint):
+        with _may_draw(self.name), called(self.name, *given, hint=self.hint), self.buffers.watched():
             out = self.function(z, *injected)
         after = self._generators()
         drawn = not all(map(_same, before, after))
@@ -135,16 +147,16 @@ class Frozen:
         return out
 
     def finish(self, z: Any, weights: Sequence[Tensor], injected: tuple[Any, ...]) -> None:
-        """After the solve: update normalisation statistics by one evaluation at the equilibrium ``z``, show one to whoever
-        reads what the cell leaves behind (:class:`Shown`), and let the generators move on."""
-        if self.norms and _finite(z):
+        """After the solve: let the cell write to its buffers, by one evaluation at the equilibrium ``z``, show one to
+        whoever reads what it leaves behind (:class:`Shown`), and let the generators move on."""
+        if (self._may_move() or self.norms) and _finite(z):
             with ik.extend.modules_held(), torch.no_grad(), hoist.held(self.places, weights):
                 if self.before is not None and self.after is not None:
                     self._put(self.before)
                 self.function(z, *injected)
         if self.shown.anything():
-            with ik.extend.modules_held():
-                self(z, weights, *injected)
+            with ik.extend.modules_held(), self._as_it_was(weights), self.buffers.shown():
+                self._again(z, injected)
         if self.after is not None:
             self._put(self.after)
 
@@ -158,10 +170,24 @@ class Frozen:
         if self.elsewhere:
             generators.put(states[-1])
 
-    def _held_statistics(self) -> contextlib.AbstractContextManager[None]:
-        if not self.norms:
-            return contextlib.nullcontext()
-        return _held(self.norms, self.statistics, self.independent)
+    def _own(self) -> list[str]:
+        """The buffers that move, but for those of normalisations, which in training do not read them."""
+        return [name for m, name, _ in self.buffers.moving if not isinstance(m, _TRACKING)]
+
+    def _may_move(self) -> bool:
+        """Are there buffers to be written to?  Not inside transforms, where what is to be written is wrapped; raises where a
+        checkpoint has computed this again with those that the first call has moved."""
+        own = self._own()
+        if own and computed_again():
+            raise ik.CapabilityError(_MOVED.format(self.name, f"writes to its buffers ({', '.join(own)})"))
+        if not (own and ik.extend.transforms_active()):
+            return bool(self.buffers.moving)
+        ik.extend.warn(
+            f"{self.name} writes to its buffers ({', '.join(own)}), which transforms of torch.func do not let it: they are "
+            "as they were before this call. Call the layer once more outside, or put what writes them in eval() mode",
+            ik.ImpureFunctionWarning,
+        )
+        return False
 
 
 @contextlib.contextmanager
@@ -175,10 +201,12 @@ def called(name: str, *arguments: tuple[str, Any], hint: Callable[[], str] = str
             raise
         state = dict(arguments).get("z")
         cure = (
-            f"z is one argument, a {type(state).__name__}: DEQ(lambda z, *inputs: f(*z, *inputs), state)"
-            if isinstance(state, (list, tuple))
-            else "A module with one argument becomes a cell as in DEQ(lambda z, x: torch.tanh(module(z) + x), state=(64,))"
+            "A module with one argument becomes a cell as in DEQ(lambda z, x: torch.tanh(module(z) + x), state=(64,))"
         )
+        if isinstance(state, (list, tuple)):
+            cure = f"z is one argument, a {type(state).__name__}: DEQ(lambda z, *inputs: f(*z, *inputs), state)"
+        elif taken := [name for name in ("z0", "index", "at") if repr(name) in str(error)]:
+            cure = f"{taken[0]}= is the layer's own: what the cell calls so is given by position, layer(x, {taken[0]})"
         raise TypeError(
             f"a cell is called as cell(z, x, ...), the state and the inputs of the layer, and returns the next state: "
             f"{error.__cause__ or error}. {cure}"
@@ -236,32 +264,32 @@ def _told(value: Any, what: Callable[[Tensor], Any]) -> str:
 
 @contextlib.contextmanager
 def statistics_held(module: Any) -> Iterator[None]:
-    """Inside, BatchNorm below ``module`` uses its running statistics, whatever its mode; no statistics are updated."""
-    norms = _updating_norms(module.modules()) if isinstance(module, nn.Module) else []
-    with _held(norms, [(m.running_mean, m.running_var) for m in norms], independent=True):
+    """Inside, BatchNorm below ``module`` uses its running statistics, whatever its mode; no buffer is written to."""
+    modules = ik.extend.below(module) if isinstance(module, nn.Module) else []
+    norms = _updating_norms(modules)
+    with Buffers(modules).watched(), _held(norms, [(m.running_mean, m.running_var) for m in norms]):
         yield
+
+
+def _held(norms: Sequence[Any], statistics: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """Inside, these BatchNorms normalise by these statistics."""
+    return _normalising(norms, statistics) if norms else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _held(norms: Sequence[Any], statistics: Sequence[Any], independent: bool) -> Iterator[None]:
-    """Inside, the normalisations have these statistics and forget what they write to them."""
-    old = [(m.training, m.running_mean, m.running_var, m.num_batches_tracked) for m in norms]
+def _normalising(norms: Sequence[Any], statistics: Sequence[Any]) -> Iterator[None]:
+    old = [(m.training, m.running_mean, m.running_var) for m in norms]
     try:
         for m, (mean, var) in zip(norms, statistics, strict=True):
-            if independent and isinstance(m, BATCH_NORMS):
-                m.training = False
-                m.running_mean, m.running_var = mean, var
-            else:  # statistics of the batch, or of each sample: what the update writes is thrown away
-                m.running_mean, m.running_var = _copy(mean), _copy(var)
-                m.num_batches_tracked = _copy(m.num_batches_tracked)
+            m.training, m.running_mean, m.running_var = False, mean, var
         yield
     finally:
         for m, before in zip(norms, old, strict=True):
-            m.training, m.running_mean, m.running_var, m.num_batches_tracked = before
+            m.training, m.running_mean, m.running_var = before
 
 
 def _updating_norms(modules: Iterable[nn.Module]) -> list[Any]:
-    return [m for m in modules if isinstance(m, _TRACKING) and m.training and m.running_mean is not None]
+    return [m for m in modules if isinstance(m, BATCH_NORMS) and m.training and m.running_mean is not None]
 
 
 def _finite(z: Any) -> bool:

@@ -64,6 +64,6 @@ def _kept(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
             value = own[name]
             if isinstance(value, Tensor):
                 yield value
-            elif value and type(value) in (dict, list, tuple):
+            elif type(value) in (dict, list, tuple):  # nothing else is asked whether it is empty: an array will not say
                 held = value.values() if type(value) is dict else value
                 yield from [t for t in held if isinstance(t, Tensor)]

@@ -359,6 +359,55 @@ def test_instance_norm_statistics_are_updated_once() -> None:
     torch.testing.assert_close(norm.running_mean, 0.1 * features.mean((0, 2)), rtol=1e-8, atol=1e-10)
 
 
+class Averaging(nn.Module):
+    """A cell less a moving average of its states, which it writes into its buffer or puts there anew; at zero states, where
+    solves begin, it writes what is there."""
+
+    def __init__(self, anew: bool) -> None:
+        super().__init__()
+        self.inner, self.anew = Plain(), anew
+        self.register_buffer("mean", torch.zeros(6, dtype=F64))
+        self.counter = nn.Module()  # one that moves by itself
+        self.counter.register_buffer("times", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        out = self.inner(z, x) - self.mean
+        if self.training:
+            self.counter.times += 1
+            if self.anew:
+                self.mean = torch.lerp(self.mean, z.detach().mean(0), 0.1)
+            else:
+                self.mean.lerp_(z.detach().mean(0), 0.1)
+        return out
+
+
+@pytest.mark.parametrize("how", [{}, {"batch_dims": 0}, {"pretraining": Pretraining(1, 300)}], ids=repr)
+@pytest.mark.parametrize("anew", [True, False])
+def test_buffers_that_a_cell_writes_are_held_and_written_once(anew: bool, how: dict[str, Any]) -> None:
+    """They stayed what they were for ever, with a warning, or samples were said to depend on each other."""
+    layer, x = DEQ(Averaging(anew), (6,), **how, **TIGHT), torch.randn(5, 4, dtype=F64, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for call in (1, 2):
+            reference = copy.deepcopy(layer.cell).eval()
+            z = layer(x)
+            want = unrolled(DEQ(reference, (6,)), x, steps=300)
+            exact = torch.autograd.grad(loss(want), [*reference.parameters(), x])
+            torch.testing.assert_close(gradients(z, layer, x), list(exact), rtol=1e-7, atol=1e-9)
+            jacobian_penalty(layer.cell, z.detach(), (x,))
+            assert int(layer.cell.counter.times) == call
+            torch.testing.assert_close(layer.cell.mean, torch.lerp(reference.mean, want.mean(0), 0.1))
+    with pytest.warns(ik.ImpureFunctionWarning, match="Averaging writes to its buffers .*(mean, times|times, mean)"):
+        torch.func.grad(lambda x: layer(x).sum())(x)
+    assert int(layer.cell.counter.times) == 2
+    with torch.inference_mode():
+        layer(x)
+    assert int(layer.cell.counter.times) == 3
+    again = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
+    with pytest.raises(ik.CapabilityError, match="Averaging writes to its buffers"):
+        again.sum().backward()
+
+
 def test_batch_norm_in_training_refuses_vmap_and_in_evaluation_does_not() -> None:
     layer = DEQ(_Normalised(), (6,), **TIGHT)
     batches = torch.randn(2, 3, 4, dtype=F64)
@@ -369,8 +418,11 @@ def test_batch_norm_in_training_refuses_vmap_and_in_evaluation_does_not() -> Non
     torch.testing.assert_close(torch.func.vmap(layer)(batches), want, rtol=1e-9, atol=1e-10)
 
 
-def test_batch_norm_on_batch_statistics_is_a_joint_system() -> None:
+@pytest.mark.parametrize("counted", [True, False])
+def test_batch_norm_on_batch_statistics_is_a_joint_system(counted: bool) -> None:
     layer = DEQ(_Normalised(), (6,), batch_dims=0, **TIGHT)
+    if not counted:  # as in old checkpoints; what is written fused torch does not count either
+        layer.cell.norm.num_batches_tracked = None
     reference = copy.deepcopy(layer.cell)
     x = torch.randn(5, 4, dtype=F64, requires_grad=True)
     z = layer(x)
@@ -380,7 +432,9 @@ def test_batch_norm_on_batch_statistics_is_a_joint_system() -> None:
     torch.testing.assert_close(z, want, rtol=1e-8, atol=1e-9)
     exact = torch.autograd.grad(loss(want), [*reference.parameters(), x])
     torch.testing.assert_close(gradients(z, layer, x), list(exact), rtol=1e-6, atol=1e-8)
-    assert int(layer.cell.norm.num_batches_tracked) == 1
+    assert not counted or int(layer.cell.norm.num_batches_tracked) == 1
+    features = reference.inner(want, x).detach()
+    torch.testing.assert_close(layer.cell.norm.running_mean, 0.1 * features.mean(0))
 
 
 class _Counted(nn.Module):
@@ -635,6 +689,29 @@ def test_unrolled_pretraining_then_implicit() -> None:
         assert each.solution is None, "second call"
         each(x)
         assert each.solution is not None, "third call"
+
+
+def test_a_checkpoint_of_the_first_phase_is_one_for_layers_without_and_the_other_way_round() -> None:
+    """Names that a layer without a first phase does not know ended a strict load, and a phase set later the first call."""
+    phase, x = Pretraining(calls=3, steps=2), torch.randn(2, 4)
+    first, plain = DEQ(cells.MLP(4, 6), pretraining=phase), DEQ(cells.MLP(4, 6))
+    for _ in range(2):
+        first(x)
+    before = plain.state_dict()
+    plain.load_state_dict(first.state_dict())
+    assert int(plain.state_dict()["calls"]) == 2, "what is not used is kept"
+    plain(x)
+    assert plain.solution is not None and int(plain.calls) == 2
+    first.load_state_dict(before)
+    assert int(first.calls) == 2
+    later = DEQ(cells.MLP(4, 6))
+    for layer in (plain, later):
+        layer.pretraining = phase
+        while int(layer.state_dict().get("calls", 0)) < phase.calls:
+            layer(x)
+            assert layer.solution is None
+        layer(x)
+        assert layer.solution is not None
 
 
 def test_layers_of_varied_depth() -> None:

@@ -43,7 +43,7 @@ def test_whether_samples_are_independent_is_asked_once_of_a_layer(monkeypatch: p
     assert asked == [5, 5]
 
 
-@pytest.mark.parametrize("name", ["cells.MLP", "module", "dropout", "function", "stack"])
+@pytest.mark.parametrize("name", ["cells.MLP", "module", "dropout", "function", "stack", "buffer"])
 def test_what_an_evaluation_costs_is_known_of_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the layer does around its cell, as looking at the states of generators, is no work of the cell's."""
     said: list[float | None] = []
@@ -56,6 +56,7 @@ def test_what_an_evaluation_costs_is_known_of_a_layer(name: str, monkeypatch: py
         "dropout": lambda: DEQ(lambda z, x: 0.1 * inner(z) + x, (80,)),
         "function": lambda: DEQ(lambda z, x: 0.1 * z.tanh() + x, (80,)),
         "stack": lambda: DEQ(cells.MLP(80, 80)) >> DEQ(cells.MLP(80, 80)),
+        "buffer": lambda: DEQ(Shifted(), (80,)),
     }
     layer, x = layers[name](), torch.randn(3, 80, requires_grad=True)
     for _ in range(2):
@@ -103,6 +104,17 @@ class Tanh(nn.Module):
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
         return torch.tanh(0.5 * self.W(z) + x)
+
+
+class Shifted(Tanh):
+    """Less a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.ones(80))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return super().forward(z, x) - self.shift
 
 
 class Coupled(nn.Module):

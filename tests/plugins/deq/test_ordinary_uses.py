@@ -472,6 +472,20 @@ class Keeping(Half):
         return self.kept["out"] if self.how == "dict" else self.kept
 
 
+class Sized:
+    """What nobody may ask whether it is empty, as an array of NumPy's, or a scripted module."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("held", [torch.ones(2).numpy(), Sized()], ids=lambda held: type(held).__name__)
+def test_what_a_cell_holds_besides_tensors_is_not_asked_whether_it_is_empty(held: Any) -> None:
+    layer = DEQ(Half(), (5,))
+    layer.cell.held = held
+    assert layer(torch.randn(4, 3, dtype=D)).isfinite().all()
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("how", ["attribute", "dict", "buffer", "hook", "drawn", "normed"])
@@ -733,8 +747,9 @@ def test_inputs_of_a_cell_have_the_names_of_its_parts(cell: type[Cell]) -> None:
         (nn.GRUCell(4, 4), {"mask": None}, r"layer\(x, ..., mask=\): inputs of the layer are those of its cell"),
         (lambda z, *inputs: z, {"mask": None}, "unexpected keyword argument 'mask'"),
         (lambda z, x, **more: z, {"mask": None}, "mask cannot be given by position"),
+        (lambda z, x, index: z, {"index": torch.arange(3)}, r"index= is the layer's own.*layer\(x, index\)"),
     ],
-    ids=["unknown", "by name only", "twice", "a module of torch", "a function", "any name"],
+    ids=["unknown", "by name only", "twice", "a module of torch", "a function", "any name", "of the layer"],
 )
 def test_names_that_the_cell_has_not_are_refused_with_what_to_do(cell: Any, named: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):

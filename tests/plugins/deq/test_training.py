@@ -6,6 +6,7 @@ import copy
 import gc
 import math
 import pickle
+import re
 import tempfile
 import warnings
 import weakref
@@ -648,6 +649,24 @@ def test_too_many_failures_are_told_with_what_helps_then() -> None:
     layer(GOOD[:4])
     with pytest.raises(ik.ConvergenceError, match=r"has lost the equilibria: add jacobian_penalty.*share=1"):
         layer(bad)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "not_said"),
+    [
+        ({"callback": lambda step, z, norm: step > 1}, "because a callback stopped them", "equilibri|bound"),
+        ({"max_steps": 2}, r"because they had no more than max_steps=2", "^$"),
+    ],
+    ids=["callback", "max_steps"],
+)
+def test_what_was_asked_for_is_not_called_a_lack_of_equilibria(asked: Any, said: str, not_said: str) -> None:
+    layer, x = DEQ(cells.MLP(4, 6, dtype=F64), **asked), torch.randn(5, 4, dtype=F64)
+    with pytest.raises(ik.ConvergenceError, match=said) as error:
+        layer(x)
+    assert not re.search(not_said, str(error.value).partition("This is")[2])
+    layer.train_settings = layer.train_settings.changed({"on_failure": Forgive(share=1)})
+    with pytest.warns(ForgivenWarning, match=f"5 of 5 samples of a training call are not solved, {said}"):
+        layer(x)
 
 
 class _Normalised(nn.Module):
