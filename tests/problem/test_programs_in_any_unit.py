@@ -156,3 +156,14 @@ def test_what_rounding_does_not_explain_is_asked_for(s: float) -> None:
     near = Judged(lambda f, z0, options: torch.full_like(z0, -1 + 20 * options.rtol), 0)
     asked = ik.QuadraticProgram(s * torch.eye(4, dtype=F64), s * torch.ones(4, dtype=F64))
     assert not ik.solve(asked, solver=near, on_failure="ignore", atol=0.0).converged
+
+
+@pytest.mark.parametrize("solver", ["auto", "interior_point"])
+def test_a_solution_far_beyond_its_rows(solver: str) -> None:
+    """Rounding of ``g'z`` at 1e9 is larger than what was asked of a row of the size one; and ``P = 1`` beside ``q = 1e9``,
+    of which the interior point said that the objective falls for ever, ends it."""
+    for seed in range(3):
+        v, g = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        v = 1e9 * torch.where(g @ v > 0, v, -v)
+        found = ik.solve(ik.QuadraticProgram(torch.eye(4).to(v), -v, G=g[None], h=g[:1]), solver=solver).value
+        torch.testing.assert_close(found, v - g * (g @ v - g[0]) / (g @ g), rtol=1e-13, atol=0)

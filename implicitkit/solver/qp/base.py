@@ -73,8 +73,17 @@ class Unit(NamedTuple):
         """Where the conditions hold in this unit, too, by the tolerance, ``(batch,)``."""
         if not self.differs:
             return torch.ones(len(w), dtype=torch.bool, device=w.device)
-        norm, start = options.size(self._residual(w)), options.size(self._residual(self.start)).nan_to_num(posinf=0)
+        norm, start = options.size(self._in_reach(w)), options.size(self._residual(self.start)).nan_to_num(posinf=0)
         return norm <= self._not_below_rounding(w, norm, options.atol + options.rtol * start, options, 1.0)
+
+    def _in_reach(self, w: Tensor) -> Tensor:
+        """The conditions, what is missing of rows as a share of ``|z|`` where that is large: no row is known better."""
+        state, residual = self._state(w), self._residual(w)
+        n, p = state["z"].shape[1], state["y"].shape[1] if "y" in state else 0
+        reach, rows = torch.linalg.vector_norm(state["z"], torch.inf, dim=1, keepdim=True).clamp_min(1), residual[:, n:]
+        inactive = rows[:, p:] == state.get("lam", rows[:, p:])
+        share = torch.cat([rows[:, :p] / reach, torch.where(inactive, rows[:, p:], rows[:, p:] / reach)], 1)
+        return torch.cat([residual[:, :n], share], 1)
 
     def bound(self, w: Tensor, norm: Tensor, bound: Tensor, options: Options) -> Tensor:
         """What is asked of ``|F|``, ``(batch,)``: ``bound``, or what rounding alone may leave of it at ``w``."""
