@@ -167,3 +167,18 @@ def test_a_solution_far_beyond_its_rows(solver: str) -> None:
         v = 1e9 * torch.where(g @ v > 0, v, -v)
         found = ik.solve(ik.QuadraticProgram(torch.eye(4).to(v), -v, G=g[None], h=g[:1]), solver=solver).value
         torch.testing.assert_close(found, v - g * (g @ v - g[0]) / (g @ g), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("solver, u", [("interior_point", 1e-12), ("sparse", 1e-12), ("linear", 1e-30)])
+def test_all_lengths_may_be_small(solver: str, u: float) -> None:
+    """Projections onto ``{z >= 0, z'1 <= u}`` of points of that size, and its vertices: off by as much as they are."""
+    eye, rows, linear = torch.eye(9, dtype=F64), torch.ones(1, 9, dtype=F64), solver == "linear"
+    for seed in range(6):
+        v = torch.randn(9, dtype=F64, generator=torch.Generator().manual_seed(seed))
+        A, G, h = (rows, -eye, 0 * v) if linear else (None, torch.cat([rows, -eye]), u * torch.eye(10, dtype=F64)[0])
+        P, G = (sp.csr_matrix(M) for M in (eye, G)) if solver == "sparse" else (None if linear else eye, G)
+        program = ik.QuadraticProgram(P, v if linear else -u * v, A, u * rows[:, 0] if linear else None, G, h)
+        found = ik.solve(program, solver="interior_point" if solver == "interior_point" else "auto").value
+        inside = v.clamp_min(0)
+        wanted = inside if inside.sum() <= 1 else ik.project.simplex()(v)
+        torch.testing.assert_close(found / u, eye[v.argmin()] if linear else wanted, rtol=0, atol=1e-9)
