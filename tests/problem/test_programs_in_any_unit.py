@@ -169,8 +169,10 @@ def test_a_solution_far_beyond_its_rows(solver: str) -> None:
         torch.testing.assert_close(found, v - g * (g @ v - g[0]) / (g @ g), rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("solver, u", [("interior_point", 1e-12), ("sparse", 1e-12), ("linear", 1e-30)])
-def test_all_lengths_may_be_small(solver: str, u: float) -> None:
+@pytest.mark.parametrize(
+    "solver, u", [("interior_point", 1e-12), ("sparse", 1e-12), ("linear", 1e-30), ("linear", 1e12)]
+)
+def test_all_lengths_may_be_small_or_large(solver: str, u: float) -> None:
     """Projections onto ``{z >= 0, z'1 <= u}`` of points of that size, and its vertices: off by as much as they are."""
     eye, rows, linear = torch.eye(9, dtype=F64), torch.ones(1, 9, dtype=F64), solver == "linear"
     for seed in range(6):
@@ -182,3 +184,9 @@ def test_all_lengths_may_be_small(solver: str, u: float) -> None:
         inside = v.clamp_min(0)
         wanted = inside if inside.sum() <= 1 else ik.project.simplex()(v)
         torch.testing.assert_close(found / u, eye[v.argmin()] if linear else wanted, rtol=0, atol=1e-9)
+
+
+def test_the_corner_of_a_large_box() -> None:
+    q, eye = torch.tensor([0.3, 0.5, 0.7], dtype=F64), torch.eye(3, dtype=F64)
+    box = ik.QuadraticProgram(None, q, G=torch.cat([eye, -eye]), h=torch.full((6,), 1e9, dtype=F64))
+    torch.testing.assert_close(ik.solve(box).value, 0 * q - 1e9, rtol=1e-13, atol=0)

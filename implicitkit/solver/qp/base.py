@@ -6,13 +6,12 @@ The norm of the natural map adds slopes of the objective to what is missing of c
 feasible point would solve a program by that norm, and beside one of 1e12 a point that is not feasible; and methods whose
 tolerances are absolute stop anywhere.  So programs are solved, and judged once more, with ``c P``, ``c q``, of which the
 solution is ``z``, ``c y``, ``c lam``.  So is one in which everything that ``z`` can be as large as (``|q| / |P|``,
-``|b| / |A|``, ``|h| / |G|``) is below 1e-3: it is one of ``z / t``, with ``c t P``, ``c q``, ``b / t``, ``h / t``.  (Rows,
-and unknowns, have units of their own: :mod:`implicitkit.problem.qp_units`, one choice for a batch.)
+``|b| / |A|``, ``|h| / |G|``) is below 1e-3, or beyond 1e3: it is one of ``z / t``, with ``c t P``, ``c q``, ``b / t``,
+``h / t``.  (Rows, and unknowns, have units of their own: :mod:`implicitkit.problem.qp_units`, one choice for a batch.)
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -56,8 +55,7 @@ class Unit(NamedTuple):
         """The unit of programs with the data of :meth:`QPConditions.data`."""
         sizes = {name: torch.linalg.vector_norm(_finite(x), torch.inf, dim=1) for name, x in part.items() if x.numel()}
         zero, one = part["q"].new_zeros(len(part["q"])), part["q"].new_ones(len(part["q"]), 1)
-        reach = functools.reduce(torch.maximum, [_over(sizes, *pair) for pair in _LENGTHS if pair[0] in sizes], zero)
-        t = torch.where((reach > 0) & (reach < 1 / _USUAL), torch.exp2(reach.log2().round()), 1)
+        t = _all_unusual(torch.stack([_over(sizes, *pair) for pair in _LENGTHS if pair[0] in sizes] or [zero]))
         size = torch.maximum(sizes.get("P", zero) * t, sizes.get("q", zero))
         if problem.kappa or (bool(_is_usual(size).all()) and bool((t == 1).all())):
             return cls(problem, one, one, part)
@@ -94,7 +92,9 @@ class Unit(NamedTuple):
         return torch.cat([residual[:, :n], share], 1)
 
     def bound(self, w: Tensor, norm: Tensor, bound: Tensor, options: Options) -> Tensor:
-        """What is asked of ``|F|``, ``(batch,)``: ``bound``, or what rounding alone may leave of it at ``w``."""
+        """What is asked of ``|F|``, ``(batch,)``: ``bound``, that of rows of the size of ``t``, or what rounding alone may
+        leave of it at ``w``."""
+        bound = torch.maximum(bound, options.rtol * torch.where(self.t > 1, self.t, 0).squeeze(1))
         return self._not_below_rounding(w, norm, bound, options, self.c, self.t)
 
     def _not_below_rounding(
@@ -144,6 +144,14 @@ def _over(sizes: dict[str, Tensor], side: str, matrix: str) -> Tensor:
     """How large ``side`` may make ``z``, ``(batch,)``; nothing of its own where there is no ``matrix`` beside it."""
     size = sizes.get(matrix, sizes[side].new_zeros(()))
     return torch.where(size > 0, sizes[side] / size, 0)
+
+
+def _all_unusual(lengths: Tensor) -> Tensor:
+    """The largest of the lengths, ``(k, batch)``, where all are small, the smallest but zero where all are large, as a power
+    of two; else 1, ``(batch,)``."""
+    large, small = lengths.amax(0), torch.where(lengths > 0, lengths, torch.inf).amin(0)
+    unit = torch.where(large < 1 / _USUAL, large, torch.where(small > _USUAL, small, 1))
+    return torch.where((unit > 0) & (unit < torch.inf), torch.exp2(unit.log2().round()), 1)
 
 
 def _is_usual(size: Tensor) -> Tensor:
