@@ -201,6 +201,11 @@ class Projected:
 
     project: Callable[..., Any]
 
+    @property
+    def by_program(self) -> bool:
+        """Does the set say so (:class:`~implicitkit.project.Projection`)?"""
+        return bool(getattr(self.project, "by_program", False))
+
     def __call__(self, z: Any, step: Tensor) -> Any:
         return self.project(z)
 

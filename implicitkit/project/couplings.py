@@ -36,6 +36,8 @@ class Transport(_GivenSums):
         ValueError: matrices of another shape, totals that differ, negative sums.
     """
 
+    by_program: ClassVar[bool] = True
+
     def project(self, v: Tensor) -> Tensor:
         return _couple(v, self.rows.to(v), self.columns.to(v))
 
@@ -47,6 +49,8 @@ class Birkhoff(Projection):
     Raises:
         ValueError: the matrices are not square.
     """
+
+    by_program: ClassVar[bool] = True
 
     def project(self, v: Tensor) -> Tensor:
         one = ones_beside(v, self)

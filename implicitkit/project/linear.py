@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ class Polyhedron(Projection):
     b: Tensor | None = None
     G: Tensor | None = None
     h: Tensor | None = None
+    by_program: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_tensors(self, "A", "b", "G", "h", absent=True)

@@ -17,7 +17,8 @@ from implicitkit.foundation.options import Configured, check_options, optional, 
 class Projection(Configured):
     """``P(v) = argmin_{x in C} |x - v|^2``; a subclass defines :meth:`project` on one tensor.
 
-    ``separable``: acts on each number alone.  Shapes: ``x`` has the shape of ``v``; sets of vectors take the last dimension,
+    ``separable``: acts on each number alone.  ``by_program``: ``P(v)`` comes from a program or from iterations, which leave
+    ``eps max |v|`` in each of its numbers.  Shapes: ``x`` has the shape of ``v``; sets of vectors take the last dimension,
     sets of matrices the last two (``dims``: 1, 2), all others are a batch.  Units: ``x``, ``v``,
     bounds and radii have the same units.
 
@@ -25,6 +26,7 @@ class Projection(Configured):
     """
 
     separable: ClassVar[bool] = False
+    by_program: ClassVar[bool] = False
     dims: ClassVar[int] = 1
 
     def __call__(self, v: Any) -> Any:

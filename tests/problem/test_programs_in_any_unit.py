@@ -156,3 +156,37 @@ def test_what_rounding_does_not_explain_is_asked_for(s: float) -> None:
     near = Judged(lambda f, z0, options: torch.full_like(z0, -1 + 20 * options.rtol), 0)
     asked = ik.QuadraticProgram(s * torch.eye(4, dtype=F64), s * torch.ones(4, dtype=F64))
     assert not ik.solve(asked, solver=near, on_failure="ignore", atol=0.0).converged
+
+
+@pytest.mark.parametrize("solver", ["auto", "interior_point"])
+def test_a_solution_far_beyond_its_rows(solver: str) -> None:
+    """Rounding of ``g'z`` at 1e9 is larger than what was asked of a row of the size one; and ``P = 1`` beside ``q = 1e9``,
+    of which the interior point said that the objective falls for ever, ends it."""
+    for seed in range(3):
+        v, g = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        v = 1e9 * torch.where(g @ v > 0, v, -v)
+        found = ik.solve(ik.QuadraticProgram(torch.eye(4).to(v), -v, G=g[None], h=g[:1]), solver=solver).value
+        torch.testing.assert_close(found, v - g * (g @ v - g[0]) / (g @ g), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize(
+    "solver, u", [("interior_point", 1e-12), ("sparse", 1e-12), ("linear", 1e-30), ("linear", 1e12)]
+)
+def test_all_lengths_may_be_small_or_large(solver: str, u: float) -> None:
+    """Projections onto ``{z >= 0, z'1 <= u}`` of points of that size, and its vertices: off by as much as they are."""
+    eye, rows, linear = torch.eye(9, dtype=F64), torch.ones(1, 9, dtype=F64), solver == "linear"
+    for seed in range(6):
+        v = torch.randn(9, dtype=F64, generator=torch.Generator().manual_seed(seed))
+        A, G, h = (rows, -eye, 0 * v) if linear else (None, torch.cat([rows, -eye]), u * torch.eye(10, dtype=F64)[0])
+        P, G = (sp.csr_matrix(M) for M in (eye, G)) if solver == "sparse" else (None if linear else eye, G)
+        program = ik.QuadraticProgram(P, v if linear else -u * v, A, u * rows[:, 0] if linear else None, G, h)
+        found = ik.solve(program, solver="interior_point" if solver == "interior_point" else "auto").value
+        inside = v.clamp_min(0)
+        wanted = inside if inside.sum() <= 1 else ik.project.simplex()(v)
+        torch.testing.assert_close(found / u, eye[v.argmin()] if linear else wanted, rtol=0, atol=1e-9)
+
+
+def test_the_corner_of_a_large_box() -> None:
+    q, eye = torch.tensor([0.3, 0.5, 0.7], dtype=F64), torch.eye(3, dtype=F64)
+    box = ik.QuadraticProgram(None, q, G=torch.cat([eye, -eye]), h=torch.full((6,), 1e9, dtype=F64))
+    torch.testing.assert_close(ik.solve(box).value, 0 * q - 1e9, rtol=1e-13, atol=0)

@@ -464,3 +464,36 @@ def test_a_set_of_bounds_with_a_map_of_its_own_is_none() -> None:
             return v.maximum(-radius / 2).minimum(radius / 2)
 
     assert ik.argmin(lambda z: -z.sum(), INSIDE, project=Halved(1.0)).value.tolist() == [0.5] * N
+
+
+def tensor(*numbers) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+THIRDS, EVEN, ONE = tensor(0.2, 0.3, 0.5), tensor(0.3, 0.3, 0.4), tensor(1.0)
+SUMS = torch.cat([torch.eye(3).repeat_interleave(3, 1), torch.eye(3).repeat(1, 3)]).double()
+#: name -> (set, A and b of ``A z = b, z >= 0``, the point's shape, a seed that has failed).
+BY_PROGRAM = {
+    "birkhoff": (ik.project.birkhoff(), SUMS, ONE.expand(6), (3, 3), 1),
+    "transport": (ik.project.transport(THIRDS, EVEN), SUMS, torch.cat([THIRDS, EVEN]), (3, 3), 0),
+    "polyhedron": (
+        ik.project.polyhedron(ONE.expand(1, 4), ONE, -torch.eye(4).double(), 0 * ONE.expand(4)),
+        ONE.expand(1, 4),
+        ONE,
+        (4,),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_PROGRAM)
+def test_rounding_of_a_program_is_no_slope(name):
+    """A point on the edge, which the program knows to ``eps max |v|``, was refused after some 2,400 evaluations."""
+    which, A, b, shape, seed = BY_PROGRAM[name]
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * (1 + seed % 3)
+    w = torch.arange(1.0, x.numel() + 1).to(x).view(shape) ** 2
+    found = ik.argmin(lambda z: 0.5 * (w * (z - x) ** 2).sum(), which(x), project=which, callback=lambda k, *_: k > 60)
+    w, x = w.flatten(), x.flatten()
+    wanted = ik.solve(ik.QuadraticProgram(w.diag(), -w * x, A, b, -torch.eye(len(x)).to(x), torch.zeros_like(x))).value
+    torch.testing.assert_close(found.value.flatten(), wanted, rtol=1e-9, atol=1e-9)
+    assert found.evaluations < 120

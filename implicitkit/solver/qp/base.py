@@ -5,13 +5,13 @@ They see programs whose objectives have the size one, each by itself.
 The norm of the natural map adds slopes of the objective to what is missing of constraints.  Beside an objective of 1e-12 any
 feasible point would solve a program by that norm, and beside one of 1e12 a point that is not feasible; and methods whose
 tolerances are absolute stop anywhere.  So programs are solved, and judged once more, with ``c P``, ``c q``, of which the
-solution is ``z``, ``c y``, ``c lam``.  (Rows, and unknowns, have units of their own:
-:mod:`implicitkit.problem.qp_units`, one choice for a batch.)
+solution is ``z``, ``c y``, ``c lam``.  So is one in which everything that ``z`` can be as large as (``|q| / |P|``,
+``|b| / |A|``, ``|h| / |G|``) is below 1e-3, or beyond 1e3: it is one of ``z / t``, with ``c t P``, ``c q``, ``b / t``,
+``h / t``.  (Rows, and unknowns, have units of their own: :mod:`implicitkit.problem.qp_units`, one choice for a batch.)
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -30,6 +30,7 @@ from implicitkit.solver.steps.refinement import refine
 _LENIENT, _ROUNDED = 100.0, 2.0  # times the tolerance, or the rounding error of one operation: what may be left
 _USUAL = 1e3  # size of an objective, or its inverse, up to which it is solved as it stands
 _ROUNDING = 1e-13  # relative to |F| at the start: nothing is left to polish
+_LENGTHS = (("q", "P"), ("b", "A"), ("h", "G"), ("lower", "G"))
 _FINAL = (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE, Status.NONCONVEX)
 
 
@@ -38,12 +39,13 @@ class Unit(NamedTuple):
 
     Attributes:
         c: ``(batch, 1)``, a power of two; 1 where the objective is within a thousand of one, and of relaxed programs, whose
-            ``lam s = kappa`` has a unit of its own. part: the data, by name. differs: is one another? start: packed, in the
-            units of the user.
+            ``lam s = kappa`` has a unit of its own. t: likewise, of ``z``. part: the data, by name. differs: is one another?
+            start: packed, in the units of the user.
     """
 
     problem: Any
     c: Tensor
+    t: Tensor
     part: dict[str, Tensor]
     differs: bool = False
     start: Tensor = torch.empty(0, device="cpu")
@@ -51,19 +53,23 @@ class Unit(NamedTuple):
     @classmethod
     def of(cls, problem: Any, part: dict[str, Tensor]) -> Unit:
         """The unit of programs with the data of :meth:`QPConditions.data`."""
-        objective = [part[name] for name in ("P", "q") if name in part and part[name].numel()]
-        lengths = [torch.linalg.vector_norm(t.detach().flatten(1), torch.inf, dim=1) for t in objective]
-        size = functools.reduce(torch.maximum, lengths, part["q"].new_zeros(()))
-        if problem.kappa or bool(_is_usual(size).all()):
-            return cls(problem, part["q"].new_ones(len(part["q"]), 1), part)
-        c = torch.where(_is_usual(size), 1, torch.exp2(-size.log2().round())).unsqueeze(1)
-        scaled = {name: part[name] * c.view(-1, *(1,) * (part[name].ndim - 1)) for name in ("P", "q") if name in part}
-        return cls(problem, c, part | scaled, bool((c != 1).any()))
+        sizes = {name: torch.linalg.vector_norm(_finite(x), torch.inf, dim=1) for name, x in part.items() if x.numel()}
+        zero, one = part["q"].new_zeros(len(part["q"])), part["q"].new_ones(len(part["q"]), 1)
+        t = _all_unusual(torch.stack([_over(sizes, *pair) for pair in _LENGTHS if pair[0] in sizes] or [zero]))
+        size = torch.maximum(sizes.get("P", zero) * t, sizes.get("q", zero))
+        if problem.kappa or (bool(_is_usual(size).all()) and bool((t == 1).all())):
+            return cls(problem, one, one, part)
+        c, t = torch.where(_is_usual(size), 1, torch.exp2(-size.log2().round())).unsqueeze(1), t.unsqueeze(1)
+        units = {"P": c * t, "q": c, "b": 1 / t, "h": 1 / t, "lower": 1 / t}
+        scaled = {
+            name: part[name] * u.view(-1, *(1,) * (part[name].ndim - 1)) for name, u in units.items() if name in part
+        }
+        return cls(problem, c, t, part | scaled, bool(((c != 1) | (t != 1)).any()))
 
     def back(self, w: Tensor) -> Tensor:
         """Packed states in the units of the user."""
         n = self.part["q"].shape[1]
-        return torch.cat([w[:, :n], w[:, n:] / self.c], 1)
+        return torch.cat([w[:, :n] * self.t, w[:, n:] / self.c], 1)
 
     def at(self, w0: Tensor) -> Unit:
         """This unit with the start, packed."""
@@ -73,24 +79,36 @@ class Unit(NamedTuple):
         """Where the conditions hold in this unit, too, by the tolerance, ``(batch,)``."""
         if not self.differs:
             return torch.ones(len(w), dtype=torch.bool, device=w.device)
-        norm, start = options.size(self._residual(w)), options.size(self._residual(self.start)).nan_to_num(posinf=0)
-        return norm <= self._not_below_rounding(w, norm, options.atol + options.rtol * start, options, 1.0)
+        norm, start = options.size(self._in_reach(w)), options.size(self._residual(self.start)).nan_to_num(posinf=0)
+        return norm <= self._not_below_rounding(w, norm, options.atol + options.rtol * start, options)
+
+    def _in_reach(self, w: Tensor) -> Tensor:
+        """The conditions, what is missing of rows as a share of ``|z|`` where that is large: no row is known better."""
+        state, residual = self._state(w), self._residual(w)
+        n, p = state["z"].shape[1], state["y"].shape[1] if "y" in state else 0
+        reach, rows = torch.linalg.vector_norm(state["z"], torch.inf, dim=1, keepdim=True).clamp_min(1), residual[:, n:]
+        inactive = rows[:, p:] == state.get("lam", rows[:, p:])
+        share = torch.cat([rows[:, :p] / reach, torch.where(inactive, rows[:, p:], rows[:, p:] / reach)], 1)
+        return torch.cat([residual[:, :n], share], 1)
 
     def bound(self, w: Tensor, norm: Tensor, bound: Tensor, options: Options) -> Tensor:
-        """What is asked of ``|F|``, ``(batch,)``: ``bound``, or what rounding alone may leave of it at ``w``."""
-        return self._not_below_rounding(w, norm, bound, options, self.c)
+        """What is asked of ``|F|``, ``(batch,)``: ``bound``, that of rows of the size of ``t``, or what rounding alone may
+        leave of it at ``w``."""
+        bound = torch.maximum(bound, options.rtol * torch.where(self.t > 1, self.t, 0).squeeze(1))
+        return self._not_below_rounding(w, norm, bound, options, self.c, self.t)
 
     def _not_below_rounding(
-        self, w: Tensor, norm: Tensor, bound: Tensor, options: Options, c: Tensor | float
+        self, w: Tensor, norm: Tensor, bound: Tensor, options: Options, c: Tensor | float = 1.0, t: Tensor | float = 1.0
     ) -> Tensor:
         if self.problem.kappa or bool((norm <= bound).all()):
             return bound
         lenient = max(1.0, min(_LENIENT, torch.finfo(w.dtype).eps ** 0.5 / max(options.rtol, 1e-300)))
-        left = _ROUNDED * torch.finfo(w.dtype).eps * options.size(self._terms(w, c)).nan_to_num(posinf=0)
+        left = _ROUNDED * torch.finfo(w.dtype).eps * options.size(self._terms(w, c, t)).nan_to_num(posinf=0)
         return torch.maximum(bound, torch.minimum(left, lenient * bound))
 
-    def _terms(self, w: Tensor, c: Tensor | float) -> Tensor:
-        """The sizes of what is added up in each condition (of a row that is not active, nothing), objectives by ``c``."""
+    def _terms(self, w: Tensor, c: Tensor | float, t: Tensor | float) -> Tensor:
+        """The sizes of what is added up in each condition (of a row that is not active, nothing), objectives by ``c``, rows
+        times ``t``."""
         state, part, sizes = self._state(w), self.part, {}
         of = lambda name, x, back: (self.problem.back if back else self.problem.times)(name, part[name].abs(), x.abs())  # noqa: E731
         sizes["z"] = part["q"].abs() + sum(
@@ -98,23 +116,42 @@ class Unit(NamedTuple):
         )
         sizes["z"] = sizes["z"] / c
         if "A" in part:
-            sizes["y"] = part["b"].abs() + of("A", state["z"], False)
+            sizes["y"] = t * (part["b"].abs() + of("A", state["z"], False))
         if "G" in part:
             active = self.problem.residual(state, *part.values())["lam"] != state["lam"]
-            sizes["lam"] = torch.where(active, of("G", state["z"], False), 0)
+            sizes["lam"] = torch.where(active, t * of("G", state["z"], False), 0)
         return torch.cat(list(sizes.values()), 1)
 
     def _state(self, w: Tensor) -> dict[str, Tensor]:
         """Packed states of the user as those of the programs here, by name."""
         n, p = self.part["q"].shape[1], self.part["b"].shape[1] if "b" in self.part else 0
         z, y, lam = w.split([n, p, w.shape[1] - n - p], 1)
-        there = {"z": z} | ({"y": y * self.c} if "A" in self.part else {})
+        there = {"z": z / self.t} | ({"y": y * self.c} if "A" in self.part else {})
         return there | ({"lam": lam * self.c} if "G" in self.part else {})
 
     def _residual(self, w: Tensor) -> Tensor:
         state = self._state(w)
         out = self.problem.residual(state, *self.part.values())
         return torch.cat([out[name] for name in state], 1)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """Numbers of each sample, ``(batch, k)``; one that is not finite counts as zero, as a bound that is none."""
+    return x.detach().flatten(1).nan_to_num(0, 0, 0)
+
+
+def _over(sizes: dict[str, Tensor], side: str, matrix: str) -> Tensor:
+    """How large ``side`` may make ``z``, ``(batch,)``; nothing of its own where there is no ``matrix`` beside it."""
+    size = sizes.get(matrix, sizes[side].new_zeros(()))
+    return torch.where(size > 0, sizes[side] / size, 0)
+
+
+def _all_unusual(lengths: Tensor) -> Tensor:
+    """The largest of the lengths, ``(k, batch)``, where all are small, the smallest but zero where all are large, as a power
+    of two; else 1, ``(batch,)``."""
+    large, small = lengths.amax(0), torch.where(lengths > 0, lengths, torch.inf).amin(0)
+    unit = torch.where(large < 1 / _USUAL, large, torch.where(small > _USUAL, small, 1))
+    return torch.where((unit > 0) & (unit < torch.inf), torch.exp2(unit.log2().round()), 1)
 
 
 def _is_usual(size: Tensor) -> Tensor:

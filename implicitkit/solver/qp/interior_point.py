@@ -293,9 +293,10 @@ def _certificates(data: QPData, at: _Iterate, dual: Tensor, Pz: Tensor) -> tuple
     """Do the multipliers, or the point, prove that there is no solution?
 
     Infeasible: ``A'y + G'lam = 0``, ``b'y + h'lam < 0``, ``lam >= 0``.  Unbounded: ``Pz = 0``, ``Az = 0``, ``Gz <= 0``,
-    ``q'z < 0``.  Each relative to the size of the vector, to 1e-7.
+    ``q'z < 0``.  Each relative to the size of the vector, to 1e-7; ``Pz`` to the size of ``P``, too: where it curves a
+    little in all directions, the end is a long way off.
     """
-    _, q, A, b, G, h = data
+    P, q, A, b, G, h = data
     z, y, lam = at[:3]
     eps = 1e-7
     support = (b * y).sum(1) + (h * lam).sum(1)
@@ -305,6 +306,7 @@ def _certificates(data: QPData, at: _Iterate, dual: Tensor, Pz: Tensor) -> tuple
     length = largest_moduli(z)
     ray = torch.maximum(torch.maximum(largest_moduli(Pz), largest_moduli(mv(A, z))), mv(G, z).amax(1).clamp_min(0))
     unbounded = (slope < -1e-6 * length) & (ray <= eps * -slope) & (length > 1e3)
+    unbounded = unbounded & (largest_moduli(Pz) <= eps * largest_moduli(P.flatten(1)) * length)
     return infeasible, unbounded
 
 

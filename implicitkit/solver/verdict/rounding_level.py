@@ -29,6 +29,7 @@ def rounding(f: Evaluations, z: Tensor, which: Tensor, began: Tensor | None = No
     place away (of ``z``; of 0.7 where ``z`` vanishes beside it).  Zero where ``F_i`` is too large for that: a jump is no
     rounding error.  Where ``z`` vanishes, a program has that of what its conditions are made of, gradient and constraints:
     these have kinks in the units of ``z``.  ``began``: as in :func:`row_scales`.  ``careful``: of steep slopes, too.
+    Of sets that are projected onto by a program, at least what that leaves of ``z - P(v)``: ``eps max |v|``.
 
     Two evaluations where each ``F_i`` of the samples ``which`` is far larger than its change over that way; else up to 14.
     """
@@ -41,7 +42,16 @@ def rounding(f: Evaluations, z: Tensor, which: Tensor, began: Tensor | None = No
         noise = torch.maximum(noise, _of_slopes(f, z, left, began)) if bool(left.any()) else noise
     if bool((tiny & which).any()):
         noise = torch.where(tiny.unsqueeze(1), _left(_smooth(f), z, which & tiny, _UNIT, began), noise)
-    return noise
+    return _of_projections(f, z, noise) if getattr(f.problem.prox, "by_program", False) else noise
+
+
+def _of_projections(f: Evaluations, z: Tensor, noise: Tensor) -> Tensor:
+    """``noise``, ``(batch, n)``, and what a program that projects ``v = z - g`` leaves: it does not change with ``z`` as
+    long as the same conditions bind, so that no difference shows it."""
+    size = f.problem.size
+    v = in_working_precision(z[:, :size] - f.smooth(z)[:, :size])
+    least = torch.finfo(z.dtype).eps * v.abs().amax(1, keepdim=True).nan_to_num(0.0, 0.0)
+    return torch.cat([noise[:, :size].maximum(least), noise[:, size:]], 1)
 
 
 def _of_slopes(f: Evaluations, z: Tensor, which: Tensor, began: Tensor | None) -> Tensor:
