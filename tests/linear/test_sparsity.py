@@ -453,6 +453,19 @@ def test_a_symmetric_pattern_is_coloured_once(monkeypatch: pytest.MonkeyPatch) -
     np.testing.assert_array_equal(greedy(both), looked[0])
 
 
+def test_the_side_that_may_take_fewer_products_is_coloured_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences along the links of a graph: each has two columns, a column ten rows; were these coloured, their graph has
+    ten times as many links."""
+    looked: list[tuple[int, ...]] = []
+    greedy = colouring._greedy
+    monkeypatch.setattr(colouring, "_greedy", lambda pattern: (looked.append(pattern.shape), greedy(pattern))[1])
+    i, j = np.random.default_rng(0).integers(0, 400, (2, 2000))
+    D = sp.csr_matrix((np.ones(4000, dtype=bool), (np.tile(np.arange(2000), 2), np.append(i, j))), shape=(2000, 400))
+    for pattern, by_rows in ((D, False), (sp.csr_matrix(D.T), True)):
+        found = colouring.colour(pattern)
+        assert found is not None and found.by_rows is by_rows and looked.pop() == (2000, 400) and not looked
+
+
 def test_a_product_that_all_but_cancels_does_not_refute_a_pattern() -> None:
     n = 60
     ready = coloured(sp.diags([1.0, 1.0], [0, 1], shape=(n, n)))
