@@ -343,7 +343,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/auto.py",
         "tests/solver/test_large_least_squares.py -k linear_fits",
-        ("and not self._refines(price)", ""),
+        ("_COLOURS and not self._refines(price)", "_COLOURS"),
+        ("not self._refines(price_of(A.batch, A.size, 1, A.size, band=1))", "True"),
     ),
     *mutants(
         "implicitkit/linear/factors/gram.py",

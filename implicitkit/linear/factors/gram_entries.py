@@ -46,20 +46,23 @@ class Squares:
     """
 
     def __init__(self, pattern: IndexSets, counts: np.ndarray) -> None:
-        n = pattern.shape[1]
-        rows = np.repeat(np.arange(len(counts)), np.diff(pattern.indptr))
+        n, nnz = pattern.shape[1], len(pattern.indices)
         # of each entry, how many there are in its row from itself on
-        after = np.where(counts[rows] > 0, pattern.indptr[rows + 1] - np.arange(len(rows)), 0)
-        left = np.repeat(np.arange(len(rows)), after)
-        right = left + np.arange(len(left)) - np.repeat(np.cumsum(after) - after, after)
-        place = pattern.indices[left].astype(np.int64) * n + pattern.indices[right]
-        order = np.argsort(place, kind="stable")
-        place, self._starts = np.unique(place[order], return_index=True)
+        after = np.repeat(np.where(counts > 0, pattern.indptr[1:], 0), np.diff(pattern.indptr))
+        after = np.maximum(after - np.arange(nnz, dtype=np.int32), 0)
+        left = np.repeat(np.arange(nnz, dtype=np.int32), after)
+        right = left + np.arange(len(left), dtype=np.int32)
+        right -= np.repeat(np.cumsum(after, dtype=np.int32) - after, after)
+        order = _in_order(pattern.indices[right], n)
+        left, right = left[order], right[order]
+        order = _in_order(pattern.indices[left], n)
         self._left, self._right = left[order], right[order]
-        j, k = np.divmod(place, n)
+        j, k = pattern.indices[self._left], pattern.indices[self._right]
+        self._starts = np.flatnonzero(np.append(True, (np.diff(j) != 0) | (np.diff(k) != 0))[: len(j)])
+        j, k = j[self._starts], k[self._starts]
         apart, hollow = np.flatnonzero(j != k), np.setdiff1d(np.arange(n), j[j == k])
-        number = np.arange(1, len(place) + 1)  # of the sum, from one on: SciPy does not keep zeros apart from nothing
-        numbers = np.concatenate([number, number[apart], np.full(len(hollow), len(place) + 1)])
+        number = np.arange(1, len(j) + 1)  # of the sum, from one on: SciPy does not keep zeros apart from nothing
+        numbers = np.concatenate([number, number[apart], np.full(len(hollow), len(j) + 1)])
         found = sp.csc_matrix(
             (numbers, (np.concatenate([k, j[apart], hollow]), np.concatenate([j, k[apart], hollow]))), shape=(n, n)
         )
@@ -74,6 +77,16 @@ class Squares:
         some = max(1, _CHUNK // max(1, len(self._left)))
         for first in range(0, len(values) if len(self._left) else 0, some):
             part = values[first : first + some]
-            products = part.take(self._left, axis=1) * part.take(self._right, axis=1)
+            products = part.take(self._left, axis=1)
+            products *= part.take(self._right, axis=1)
             np.add.reduceat(products, self._starts, axis=1, out=sums[first : first + some, :-1])
         return sums.take(self._which, axis=1)
+
+
+def _in_order(keys: np.ndarray, n: int) -> np.ndarray:
+    """The order in which ``keys``, from 0 to ``n - 1``, ascend, equal ones as they stand: in linear time, as SciPy turns
+    compressed rows into columns."""
+    count = len(keys)
+    each = sp.csr_matrix((np.arange(count, dtype=np.int32), keys, np.arange(count + 1)), shape=(count, n))
+    found: np.ndarray = each.tocsc().data
+    return found
