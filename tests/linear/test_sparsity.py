@@ -17,12 +17,13 @@ from implicitkit.foundation import autodiff, graph
 from implicitkit.linear.factors import ordering, sparse_factors
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.sparse_factors import SparseFactor, _Full
-from implicitkit.sparsity import colouring, compression
+from implicitkit.sparsity import colouring, compression, index_sets
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.compression import coloured
 from implicitkit.sparsity.detection import detect
 from implicitkit.sparsity.patterns import detected
-from implicitkit.sparsity.rules import windows
+from implicitkit.sparsity.rules import RULES, windows
+from implicitkit.sparsity.tracing import Trace, watching
 
 
 def dense(function, z: Tensor) -> Tensor:
@@ -52,6 +53,26 @@ def test_detection_misses_nothing(case: Case, batch: int) -> None:
     more = int((pattern & ~shown).sum())
     assert more <= case.extra, f"{more} entries more than there are, {case.extra} expected"
     assert bool(found.guessed) == case.guesses, found.guessed
+
+
+def test_a_trace_knows_of_numbers_as_long_as_somebody_may_read_them() -> None:
+    """Sets go with their memory, unless NumPy has it, too: there it may be read through another tensor."""
+    shared, held = np.zeros(40), []
+
+    def function(z: Tensor) -> Tensor:
+        for _ in range(30):
+            z = torch.sin(z + z.flip(1))
+        torch.from_numpy(shared).copy_(z[0])
+        held.extend(trace._sets)
+        return z.detach() * 0 + torch.from_numpy(shared).roll(1)
+
+    trace, z = Trace(RULES, 40), torch.ones(1, 40, dtype=torch.float64)
+    trace.write(z, index_sets.identity(40, 40))
+    with watching(trace):
+        found = trace.read(function(z)).toarray()
+    assert len(held) <= 5
+    i = np.arange(40)
+    assert found[i, (i - 1) % 40].all() and found[i, (40 - i) % 40].all()
 
 
 def test_sixty_functions() -> None:
