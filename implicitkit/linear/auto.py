@@ -24,7 +24,7 @@ from implicitkit.linear.iterative.cycles import tolerance
 from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.linear.iterative.symmetry import Unsaid
-from implicitkit.linear.price import Price, price_of_dense_like
+from implicitkit.linear.price import Price, price_of, price_of_dense_like
 
 _FEW = 64  # unknowns up to which a dense matrix is the first choice whatever it costs
 _FEWEST, _SAMPLES = 12, 1000  # unknowns, of so many samples: dense factors cost less than twenty products of any
@@ -214,10 +214,11 @@ class _InTurn:
         A = self.A
         if A.known is None:
             return False
-        price = A.price() if getattr(A.known, "rough", False) else None
-        if price is not None and price.products <= _COLOURS and not self._refines(price):
-            A.known.let_go()  # before there are others
-            return False
+        if getattr(A.known, "rough", False) and not self._refines(price_of(A.batch, A.size, 1, A.size, band=1)):
+            price = A.price()  # which takes a pattern; the least it can be does not
+            if price is not None and price.products <= _COLOURS and not self._refines(price):
+                A.known.let_go()  # before there are others
+                return False
         many = len(self.b) > MANY and not self.asked
         if many and (self.cheap or A.sparse() is not None) and not is_near(A, A.known):
             return False

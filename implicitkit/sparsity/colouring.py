@@ -66,8 +66,11 @@ def colour(
     """
     if symmetric:
         return _of_symmetric(pattern)
+    rows, columns = _counts(pattern)
+    least = {True: row_cost * columns.max(initial=0), False: column_cost * rows.max(initial=0)}  # that a side can cost
     candidates = []
-    for by_rows, own, other in ((True, row_cost, column_cost), (False, column_cost, row_cost)):
+    for by_rows in sorted(least, key=least.__getitem__):  # the other one's graph may be many times as large
+        own, other = (row_cost, column_cost) if by_rows else (column_cost, row_cost)
         matrix = sp.csr_matrix(pattern.T) if by_rows else pattern
         apart = _hubs(matrix, other / own)
         found = groups_of_columns(_without(matrix, apart))
@@ -75,8 +78,8 @@ def colour(
         if found is not None and alone is not None:
             plan = Colouring(by_rows, *found, apart, *alone)
             candidates.append((own * plan.count + other * plan.apart_count, plan))
-        if by_rows and candidates and candidates[0][0] <= 1.2 * column_cost * _widest(pattern):
-            break  # columns can hardly do better
+        if candidates and candidates[0][0] <= 1.2 * least[not by_rows]:
+            break  # the other can hardly do better
         if by_rows and candidates and not len(apart) and row_cost <= column_cost and _is_symmetric(pattern, matrix):
             break  # they have the same colours
     if not candidates:
@@ -153,18 +156,16 @@ def _hubs(pattern: IndexSets, cost: float) -> np.ndarray:
     """
     counts = np.diff(pattern.indptr)
     order = np.argsort(-counts, kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    entry = np.sort(place[np.repeat(np.arange(len(counts)), counts)])  # not used for its order, but for its counts
     best, price, size = 0, float(_widest(pattern)) * _WORTH, 1
-    column_of = pattern.indices[np.argsort(place[np.repeat(np.arange(len(counts)), counts)], kind="stable")]
+    shared, before = np.zeros(pattern.shape[1], dtype=np.int64), 0
     while size < len(order) // 2:
-        members = np.searchsorted(entry, size)
-        shared = np.bincount(column_of[:members]).max(initial=0)
-        value = cost * shared + counts[order[size]]
-        if value < price:
-            best, price = size, value
-        size *= 2
+        shared += np.bincount(pattern[order[before:size]].indices, minlength=len(shared))
+        value = cost * shared.max(initial=0)
+        if value >= price:
+            break  # as are those of more rows
+        if value + counts[order[size]] < price:
+            best, price = size, value + counts[order[size]]
+        before, size = size, 2 * size
     return np.sort(order[:best])
 
 
@@ -247,16 +248,12 @@ def _stride(distances: np.ndarray, least: int) -> int | None:
 
 def _greedy(pattern: IndexSets) -> np.ndarray:
     """Greedy colouring of the column intersection graph, columns of many neighbours first."""
-    lines = pattern.astype(np.int32)  # of eight bits, 256 shared rows would count as none
-    graph = sp.csr_matrix((lines.T @ lines).astype(bool))
-    graph.setdiag(False)
-    graph.eliminate_zeros()
-    n = graph.shape[0]
-    degree = np.diff(graph.indptr).astype(np.int64)
-    rank = np.empty(n, dtype=np.int64)
-    rank[np.lexsort((np.random.default_rng(0).permutation(n), -degree))] = np.arange(n)
-    owner = np.repeat(np.arange(n), degree)
-    waiting = np.bincount(owner[rank[graph.indices] < rank[owner]], minlength=n)  # neighbours whose turn is before
+    graph = sp.csr_matrix(pattern.T @ pattern)  # with a diagonal, which tells nothing: no column is before itself
+    n, degree = graph.shape[0], np.diff(graph.indptr)
+    rank = np.empty(n, dtype=np.int32)
+    rank[np.lexsort((np.random.default_rng(0).permutation(n), -degree))] = np.arange(n, dtype=np.int32)
+    before = rank[graph.indices] < np.repeat(rank, degree)
+    waiting = np.bincount(np.repeat(np.arange(n, dtype=np.int32), degree)[before], minlength=n)  # for their turns
     colours = np.full(n, -1, dtype=np.int64)
     ready = np.flatnonzero(waiting == 0)
     while len(ready):

@@ -283,7 +283,9 @@ def _places(pattern: IndexSets, plan: Colouring, symmetric: bool) -> np.ndarray:
     rows, columns = _coordinates(pattern)
     group_of, inside = (rows, columns) if plan.by_rows else (columns, rows)
     width = pattern.shape[1] if plan.by_rows else pattern.shape[0]
-    places = plan.groups[group_of] * width + inside
+    most = plan.count * width + plan.apart_count * max(pattern.shape)
+    kind = np.int32 if most < 2**31 else np.int64
+    places = plan.groups.astype(kind)[group_of] * kind(width) + inside
     if len(plan.apart):
         number = np.full(width, -1, dtype=np.int64)
         number[plan.apart] = plan.apart_groups
@@ -293,7 +295,7 @@ def _places(pattern: IndexSets, plan: Colouring, symmetric: bool) -> np.ndarray:
         if symmetric:  # an entry is found where the one across the diagonal is
             across = ~alone & (number[group_of] >= 0)
             places = np.where(across, first + number[group_of] * other_width + inside, places)
-    return places
+    return places.astype(kind, copy=False)
 
 
 def below_each_other(pattern: IndexSets, values: np.ndarray) -> sp.csr_matrix:
@@ -315,7 +317,8 @@ def known_entries(pattern: IndexSets) -> Coloured:
 
 
 def _coordinates(pattern: IndexSets) -> tuple[np.ndarray, np.ndarray]:
-    return np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr)), pattern.indices
+    rows = np.arange(pattern.shape[0], dtype=pattern.indices.dtype)
+    return np.repeat(rows, np.diff(pattern.indptr)), pattern.indices
 
 
 class _Seeds(NamedTuple):

@@ -2,7 +2,7 @@
 
 Sets belong to *storages*, not to tensors: a view costs nothing, a write through a view is seen by everyone who shares the
 memory, and what autograd keeps for its backward pass (the gradient of an objective is a function like any other) is known
-although it comes back as another Python object.
+although it comes back as another tensor.  They go with their storage: numbers that nobody can read any more tell nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import tracers
@@ -29,6 +30,7 @@ class NotTraceable(Exception):
     """Something leaves the sight of the trace (NumPy, a sparse tensor made of unknowns)."""
 
 
+_NONE = UntypedStorage(0)  # the memory of what has none
 _WIDE = 64  # unknowns that a number depends on, above which it is named where that is asked for
 
 Rule = Callable[["Trace", Any, Sequence[Any], dict[str, Any], Any], None]
@@ -58,32 +60,32 @@ class Trace(tracers.TorchDispatchMode):
         self.scalars, self.batch, self.named = scalars, batch, 0
         self.guessed: list[str] = []
         self.seen: set[str] = set()
-        self._sets: dict[int, IndexSets] = {}
-        self._unit: dict[int, int] = {}  # bytes for one row of the sets
-        self._alive: list[Any] = []  # storages whose address must not be used again
-        self._chosen: set[int] = set()  # storages of integers and masks that values of unknowns have chosen
+        self._sets: WeakKeyDictionary[UntypedStorage, IndexSets] = WeakKeyDictionary()
+        self._unit: WeakKeyDictionary[UntypedStorage, int] = WeakKeyDictionary()  # bytes for one row of the sets
+        self._chosen: WeakSet[UntypedStorage] = WeakSet()  # of integers and masks that values of unknowns have chosen
+        self._others: dict[int, UntypedStorage] = {}  # memory that torch has not taken, by its address
         self.sleeps = 0
 
     # ------------------------------------------------------------------------------------------------- what is known
     def tracked(self, t: Any) -> bool:
         """Does a floating-point tensor depend on an unknown?"""
-        return isinstance(t, Tensor) and _address(t) in self._sets
+        return isinstance(t, Tensor) and self._memory(t) in self._sets
 
     def chosen(self, t: Any) -> bool:
         """Have values of the unknowns decided over these numbers (an index from ``argsort``, a mask)?"""
-        return isinstance(t, Tensor) and (_address(t) in self._chosen or _address(t) in self._sets)
+        return isinstance(t, Tensor) and ((memory := self._memory(t)) in self._chosen or memory in self._sets)
 
     def read(self, t: Tensor) -> IndexSets:
         """The sets of the entries of ``t``, in the order of ``t.reshape(-1)``."""
-        address = _address(t)
-        if address not in self._sets:
+        memory = self._memory(t)
+        if memory not in self._sets:
             return index_sets.empty(t.numel(), self.unknowns)
-        sets = self._sets[address]
-        ratio = t.element_size() / self._unit[address]
+        sets = self._sets[memory]
+        ratio = t.element_size() / self._unit[memory]
         if ratio < 1:  # the real view of complex numbers
             parts = round(1 / ratio)
             sets = index_sets.take(sets, np.arange(sets.shape[0] * parts) // parts)
-            self._sets[address], self._unit[address] = sets, t.element_size()
+            self._sets[memory], self._unit[memory] = sets, t.element_size()
             ratio = 1
         if ratio == 1 and t.is_contiguous() and t.storage_offset() == 0 and t.numel() == sets.shape[0]:
             return sets
@@ -94,23 +96,22 @@ class Trace(tracers.TorchDispatchMode):
 
     def write(self, t: Tensor, sets: IndexSets) -> None:
         """Note the sets of the entries of ``t``, in the order of ``t.reshape(-1)``."""
-        address = _address(t)
-        if address == 0 or not (t.is_floating_point() or t.is_complex()):
+        memory = self._memory(t)
+        if memory is _NONE or not (t.is_floating_point() or t.is_complex()):
             return
         sets = self.name(sets)
-        storage = t.untyped_storage()
-        size = storage.nbytes() // t.element_size()
-        known = address in self._sets
-        if known and self._unit[address] != t.element_size():
+        size = memory.nbytes() // t.element_size()
+        known = memory in self._sets
+        if known and self._unit[memory] != t.element_size():
             raise NotTraceable("memory is written as one type and as another")
         if not known:
-            self._alive.append(storage)
-            self._unit[address] = t.element_size()
+            self._hold(memory)
+            self._unit[memory] = t.element_size()
         if t.is_contiguous() and t.storage_offset() == 0 and t.numel() == size:
-            self._sets[address] = sets
+            self._sets[memory] = sets
             return
-        old = self._sets[address] if known else index_sets.empty(size, self.unknowns)
-        self._sets[address] = index_sets.overwrite(old, places(t), sets)
+        old = self._sets[memory] if known else index_sets.empty(size, self.unknowns)
+        self._sets[memory] = index_sets.overwrite(old, places(t), sets)
 
     def name(self, sets: IndexSets) -> IndexSets:
         """The sets, of which those of many members have got a name each, the same in every sample.
@@ -165,8 +166,8 @@ class Trace(tracers.TorchDispatchMode):
             return out
         outputs = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
         if not tracers.operation(func)[1]:
-            shared = {_address(t) for t in inputs}
-            outputs = [t for t in outputs if _address(t) not in shared]  # the others are views
+            shared = {self._memory(t) for t in inputs}
+            outputs = [t for t in outputs if self._memory(t) not in shared]  # the others are views
         if not outputs:
             return out
         if any(t.layout is not torch.strided for t in outputs):
@@ -186,11 +187,22 @@ class Trace(tracers.TorchDispatchMode):
         return out
 
     def _choose(self, outputs: Sequence[Tensor]) -> None:
-        for t in outputs:
-            address = _address(t)
-            if address and address not in self._chosen:
-                self._alive.append(t.untyped_storage())
-                self._chosen.add(address)
+        for memory in {self._memory(t) for t in outputs} - {_NONE}:
+            self._hold(memory)
+            self._chosen.add(memory)
+
+    def _memory(self, t: Tensor) -> UntypedStorage:
+        """Where the numbers of ``t`` are; :data:`_NONE` if it has none."""
+        storage = t.untyped_storage() if t.layout is torch.strided else _NONE
+        if not storage.nbytes():
+            return _NONE
+        return storage if storage.resizable() else self._others.get(storage.data_ptr(), storage)
+
+    def _hold(self, memory: UntypedStorage) -> None:
+        """Keep memory that torch has not taken (NumPy's): other storages may have the same, and somebody may read it when
+        this one is gone."""
+        if not memory.resizable():
+            self._others.setdefault(memory.data_ptr(), memory)
 
 
 def places(t: Tensor) -> np.ndarray:
@@ -199,13 +211,6 @@ def places(t: Tensor) -> np.ndarray:
     for size, stride in zip(t.shape, t.stride(), strict=True):
         rows = rows[..., None] + np.arange(size, dtype=np.int64) * stride
     return rows.reshape(-1)
-
-
-def _address(t: Tensor) -> int:
-    """Where the memory of ``t`` begins; 0 if it has none."""
-    if t.layout is not torch.strided:
-        return 0
-    return int(t.untyped_storage().data_ptr())
 
 
 class NumpyGuard(TorchFunctionMode):

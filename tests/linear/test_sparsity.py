@@ -17,12 +17,13 @@ from implicitkit.foundation import autodiff, graph
 from implicitkit.linear.factors import ordering, sparse_factors
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.sparse_factors import SparseFactor, _Full
-from implicitkit.sparsity import colouring, compression
+from implicitkit.sparsity import colouring, compression, index_sets
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.compression import coloured
 from implicitkit.sparsity.detection import detect
 from implicitkit.sparsity.patterns import detected
-from implicitkit.sparsity.rules import windows
+from implicitkit.sparsity.rules import RULES, windows
+from implicitkit.sparsity.tracing import Trace, watching
 
 
 def dense(function, z: Tensor) -> Tensor:
@@ -52,6 +53,26 @@ def test_detection_misses_nothing(case: Case, batch: int) -> None:
     more = int((pattern & ~shown).sum())
     assert more <= case.extra, f"{more} entries more than there are, {case.extra} expected"
     assert bool(found.guessed) == case.guesses, found.guessed
+
+
+def test_a_trace_knows_of_numbers_as_long_as_somebody_may_read_them() -> None:
+    """Sets go with their memory, unless NumPy has it, too: there it may be read through another tensor."""
+    shared, held = np.zeros(40), []
+
+    def function(z: Tensor) -> Tensor:
+        for _ in range(30):
+            z = torch.sin(z + z.flip(1))
+        torch.from_numpy(shared).copy_(z[0])
+        held.extend(trace._sets)
+        return z.detach() * 0 + torch.from_numpy(shared).roll(1)
+
+    trace, z = Trace(RULES, 40), torch.ones(1, 40, dtype=torch.float64)
+    trace.write(z, index_sets.identity(40, 40))
+    with watching(trace):
+        found = trace.read(function(z)).toarray()
+    assert len(held) <= 5
+    i = np.arange(40)
+    assert found[i, (i - 1) % 40].all() and found[i, (40 - i) % 40].all()
 
 
 def test_sixty_functions() -> None:
@@ -451,6 +472,19 @@ def test_a_symmetric_pattern_is_coloured_once(monkeypatch: pytest.MonkeyPatch) -
     assert colouring.colour(mixed) is not None and len(looked) == 3
     monkeypatch.setattr(colouring, "_TABLE", 0)
     np.testing.assert_array_equal(greedy(both), looked[0])
+
+
+def test_the_side_that_may_take_fewer_products_is_coloured_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences along the links of a graph: each has two columns, a column ten rows; were these coloured, their graph has
+    ten times as many links."""
+    looked: list[tuple[int, ...]] = []
+    greedy = colouring._greedy
+    monkeypatch.setattr(colouring, "_greedy", lambda pattern: (looked.append(pattern.shape), greedy(pattern))[1])
+    i, j = np.random.default_rng(0).integers(0, 400, (2, 2000))
+    D = sp.csr_matrix((np.ones(4000, dtype=bool), (np.tile(np.arange(2000), 2), np.append(i, j))), shape=(2000, 400))
+    for pattern, by_rows in ((D, False), (sp.csr_matrix(D.T), True)):
+        found = colouring.colour(pattern)
+        assert found is not None and found.by_rows is by_rows and looked.pop() == (2000, 400) and not looked
 
 
 def test_a_product_that_all_but_cancels_does_not_refute_a_pattern() -> None:

@@ -188,9 +188,14 @@ MUTANTS = [
         "implicitkit/linear/factors/gram_entries.py",
         "tests/linear/test_squares.py",
         ("counts[long_rows(pattern)] = 0", "pass"),
-        ("range(0, len(values) if len(self._left) else 0, some)", "range(0, min(len(values), some), some)"),
+        ("range(0, len(values), some)", "range(0, min(len(values), some), some)"),
         ("np.concatenate([number, number[apart],", "np.concatenate([number, 0 * number[apart] + 1,"),
-        ("part.take(self._right, axis=1)", "part.take(self._left, axis=1)"),
+        ("part.take(self._right[begin:end], axis=1)", "part.take(self._left[begin:end], axis=1)"),
+    ),
+    *mutants(
+        "implicitkit/sparsity/tracing.py",
+        "tests/linear/test_sparsity.py -k somebody_may_read",
+        ("storage.resizable() else self._others.get(storage.data_ptr(), storage)", "True else _NONE"),
     ),
     *mutants(
         "implicitkit/sparsity/rules/moves.py",
@@ -343,7 +348,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/auto.py",
         "tests/solver/test_large_least_squares.py -k linear_fits",
-        ("and not self._refines(price)", ""),
+        ("_COLOURS and not self._refines(price)", "_COLOURS"),
+        ("not self._refines(price_of(A.batch, A.size, 1, A.size, band=1))", "True"),
     ),
     *mutants(
         "implicitkit/linear/factors/gram.py",

@@ -495,7 +495,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/sparsity/colouring.py",
         "tests/linear/test_sparsity.py",
-        ("lines = pattern.astype(np.int32)", "lines = pattern.astype(np.int8)"),
+        ("pattern.T @ pattern)", "pattern.T.astype(np.int8) @ pattern)"),
+        ("sorted(least, key=least.__getitem__)", "(True, False)", "tests/linear/test_sparsity.py -k coloured_first"),
         ("if 0 < len(multipliers) < pattern.shape[0]:", "if False:", "tests/solver/test_sparse_programs.py -k made_of"),
         ("if (distances % p).all():", "if (distances % p).any():"),
         ("return np.bincount(who[which == place], minlength=owners)", "return np.zeros(owners, dtype=np.int64)"),
@@ -507,10 +508,7 @@ MUTANTS = [
         ("waiting[later] -= count", "waiting[later] = 0", "tests/mutants/test_survivors_linear.py -k coloured"),
         ("rest = pattern[keep][:, keep] if len(apart) else pattern", "rest = pattern[keep] if len(apart) else pattern"),
         ("seen[np.abs(indices[left + gap] - indices[left])] = True", "seen[gap] = True"),
-        (
-            "place[np.repeat(np.arange(len(counts)), counts)])  # not",
-            "place[np.repeat(np.arange(len(counts)), counts)] * 0)  # not",
-        ),
+        ("shared += np.bincount(pattern[order[before:size]]", "shared += np.bincount(pattern[order[:0]]"),
     ),
     *mutants(
         "implicitkit/linear/auto.py",

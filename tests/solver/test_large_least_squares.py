@@ -23,6 +23,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.least_squares import dogleg, gauss_newton, levenberg_marquardt
 from implicitkit.solver.steps import normal_equations
 from implicitkit.solver.verdict import backward_error, curvature, judge
+from implicitkit.sparsity import detection
 
 D = torch.float64
 
@@ -508,26 +509,30 @@ def test_the_largest_eigenvalue_is_looked_for_once_where_it_takes_products(monke
     assert bool(s.converged) and int(s.steps) > 2 and len(found) == 1
 
 
-@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize(("batch", "bend", "looked"), [(1, 0.0, 1), (5, 0.0, 1), (1, 3e-4, 2)])
 def test_linear_fits_are_known_for_what_they_are_by_the_factors_of_their_step(
-    batch: int, monkeypatch: pytest.MonkeyPatch
+    batch: int, bend: float, looked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gradient changes along it as ``R'R`` says, each entry to a millionth; without that whether it runs away was asked
     by eight (four, of five samples) evaluations more.  Two more asked again what one difference of gradients had told of the
-    Hessian, and the derivative factored it anew."""
+    Hessian, and the derivative factored it anew, or looked for its pattern to know what that costs: where residuals are
+    ``bend`` from linear, which takes more products with old factors, it does that."""
     monkeypatch.setattr(SparseFactor, "__init__", refuse)
+    patterns, detect = [], detection.detect
+    monkeypatch.setattr(detection, "detect", lambda *a, **k: (patterns.append(1), detect(*a, **k))[1])
     y = torch.sin(torch.arange(600 * batch, dtype=D) * 0.37).view(batch, 600)
     y[:, ::3] = 0
-    fit = lambda z, y: torch.cat([z - y, 3 * (z[:, 1:] - z[:, :-1])], 1)  # noqa: E731
+    fit = lambda z, y: torch.cat([z + bend * z**2 - y, 3 * (z[:, 1:] - z[:, :-1])], 1)  # noqa: E731
     y.requires_grad_()
     found = ik.least_squares(fit, torch.zeros(batch, 600, dtype=D), (y,), batch_dims=1)
-    assert int(found.evaluations) <= 6
+    assert int(found.evaluations) <= 6 + 20 * bool(bend)
     (g,) = torch.autograd.grad(found.value.square().sum() / 2, y)
+    assert len(patterns) == looked
     y = y.detach()
     L = np.eye(600) + 9 * np.diff(np.eye(600), axis=0).T @ np.diff(np.eye(600), axis=0)
     z = np.linalg.solve(L, y.numpy().T)
-    np.testing.assert_allclose(found.value.detach().numpy(), z.T, atol=1e-12)
-    np.testing.assert_allclose(g.numpy(), np.linalg.solve(L, z).T, atol=1e-12)
+    np.testing.assert_allclose(found.value.detach().numpy(), z.T, atol=1e-12 + 4 * bend)
+    np.testing.assert_allclose(g.numpy(), np.linalg.solve(L, z).T, atol=1e-12 + 8 * bend)
 
 
 @pytest.mark.parametrize("sparse", [False, True])

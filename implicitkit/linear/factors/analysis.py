@@ -156,7 +156,7 @@ def _of_part(part: sp.csr_matrix) -> Analysis:
 def analyse(pattern: sp.csr_matrix) -> Analysis:
     """Band, renumbered band, or neither."""
     n = pattern.shape[0]
-    rows, columns = np.repeat(np.arange(n), np.diff(pattern.indptr)), pattern.indices.astype(np.int64)
+    rows, columns = _rows_of(pattern), pattern.indices
     lower, upper = _band(rows, columns)
     symmetric = _is_symmetric(pattern)
     if lower + upper <= min(WIDEST_BAND, n):
@@ -201,11 +201,11 @@ def _renumbered(pattern: sp.csr_matrix, symmetric: bool) -> tuple[np.ndarray | N
     where there are too many entries for a band."""
     n = pattern.shape[0]
     both = pattern if symmetric else sp.csr_matrix(pattern + pattern.T)
-    place = np.arange(n)
+    place = np.arange(n, dtype=pattern.indices.dtype)
     if both.nnz > WIDEST_BAND * n:
         return None, place
     order = reverse_cuthill_mckee(both, symmetric_mode=True).astype(np.int64)
-    place[order] = np.arange(n)
+    place[order] = np.arange(n, dtype=place.dtype)
     return order, place
 
 
@@ -215,9 +215,13 @@ def _is_symmetric(pattern: sp.csr_matrix) -> bool:
     return np.array_equal(pattern.indptr, transposed.indptr) and np.array_equal(pattern.indices, transposed.indices)
 
 
+def _rows_of(pattern: sp.csr_matrix) -> np.ndarray:
+    """The row of every entry, in the type of its column."""
+    return np.repeat(np.arange(pattern.shape[0], dtype=pattern.indices.dtype), np.diff(pattern.indptr))
+
+
 def _band_of(pattern: sp.csr_matrix, place: np.ndarray) -> tuple[int, int]:
-    rows = np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr))
-    return _band(place[rows], place[pattern.indices])
+    return _band(place[_rows_of(pattern)], place[pattern.indices])
 
 
 def _band(rows: np.ndarray, columns: np.ndarray) -> tuple[int, int]:

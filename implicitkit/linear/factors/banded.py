@@ -6,6 +6,7 @@ both say whether the matrix is positive definite.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -25,15 +26,17 @@ class SymmetricBand:
     def __init__(self, analysis: Analysis) -> None:
         self.order = analysis.order
         below = analysis.rows - analysis.columns
-        self.kept = np.flatnonzero(below >= 0)
-        self.height, self.column = below[self.kept], analysis.columns[self.kept]
-        self.shape = (int(self.height.max(initial=0)) + 1, analysis.pattern.shape[0])
+        self.shape = (int(below.max(initial=0)) + 1, analysis.pattern.shape[0])
+        kind = np.int32 if max(math.prod(self.shape), len(below)) < 2**31 else np.int64
+        self.kept = np.flatnonzero(below >= 0).astype(kind)
+        self.place = analysis.columns[self.kept].astype(kind) * self.shape[0] + below[self.kept]
 
     def cholesky(self, data: np.ndarray) -> Any:
         """Factors of the matrix with the entries ``data``, in the order of the pattern; ``None`` where that is not positive
         definite."""
-        band = np.zeros(self.shape, order="F")
-        band[self.height, self.column] = data[self.kept]
+        numbers = np.zeros(math.prod(self.shape))
+        numbers[self.place] = data[self.kept]
+        band = numbers.reshape(self.shape, order="F")
         factor, back = la.get_lapack_funcs(("pbtrf", "pbtrs"), (band,))
         factors, info = factor(band, lower=1, overwrite_ab=1)
         if info:
