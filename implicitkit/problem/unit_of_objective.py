@@ -48,8 +48,8 @@ def cost_of(
 ) -> Tensor | None:
     """``c`` of every sample, of the batch's shape; ``None`` where all are one.
 
-    One evaluation, and more where a slope is small, or digits are few: two or three, or seven where none shows curvature.  What fails there is for
-    the solve to say.
+    One evaluation, and more where a slope is small, or digits are few: two or three, or seven where none shows any
+    curvature.  What fails there is for the solve to say.
 
     Args:
         objective: ``(z, *args)``, one number a sample. prox: ``(z, step)``, or ``None``. z0, args: as the user gave them.

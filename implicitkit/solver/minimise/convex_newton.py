@@ -11,8 +11,8 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, flag
-from implicitkit.solver.base import Options, Outcome
 from implicitkit.linear.factors.dense_blocks import DenseBlocks
+from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.evaluating.differentiated import kept_graphs, may_keep_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
