@@ -98,9 +98,8 @@ def _left(f: Any, z: Tensor, which: Tensor, least: float, began: Tensor | None) 
         if bool(lifted.any()):  # of other units than z, or than the rest of it: then what is left is smooth
             left = torch.where(lifted, torch.minimum(left, _rough(f, z, F, 2 * eps * direction)), left)
         left = torch.where((moved - h * slope).abs() <= 0.5 * moved.abs(), 0, left)  # as far away as near: a jump
-        finer = _is_resolved(f, z, F, direction, moved) & (left > 0)
-        if bool((finer & which.unsqueeze(1)).any()):
-            left = torch.where(finer, torch.minimum(left, _of_sizes(f, z, F, mine)), left)
+        if bool((left > 0).any()):
+            left = torch.where(_is_resolved(f, z, F, direction, moved), 0, left)
         further = torch.stack([h * slope, -h * back])
         still = (moved == 0) & (F != 0) & (F.abs() <= further.abs().amin(0))
         if bool((still & which.unsqueeze(1)).any()):  # 1 + erf(z) at -6 changes by units in the last place of one
@@ -117,13 +116,6 @@ def _is_resolved(f: Any, z: Tensor, F: Tensor, direction: Tensor, moved: Tensor)
         return torch.zeros_like(F, dtype=torch.bool)
     change = (in_working_precision(f.residual(z + f.eps**1.5 * direction)) - F).abs()
     return (change > 0) & (change >= f.eps**0.5 / 4 * moved.abs())
-
-
-def _of_sizes(f: Any, z: Tensor, F: Tensor, direction: Tensor) -> Tensor:
-    """What rounding leaves of each ``F_i`` where no ``z_j`` moves by more than its own size, ``(batch, n)``."""
-    own = torch.copysign(z.abs(), direction)
-    near, *sides = (in_working_precision(f.residual(z + s * own)) - F for s in (2 * f.eps, f.eps**0.5, -(f.eps**0.5)))
-    return torch.nan_to_num((near - f.eps**0.5 * (sides[0] - sides[1])).abs(), nan=0.0, posinf=0.0)
 
 
 def _least_change(f: Any, z: Tensor, F: Tensor, move: Tensor, further: Tensor) -> Tensor:
