@@ -98,7 +98,7 @@ class ConvexNewton(Method):
                 f.stuck = f.active
                 return z, state
             H = A.dense() if found is None else None
-            d, convex, f.curved = (*found, None) if H is None else by_factors(H, g)
+            d, convex, f.curved = (*found, None) if found is not None else by_factors(A.dense(), g)
         except RuntimeError as error:
             if not autodiff.lacks_second_derivative(error):
                 raise
