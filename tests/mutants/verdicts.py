@@ -357,10 +357,10 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/steps/newton_damping.py",
         "tests/solver/test_differences_in_rows.py",
-        ("f.stuck = f.stuck | (waiting & is_short(d, z))", "pass"),
+        ("f.stuck = f.stuck | (waiting & is_short(d, z))", "pass", f"{PRECISION} -k krylov"),
         ("f.stuck = f.stuck | (waiting & is_short(d, z))", "f.stuck = f.stuck | waiting"),
         ("torch.maximum(_SHORT * eps**0.5 * size, least)", "_SHORT * eps**0.5 * size.amax(1, keepdim=True)"),
-        (" & (trial != z).any(1)\n", "\n", f"{PRECISION} -k rod"),
+        ("* norm) & (trial != z).any(1)", "* norm)", f"{PRECISION} -k rod"),
         ("stays & (is_short(d, z) | is_noise(", "stays & (is_short(d, z) & is_noise(", f"{PRECISION} -k beam"),
     ),
     *mutants(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -36,6 +38,13 @@ def _springs(x, p):
 
 _ROUNDING = {  # verb, equations, where it begins, parameters, evaluations
     "rod": (ik.root, _radiating_rod, torch.full((30,), 400.0), [300.0, 500.0, 290.0], 60),
+    "krylov": (
+        partial(ik.root, solver="newton_krylov"),
+        _radiating_rod,
+        torch.full((30,), 400.0),
+        [300.0, 500.0, 290.0],
+        100,
+    ),
     "beam": (ik.root, _beam, torch.zeros(20), [5.0, 2e6, -1e3], 60),
     "nanomoles": (ik.steady_state, _cascade, torch.full((20,), 1e-9), [2e-9, 0.02], 90),
     "springs": (ik.argmin, _springs, torch.linspace(0, 1, 27)[1:-1], [1.001, 1.0], 40),

@@ -108,7 +108,7 @@ def halve(f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, halvings: int) -> 
     falls = trial_norm.lt(norm.mul(1 - _DECREASE))
     if bool(falls.all()):  # as nearly always
         return trial, t, trial_norm
-    searching = f.active & ~falls & (d != 0).any(1)
+    searching = f.active & ~falls & (trial != z).any(1)
     if not bool(searching.any()):
         return trial, t, trial_norm
     best_t, best_norm = t, torch.where(searching & ~(trial_norm < torch.inf), torch.inf, trial_norm)
