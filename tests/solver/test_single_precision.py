@@ -37,7 +37,7 @@ def _springs(x, p):
 
 
 _ROUNDING = {  # verb, equations, where it begins, parameters, evaluations
-    "rod": (ik.root, _radiating_rod, torch.full((30,), 400.0), [300.0, 500.0, 290.0], 60),
+    "rod": (ik.root, _radiating_rod, torch.full((45,), 400.0), [300.0, 500.0, 290.0], 60),
     "krylov": (
         partial(ik.root, solver="newton_krylov"),
         _radiating_rod,
