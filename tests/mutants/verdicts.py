@@ -15,6 +15,7 @@ ROUNDED = (
 BESIDE = "tests/solver/test_convergence.py -k 'points_far_out_that_were_claimed and brusselator'"
 LENGTHS = "tests/solver/test_lengths.py"
 LIMITS = "tests/solver/test_fits_at_rest.py"
+PRECISION = "tests/solver/test_single_precision.py"
 FAR = "tests/solver/test_convergence.py -k 'far_out'"
 CLIMBED = "tests/solver/test_convergence.py -k has_climbed_to"
 UNITS = "tests/solver/test_units.py -k 'composition or exponential or single'"
@@ -350,13 +351,17 @@ MUTANTS = [
         ),
         ("if bool((smooth | ~which).all()):", "if False:", CANCEL + " -k costs_few"),
         ("if bool(lifted.any()):", "if False:", FAR),
+        ("(change > 0) & (change >= ", "(change < 0) & (change >= ", f"{PRECISION} -k zero"),
+        ("torch.maximum(least, (near - further / 4).abs().amin(0))", "least", f"{PRECISION} -k factors"),
     ),
     *mutants(
         "implicitkit/solver/steps/newton_damping.py",
         "tests/solver/test_differences_in_rows.py",
-        ("f.stuck = f.stuck | (waiting & _is_short(d, z))", "pass"),
-        ("f.stuck = f.stuck | (waiting & _is_short(d, z))", "f.stuck = f.stuck | waiting"),
+        ("f.stuck = f.stuck | (waiting & is_short(d, z))", "pass", f"{PRECISION} -k krylov"),
+        ("f.stuck = f.stuck | (waiting & is_short(d, z))", "f.stuck = f.stuck | waiting"),
         ("torch.maximum(_SHORT * eps**0.5 * size, least)", "_SHORT * eps**0.5 * size.amax(1, keepdim=True)"),
+        ("* norm) & (trial != z).any(1)", "* norm)", f"{PRECISION} -k rod"),
+        ("stays & (is_short(d, z) | is_noise(", "stays & (is_short(d, z) & is_noise(", f"{PRECISION} -k beam"),
     ),
     *mutants(
         "implicitkit/interop/session.py",
@@ -462,7 +467,9 @@ MUTANTS = [
         ("return claims & ~loose", "return claims"),
         ("return claims & ~falls", "return claims", "tests/solver/test_units.py -k far_below"),
         ("rtol = max(HIDDEN * self.rtol, _LOOSE)", "rtol = self.rtol"),
-        ("& (norm > self.rtol * self.floor)", "& (norm > 0)"),
+        ("above = norm > self.rtol * self.floor", "above = norm > 0"),
+        ("return above | (self", "return above & (self", f"{PRECISION} -k units_of_others"),
+        ("F = None if self._rows is None else self.f.residual(z)\n", "F = None\n", f"{PRECISION} -k units_of_others"),
         ("torch.where(asked, _FAST * norm, self._again)", "self._again"),
     ),
     *mutants(

@@ -11,11 +11,13 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import check_options, positive
+from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.convex_model import within
+from implicitkit.solver.steps.factored import is_noise, leave
 from implicitkit.solver.steps.normal_equations import NormalEquations, column_scales, normal_equations
 from implicitkit.solver.steps.region import taken_where
 from implicitkit.solver.steps.robust_model import next_share, weights
@@ -84,6 +86,9 @@ class ProjectedNewton(Method):
         pays = torch.linalg.vector_norm(f(z_next), dim=1) <= _PAYS * f.norm
         idle = torch.where(pays, 0, state["idle"] + 1)
         f.stuck = f.active & ~(found & (idle <= _FORGIVEN))
+        failed = f.active & convex & ~found
+        if bool(failed.any()):
+            leave(f, failed & is_noise(DenseBlocks(H), z, f.norm.to(z.dtype), f(z_next)))
         return z_next, state | {"idle": idle}
 
 

@@ -11,12 +11,14 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, flag
+from implicitkit.linear.factors.dense_blocks import DenseBlocks
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.evaluating.differentiated import kept_graphs, may_keep_graphs
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import WORTH, steihaug
 from implicitkit.solver.steps.convex_model import by_factors
+from implicitkit.solver.steps.factored import is_noise, leave
 from implicitkit.solver.steps.forcing import aim_of_model, how_wrong
 from implicitkit.solver.steps.line_search import backtrack
 from implicitkit.solver.steps.paths import End
@@ -95,7 +97,8 @@ class ConvexNewton(Method):
             if found is None and not self.formed:
                 f.stuck = f.active
                 return z, state
-            d, convex, f.curved = by_factors(A.dense(), g) if found is None else (*found, None)
+            H = A.dense() if found is None else None
+            d, convex, f.curved = (*found, None) if found is not None else by_factors(A.dense(), g)
         except RuntimeError as error:
             if not autodiff.lacks_second_derivative(error):
                 raise
@@ -110,6 +113,9 @@ class ConvexNewton(Method):
         idle = torch.where(pays, 0, state["idle"] + 1)
         good = convex & search.found & (idle <= int(_FORGIVEN / (price if found is None else WORTH)))
         f.stuck = f.active & ~good
+        failed = f.active & convex & ~search.found
+        if H is not None and bool(failed.any()):
+            leave(f, failed & is_noise(DenseBlocks(H), z, norm, g))
         given_up = int(f.stuck.count_nonzero())
         waiting = state["waiting"] + given_up
         if waiting > f.at_work - given_up:

@@ -66,7 +66,8 @@ class Newton(Method):
         """A step with factors of ``A``, the Jacobian at ``z``."""
         residual, norm = f(z), f.norm.to(z.dtype)
         if not is_large(f, z):
-            return self._damped(f, z, _dense_direction(f, A.dense(), residual), norm, state)
+            blocks = DenseBlocks(A.dense())
+            return self._damped(f, z, _dense_direction(f, blocks, residual), norm, state, blocks)
         jacobian = jacobian_at(f, z, A=A)
         blocks = jacobian.blocks
         settled = at_rounding(f, blocks, z)
@@ -75,29 +76,30 @@ class Newton(Method):
             return z, state
         d, blocks = direction_of_map(f, jacobian, residual)
         d = torch.where(settled.unsqueeze(1), 0, d)
-        z_next, state = self._damped(f, z, d, torch.where(settled, torch.inf, norm), state, jacobian.exact)
+        z_next, state = self._damped(
+            f, z, d, torch.where(settled, torch.inf, norm), state, blocks if jacobian.exact else None
+        )
         z_next = chord_steps(f, blocks, z_next, norm, z)
         leave(f, settled)
         return z_next, state
 
     def _damped(
-        self, f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, state: Any, exact: bool = True
+        self, f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, state: Any, blocks: Any
     ) -> tuple[Tensor, Any]:
         if not self.line_search:
             return z + d, state
-        return damped_step(f, z, d, norm, state, self.halvings, self.patience, exact)[::2]
+        return damped_step(f, z, d, norm, state, self.halvings, self.patience, blocks)[::2]
 
 
-def _dense_direction(f: Evaluations, J: Tensor, residual: Tensor) -> Tensor:
+def _dense_direction(f: Evaluations, blocks: DenseBlocks, residual: Tensor) -> Tensor:
     """:func:`newton_direction`, of a map with what it conserves."""
     if f.kind.iteration and residual.shape[1] > 1:
-        blocks = DenseBlocks(J)
         if (kept := keeping_sums(blocks)) is not None:
             return newton_direction(kept.matrix, residual)
         d = -blocks.solve(residual)
         if math.isfinite(float(d.sum())):
             return d
-    return newton_direction(J, residual)
+    return newton_direction(blocks.matrix, residual)
 
 
 def newton_direction(J: Tensor, residual: Tensor) -> Tensor:

@@ -19,10 +19,12 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.root.newton import newton_direction
 from implicitkit.solver.steps.factored import Jacobian, at_rounding, jacobian_at, leave
+from implicitkit.solver.steps.newton_damping import is_short
 
 _SAFE = 0.9  # of the step that an error allows
 _GROWTH = 2.0  # of steps, at least, as far as the error allows
 _IDLE = 3  # Newton's steps in a row that do not halve |F|: no further one will
+_NEAR = 0.1  # of |F|, what a step leaves of Newton's equations that is near enough
 _DENSE = 768  # unknowns a sample up to which Jacobians without a sparsity pattern are formed
 
 
@@ -34,7 +36,8 @@ class PseudoTransient(Method):
     Switched evolution relaxation (Mulder & van Leer 1985; Kelley & Keyes 1998, eq. 2.4): ``\delta`` grows as the residual
     falls, ``\delta_k = \delta_{k-1} max(|F_{k-1}| / |F_k|, 2)`` as far as errors allow, so that the path follows the flow
     while it is far from rest and the method is Newton's at the end (``1 / \delta`` is dropped once it has fallen by
-    ``switch``; a sample of which three such steps in a row have not halved ``|F|`` goes no further).  Of several
+    ``switch``; a sample of which three such steps in a row, or others as near to them as rounding, have not halved ``|F|``
+    goes no further).  Of several
     states at rest it tends to find the one that the flow leads to, and it does not stop where ``|F|`` has a minimum that is
     no root.
 
@@ -115,7 +118,7 @@ class PseudoTransient(Method):
         finite = finite & ((p != 0).any(1) | settled)  # no step at all comes from a matrix that is singular
         stands = finite & (longer >= _SAFE)  # false for NaN
         most = torch.where(stands, longer.clamp_min(_SAFE), torch.inf) * delta
-        idle = torch.where(stands & (inverse == 0) & (fall < _GROWTH), state["idle"] + 1, 0)
+        idle = torch.where(stands & _is_newtons(z, p, inverse, norm) & (fall < _GROWTH), state["idle"] + 1, 0)
         retreats = torch.where(stands, 0, state["retreats"] + 1)
         z_next = trial
         if not bool((stands | ~f.active).all()):
@@ -137,6 +140,13 @@ class PseudoTransient(Method):
         lengths = [torch.linalg.vector_norm(t, dim=1) for t in (z, trial, error)]
         times = (self.accuracy * torch.maximum(lengths[0], lengths[1]) / lengths[2]).sqrt()
         return torch.where(lengths[2] == 0, torch.inf, times.nan_to_num(0.0, torch.inf))
+
+
+def _is_newtons(z: Tensor, p: Tensor, inverse: Tensor, norm: Tensor) -> Tensor:
+    r"""Where a step ``p`` is Newton's; or is that to a tenth, ``|p| / \delta <= |F| / 10``, and so short that what is not
+    linear is nothing beside rounding, ``(batch,)``."""
+    near = is_short(p, z) & (torch.linalg.vector_norm(p, dim=1) * inverse <= _NEAR * norm)
+    return (inverse == 0) | near
 
 
 def _implicit_euler(f: Evaluations, J: Jacobian, inverse: Tensor, sign: Tensor) -> Callable[[Tensor], Tensor]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.steps.factored import is_noise
 from implicitkit.solver.steps.region import at_work_only
 
 _DECREASE = 1e-4  # of |F|, relative, that a full step must bring
@@ -33,7 +34,7 @@ def damped_step(
     weak: Tensor | None,
     halvings: int,
     patience: int,
-    exact: bool = False,
+    blocks: Any = None,
 ) -> Damped:
     """A step along ``d`` by :func:`halve`; after ``patience`` weak steps in a row (``|F|`` hardly lowered) full steps.
 
@@ -41,12 +42,13 @@ def damped_step(
     steps jump off; on most other problems damping is what makes Newton's method work.  The driver keeps the best
     iterate whichever it is.  Full steps are cut only where ``F`` is not finite; a sample that 50 of them have not brought
     home is given up (``f.stuck``), and so is one whose steps change no unknown by more than a tenth of ``sqrt(eps)``, if
-    they are ``exact`` or full: there the next one squares what is left, unless that is rounding; or which has no direction
-    at all.
+    they are exact or full: there the next one squares what is left, unless that is rounding; or which has no direction
+    at all.  Exact steps that lead nowhere, however often they are halved, are followed by the very same: one is enough where
+    it is so short, or where rounding is all that is left of ``F``.
 
     Args:
         f, z, d, norm, halvings: as for :func:`halve`. weak: from the step before. patience: at least 0.
-        exact: ``J d = -F`` holds to rounding, with the ``J`` of this point.
+        blocks: factors of the ``J`` of this point, where ``J d = -F`` holds to rounding.
     """
     bound = norm if weak is None else torch.where(weak > patience, torch.inf, norm)
     z_next, t, norm_next = halve(f, z, d, bound, halvings)
@@ -58,16 +60,26 @@ def damped_step(
         if not bool((slow & f.active).any()):
             return Damped(z_next, t, None)
         f.stuck = (d == 0).all(1)  # no direction (a Jacobian that is not finite has none): nor will there be one
+        f.stuck = f.stuck | _stays(f, z, d, z_next, slow, blocks)
         return Damped(z_next, t, slow.long())
     weak = torch.where(slow | (weak > patience), weak + 1, 0)
     f.stuck = (weak > patience + _FULL_STEPS) | (d == 0).all(1)
-    waiting = f.active & (weak >= (_AGAIN if exact else patience + 2))
+    waiting = f.active & (weak >= (patience + 2 if blocks is None else _AGAIN))
     if bool(waiting.any()):
-        f.stuck = f.stuck | (waiting & _is_short(d, z))
+        f.stuck = f.stuck | (waiting & is_short(d, z))
+    f.stuck = f.stuck | _stays(f, z, d, z_next, slow & ~f.stuck, blocks)
     return Damped(z_next, t, weak)
 
 
-def _is_short(d: Tensor, z: Tensor) -> Tensor:
+def _stays(f: Evaluations, z: Tensor, d: Tensor, z_next: Tensor, which: Tensor, blocks: Any) -> Tensor:
+    """Where an exact step ``d`` has led nowhere, and is short or made of rounding: so will the next one be, ``(batch,)``."""
+    stays = which & f.active & (z_next == z).all(1)
+    if blocks is None or not bool(stays.any()):
+        return torch.zeros_like(which)
+    return stays & (is_short(d, z) | is_noise(blocks, z, f.norm.to(z.dtype), f(z_next)))
+
+
+def is_short(d: Tensor, z: Tensor) -> Tensor:
     """Where a step changes every unknown by as little as rounding may, ``(batch,)``; one that vanishes beside the others
     by a unit in the last place of theirs."""
     eps, size = torch.finfo(z.dtype).eps, z.abs()
@@ -96,7 +108,7 @@ def halve(f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, halvings: int) -> 
     falls = trial_norm.lt(norm.mul(1 - _DECREASE))
     if bool(falls.all()):  # as nearly always
         return trial, t, trial_norm
-    searching = f.active & ~falls & (d != 0).any(1)
+    searching = f.active & ~falls & (trial != z).any(1)
     if not bool(searching.any()):
         return trial, t, trial_norm
     best_t, best_norm = t, torch.where(searching & ~(trial_norm < torch.inf), torch.inf, trial_norm)
@@ -106,7 +118,8 @@ def halve(f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, halvings: int) -> 
         trial_norm = torch.linalg.vector_norm(f(trial), dim=1)
         better = searching & (trial_norm < best_norm)
         best_t, best_norm = torch.where(better, t, best_t), torch.where(better, trial_norm, best_norm)
-        searching = searching & ~(trial_norm < (1 - _DECREASE * t) * norm)
+        # a step so short that it leads nowhere is followed by no other
+        searching = searching & ~(trial_norm < (1 - _DECREASE * t) * norm) & (trial != z).any(1)
         if not bool(searching.any()):
             break
     if not bool((t == best_t).all()):

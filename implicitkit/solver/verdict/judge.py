@@ -112,7 +112,7 @@ class Judge(Tolerance):
         if not self._by_default or before is None or self.came_from is None:
             return claims
         rtol = max(HIDDEN * self.rtol, _LOOSE)
-        loose = claims & ~others & (norm > self.rtol * self.floor)
+        loose = claims & ~others & self._is_above(z, norm)
         if (
             self.f.kind.of_residuals
             and bool(loose.any())
@@ -120,7 +120,8 @@ class Judge(Tolerance):
         ):
             on_its_way = ask(self.f, halves, z, loose)
             claims, loose = claims & ~on_its_way, loose & ~on_its_way
-        loose = loose & gets_on(z, norm, self.came_from[0], before, rtol)
+        F = None if self._rows is None else self.f.residual(z)
+        loose = loose & gets_on(z, norm, self.came_from, before, rtol, F)
         if not bool(loose.any()):
             return claims
         self._again = torch.full_like(norm, math.inf) if self._again is None else self._again
@@ -129,6 +130,13 @@ class Judge(Tolerance):
             fair = asked & (self._excess(z, asked, rtol, careful=False, noise=False, floor=0.0) <= 1)
             loose, self._again = loose & ~fair, torch.where(asked, _FAST * norm, self._again)
         return claims & ~loose
+
+    def _is_above(self, z: Tensor, norm: Tensor) -> Tensor:
+        """Where ``|F|`` is more than ``rtol`` times the floor, or an ``F_i`` than that of its own equation, ``(batch,)``."""
+        above = norm > self.rtol * self.floor
+        if self._rows is None:
+            return above
+        return above | (self.f.residual(z).abs() > self.rtol * self._floor()).any(1)
 
     def _but_falling(self, z: Tensor, norm: Tensor, claims: Tensor, before: Tensor) -> Tensor:
         """The claims of fixed points but those which ``|F| <= atol`` alone lets stop while it falls (``z = z / 2 + 1e-12``

@@ -76,13 +76,20 @@ def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor, 
     return far.logical_and_(norm(F - before) <= least * step)
 
 
-def gets_on(z: Tensor, norm: Tensor, point: Tensor, last: Tensor, rtol: float) -> Tensor:
-    """Where the last step, from ``point`` with its ``|F| = last``, left half of it or less, and some ``z_j`` may still be
-    wrong by ``rtol`` of itself, ``(batch,)``: it leaves the share ``|F| / last`` of itself to be gone."""
-    z, share = in_working_precision(z), (norm / last).unsqueeze(1)
-    size, left = z.abs(), share * (z - in_working_precision(point)).abs()
+def gets_on(
+    z: Tensor, norm: Tensor, came_from: tuple[Tensor, Tensor], last: Tensor, rtol: float, F: Tensor | None
+) -> Tensor:
+    """Where the last step, from a point with its ``|F| = last``, left half of it or less, and some ``z_j`` may still be
+    wrong by ``rtol`` of itself, ``(batch,)``: it leaves the share ``|F| / last`` of itself to be gone, of equations ``F`` in
+    several units the largest share of any.  ``came_from``: the point, and ``F`` there."""
+    point, before = came_from
+    z, share = in_working_precision(z), norm / last
+    fell, size, step = share <= _GAINS, z.abs(), (z - in_working_precision(point)).abs()
+    if F is not None:
+        share = (F / before).abs().nan_to_num(0.0).amax(1).clamp_max(1).maximum(share)
+    left = share.unsqueeze(1) * step
     misses = (left > rtol * size) & (left > _COUNTS * size.amax(1, keepdim=True))
-    return misses.any(1) & (norm > 0) & (share.squeeze(1) <= _GAINS)
+    return misses.any(1) & (norm > 0) & fell
 
 
 def falls_on(

@@ -108,8 +108,10 @@ def _left(f: Any, z: Tensor, which: Tensor, least: float, began: Tensor | None) 
         if bool(lifted.any()):  # of other units than z, or than the rest of it: then what is left is smooth
             left = torch.where(lifted, torch.minimum(left, _rough(f, z, F, 2 * eps * direction)), left)
         left = torch.where((moved - h * slope).abs() <= 0.5 * moved.abs(), 0, left)  # as far away as near: a jump
-        further = torch.stack([h * slope, h * back]).abs()
-        still = (moved == 0) & (F != 0) & (F.abs() <= further.amin(0))
+        if bool((left > 0).any()):
+            left = torch.where(_is_resolved(f, z, F, direction, moved), 0, left)
+        further = torch.stack([h * slope, -h * back])
+        still = (moved == 0) & (F != 0) & (F.abs() <= further.abs().amin(0))
         if bool((still & which.unsqueeze(1)).any()):  # 1 + erf(z) at -6 changes by units in the last place of one
             left = torch.where(still, _least_change(f, z, F, h / 4 * direction, further), left)
         noise = torch.maximum(noise, torch.nan_to_num(left, nan=0.0, posinf=0.0))
@@ -117,11 +119,23 @@ def _left(f: Any, z: Tensor, which: Tensor, least: float, began: Tensor | None) 
     return torch.where(F.abs() <= h * scale, noise, 0)
 
 
+def _is_resolved(f: Any, z: Tensor, F: Tensor, direction: Tensor, moved: Tensor) -> Tensor:
+    """Where ``F_i`` changes, as fast at least as it has ``moved``, over a way on which no ``z_j`` changes but those next to
+    zero, ``(batch, n)``: these have units of their own (moles a litre), and are added to nothing larger."""
+    if not bool((z.abs() < f.eps**0.5 * direction.abs()).any()):
+        return torch.zeros_like(F, dtype=torch.bool)
+    change = (in_working_precision(f.residual(z + f.eps**1.5 * direction)) - F).abs()
+    return (change > 0) & (change >= f.eps**0.5 / 4 * moved.abs())
+
+
 def _least_change(f: Any, z: Tensor, F: Tensor, move: Tensor, further: Tensor) -> Tensor:
-    """The smallest change of each ``F_i`` that is one, of those to both sides and some that are known, ``(batch, n)``."""
-    near = torch.stack([in_working_precision(f.residual(z + k * move)) - F for k in (1, -1)]).abs()
-    changes = torch.cat([near, further])
-    return torch.where(changes > 0, changes, torch.inf).amin(0).nan_to_num(posinf=0.0)
+    """The smallest change of each ``F_i`` that is one, to both sides and (``further``, ``(2, batch, n)``) four times as far;
+    or how far ``F_i`` is from a straight line there, if that is more: ``(1 + z_0 - l) (1 + z_1)`` changes by units in the
+    last place of each factor; ``(batch, n)``."""
+    near = torch.stack([in_working_precision(f.residual(z + k * move)) - F for k in (1, -1)])
+    changes = torch.cat([near, further]).abs()
+    least = torch.where(changes > 0, changes, torch.inf).amin(0).nan_to_num(posinf=0.0)
+    return torch.maximum(least, (near - further / 4).abs().amin(0))
 
 
 def _rough(f: Any, z: Tensor, F: Tensor, move: Tensor) -> Tensor:
