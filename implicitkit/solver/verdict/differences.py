@@ -27,17 +27,14 @@ def directions(
     z: Tensor, least: float = 0.0, most: int = 3, share: float = FLOOR, began: Tensor | None = None
 ) -> list[Tensor]:
     """``s_k (|z| + c max |z|)``, ``(batch, n)`` each, ``most`` of them: along ``z``, and with other signs; of size ``least``
-    where ``z`` vanishes beside that.  ``share``: ``c``.  ``began``, ``|z|`` at the start, where it is not zero: more than
-    ``c max |z|`` is not asked of it, and ``z`` has its units if these are smaller than ``least`` (moles a litre)."""
+    where ``z`` vanishes beside that.  ``share``: ``c``.  ``began``: more than ``c max |z|`` is not asked of it, where it is
+    not zero."""
     n = z.shape[1]
     lift = share * z.abs().amax(1, keepdim=True)
     size = z.abs() + (lift if began is None else torch.where(began > 0, torch.minimum(began, lift), lift))
     if least:
-        unit = z.new_full((len(z), 1), least)
-        if began is not None:
-            start = began.amax(1, keepdim=True)
-            unit = torch.where(start > 0, torch.minimum(start, unit), unit)
-        size = torch.where(size.amax(1, keepdim=True) < torch.finfo(z.dtype).eps ** 0.5 * unit, unit, size)
+        tiny = size.amax(1, keepdim=True) < torch.finfo(z.dtype).eps ** 0.5 * least
+        size = torch.where(tiny, least, size)
     own = torch.where(z < 0, -size, size)
     if n == 1:
         return [own, -own][:most]

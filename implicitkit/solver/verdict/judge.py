@@ -120,7 +120,7 @@ class Judge(Tolerance):
         ):
             on_its_way = ask(self.f, halves, z, loose)
             claims, loose = claims & ~on_its_way, loose & ~on_its_way
-        F = None if self._rows is None else self.f.residual(z)
+        F = None if self._rows is None or self.f.kind.returns_program else self.f.residual(z)
         loose = loose & gets_on(z, norm, self.came_from, before, rtol, F)
         if not bool(loose.any()):
             return claims
@@ -134,7 +134,7 @@ class Judge(Tolerance):
     def _is_above(self, z: Tensor, norm: Tensor) -> Tensor:
         """Where ``|F|`` is more than ``rtol`` times the floor, or an ``F_i`` than that of its own equation, ``(batch,)``."""
         above = norm > self.rtol * self.floor
-        if self._rows is None:
+        if self._rows is None or self.f.kind.returns_program:
             return above
         return above | (self.f.residual(z).abs() > self.rtol * self._floor()).any(1)
 

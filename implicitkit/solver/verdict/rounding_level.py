@@ -21,6 +21,7 @@ _BENT = 0.1  # of F, by which a residual may bend over a few units in the last p
 _FLAT = 100.0  # times what two moves leave that cancel to first order, at most, of one of them ...
 _ROUGH = 3.0  # ... and of four times as long ones
 _OWN = 1e-2  # of an unknown: a longer way is none by units in the last place of its own
+_FITS = 0.1  # of what a derivative says of a change, by which that may differ
 _UNIT = 0.7  # what z counts for where it vanishes; a power of two would move it between numbers that need no rounding
 
 
@@ -109,7 +110,7 @@ def _left(f: Any, z: Tensor, which: Tensor, least: float, began: Tensor | None) 
             left = torch.where(lifted, torch.minimum(left, _rough(f, z, F, 2 * eps * direction)), left)
         left = torch.where((moved - h * slope).abs() <= 0.5 * moved.abs(), 0, left)  # as far away as near: a jump
         if bool((left > 0).any()):
-            left = torch.where(_is_resolved(f, z, F, direction, moved), 0, left)
+            left = torch.where(_is_resolved(f, z, F, direction), 0, left)
         further = torch.stack([h * slope, -h * back])
         still = (moved == 0) & (F != 0) & (F.abs() <= further.abs().amin(0))
         if bool((still & which.unsqueeze(1)).any()):  # 1 + erf(z) at -6 changes by units in the last place of one
@@ -119,13 +120,19 @@ def _left(f: Any, z: Tensor, which: Tensor, least: float, began: Tensor | None) 
     return torch.where(F.abs() <= h * scale, noise, 0)
 
 
-def _is_resolved(f: Any, z: Tensor, F: Tensor, direction: Tensor, moved: Tensor) -> Tensor:
-    """Where ``F_i`` changes, as fast at least as it has ``moved``, over a way on which no ``z_j`` changes but those next to
-    zero, ``(batch, n)``: these have units of their own (moles a litre), and are added to nothing larger."""
-    if not bool((z.abs() < f.eps**0.5 * direction.abs()).any()):
+def _is_resolved(f: Any, z: Tensor, F: Tensor, direction: Tensor) -> Tensor:
+    """Where ``F_i`` changes as its derivative says over a way on which no ``z_j`` changes but those next to zero, ``(batch,
+    n)``: these have units of their own (moles a litre), and are added to nothing larger."""
+    near = (z.abs() < f.eps**0.5 * direction.abs()).any()
+    if not bool(near) or not hasattr(f, "linearize"):
         return torch.zeros_like(F, dtype=torch.bool)
-    change = (in_working_precision(f.residual(z + f.eps**1.5 * direction)) - F).abs()
-    return (change > 0) & (change >= f.eps**0.5 / 4 * moved.abs())
+    d = (z + f.eps**1.75 * direction) - z  # as far as numbers allow
+    change = in_working_precision(f.residual(z + d)) - F
+    try:
+        said = in_working_precision(f.linearize(z).mv(d))
+    except Exception:  # a function that no solver has differentiated may have no derivative
+        return torch.zeros_like(F, dtype=torch.bool)
+    return (change != 0) & ((change - said).abs() <= _FITS * said.abs())
 
 
 def _least_change(f: Any, z: Tensor, F: Tensor, move: Tensor, further: Tensor) -> Tensor:

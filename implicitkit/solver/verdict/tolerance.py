@@ -104,9 +104,9 @@ class Tolerance:
                 self._unit = self._unit.maximum(self._walks * start_size(z))
         self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
         self.first = self.bound = torch.nan_to_num(norm * self.rtol, 0, 0, 0).add_(self.atol)
-        self._began = z.abs()
         if not self._has_rows:
             return
+        self._began = z.abs()
         rows = in_working_precision(self.f.residual(z)).abs()
         # a condition of optimality that holds from the beginning need not be in small units
         rows = torch.where(rows > 0, rows, torch.inf) if self.f.kind.returns_program else rows
