@@ -125,7 +125,7 @@ class Kept(compat.Function):
         own, pairs = kept(request, "to" if back else "back", z, g, theta), []
         if _moves(request) and any(ctx.needs_input_grad[4:]):  # -d<g, B A K^{-1} v>, -d<v, B A K^{-1} g>
             pairs = [(out if back else own, solved(request, False, z, g if back else v, theta))]
-        return (None, None, *_pulled(ctx, z, theta, pairs, own, compat.is_legacy_batched(g)))
+        return (None, None, *_pulled(ctx, z, theta, pairs, own, not back and compat.is_legacy_batched(g)))
 
     @staticmethod
     @tracers.opaque_to_compile

@@ -84,6 +84,8 @@ def root(request: ImplicitSolve, z0: Tensor, theta: Sequence[Tensor]) -> tuple[T
         return request.find(z0.detach(), [t.detach() for t in theta])
     if compat.reverse_inside_forward():
         request = request.for_reverse()
+    if request.system.problem.kind.flow > 0:  # derivatives may ask for the start, and it may be written to before
+        z0 = z0.clone()
     return _Root.apply(request, z0, *theta)
 
 

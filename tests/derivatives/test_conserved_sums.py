@@ -297,6 +297,10 @@ def test_sums_may_depend_on_parameters(verb: Any, flow: Any, start: list[float],
         torch.testing.assert_close(batched, wanted, rtol=1e-5, atol=1e-6)
         each = torch.func.vmap(torch.func.jacrev(value, 1), (0, None))(torch.stack([z0, z0.flip(0) + 0.1]), k_)
         torch.testing.assert_close(each[0], wanted, rtol=1e-5, atol=1e-6)
+        begin = z0.clone()
+        z = value(begin, leaf)
+        begin.copy_(z.detach())  # where the next solve is to start
+        torch.testing.assert_close(torch.autograd.grad(z, leaf, first)[0], wanted[0], rtol=1e-5, atol=1e-6)
     weights = torch.linspace(1, 2, len(z0), dtype=D)
     loss = lambda z0, k: (weights * value(z0, k) ** 2).sum()  # noqa: E731
     slopes = torch.func.grad(loss, 1)
@@ -308,6 +312,9 @@ def test_sums_may_depend_on_parameters(verb: Any, flow: Any, start: list[float],
             torch.testing.assert_close(outer(inner(loss, 0), 1)(z0, k_), by_start.T, rtol=1e-5, atol=1e-5)
     each = torch.func.vmap(torch.func.hessian(loss, 1), (0, None))(torch.stack([z0, z0.flip(0) + 0.1]), k_)
     torch.testing.assert_close(each[0], by_rate, rtol=1e-5, atol=1e-5)
+    (slope,) = torch.autograd.grad(loss(z0, leaf), leaf, create_graph=True)
+    (batched,) = torch.autograd.grad(slope, leaf, torch.eye(len(k_), dtype=D), is_grads_batched=True)
+    torch.testing.assert_close(batched, by_rate, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_slow_is_not_conserved() -> None:

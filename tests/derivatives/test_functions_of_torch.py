@@ -342,6 +342,58 @@ def test_equations_and_determinants_are_those_of_torch(dtype: torch.dtype) -> No
         FACTORS[torch.linalg.solve](singular, singular)
 
 
+def test_equations_of_shared_matrices_and_those_that_have_no_inverse() -> None:
+    torch.manual_seed(0)
+    one, b = torch.eye(3), torch.randn(2, 4, 3, 2)
+    own, matrix = FACTORS | IN_ANY_MODE, lambda x: 3 * one + x.outer(x.sin())
+    solve = own[torch.linalg.solve]
+    cases: list[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = [
+        (lambda x: solve(matrix(x), x[2] * b), lambda x: torch.linalg.inv(matrix(x)) @ (x[2] * b)),
+        (lambda x: solve(matrix(x), b.mT, left=False), lambda x: b.mT @ torch.linalg.inv(matrix(x))),
+        (
+            lambda x: solve(torch.stack([matrix(x), matrix(2 * x)])[:, None], b[0]),
+            lambda x: torch.stack([torch.linalg.inv(matrix(x)), torch.linalg.inv(matrix(2 * x))])[:, None] @ b[0],
+        ),
+        (
+            lambda x: own[torch.linalg.solve_ex](matrix(x)[None, None], b).result,
+            lambda x: torch.linalg.inv(matrix(x)) @ b,
+        ),
+        (
+            lambda x: own[torch.linalg.tensorsolve](matrix(x).view(1, 3, 3), x[None], dims=(0, 2)),
+            lambda x: torch.linalg.inv(matrix(x)) @ x,
+        ),
+        (
+            lambda x: own[torch.cholesky_inverse](matrix(x).triu(), upper=True),
+            lambda x: torch.linalg.inv(matrix(x).triu().mT @ matrix(x).triu()),
+        ),
+        (lambda x: own[torch.det](input=matrix(x)), lambda x: 9 * (3 + (x * x.sin()).sum())),
+    ]
+    x, weight = torch.rand(2, 3), lambda y: (y * torch.linspace(1, 2, y.numel()).view(y.shape)).sum()
+    for of, right in cases:
+        wanted = torch.stack([jacrev(grad(lambda x: weight(right(x))))(x) for x in x])  # noqa: B023
+        for outer in (jacrev, jacfwd):
+            for inner in (jacrev, jacfwd):
+                found = vmap(outer(inner(lambda x: weight(of(x)))))(x)  # noqa: B023
+                torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    A = torch.tensor([[0.7, 2.6, 0.5], [1.8, 1.7, 1.9], [2.5, 4.3, 2.4]])  # rows: 1 + 2 = 3
+    cofactors = torch.stack([torch.linalg.cross(A[i - 2], A[i - 1]) for i in range(3)])
+    for matrices in (A, torch.stack([A, torch.zeros_like(A)])):  # of no inverse by some factors only, or by all
+        slope = jacrev(lambda A: own[torch.det](A).sum())(matrices)
+        torch.testing.assert_close(slope.view(-1, 3, 3)[0], cofactors)
+    found = own[torch.linalg.solve_ex](torch.stack([A, torch.zeros_like(A)]), b[0, :2])
+    assert found.info.tolist() == [0, 1] and found.result[1].isnan().all()
+    for of in (torch.linalg.slogdet, torch.logdet, torch.linalg.det):
+        with pytest.raises(RuntimeError, match="square"):
+            own[of](A[:2])
+
+
+def test_derivatives_of_factors_are_not_taken_where_torch_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of ``n`` directions cost ``n`` times as much as those of a solve."""
+    monkeypatch.setattr(torch.linalg, "lu_factor", lambda A: pytest.fail("factors"))
+    of = lambda b: FACTORS[torch.linalg.solve](torch.eye(3) + b.outer(b), b)  # noqa: E731
+    torch.testing.assert_close(jacfwd(of)(torch.ones(3)), torch.eye(3) / 4 - torch.ones(3, 3) / 8)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["layer", "batch", "instance"])
 def test_norms_in_half_precision(name: str, dtype: torch.dtype) -> None:

@@ -238,6 +238,7 @@ MUTANTS = [
         ),
         ('held.product(columns, what == "back")', "held.product(columns, False)"),
         ('"to" if back else "back"', "ctx.how"),
+        ("own, not back and compat.is_legacy_batched(g)", "own, compat.is_legacy_batched(g)"),
     ),
     *mutants(
         "implicitkit/foundation/autocast.py",
