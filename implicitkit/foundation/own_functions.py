@@ -1,8 +1,8 @@
 r"""Functions of the user's own (``autograd.Function``) whose derivative autograd takes for a constant.
 
 Where a ``backward`` detaches what it has saved, computes in NumPy, or with numbers that ``forward`` has kept, the first
-derivative is right, and the second one is zero, without a word.  Whether it is so is asked once of each such Function, of
-the function that it is in, beside the point at hand: along a random direction ``v`` of one point
+derivative is right, and the second one is zero, without a word.  Whether it is so is asked once of each such Function and
+those of its inputs that lead to a point, of the function that it is in, beside the point at hand: along a random direction ``v`` of one point
 
     D = (g(p + h v) - g(p - h v)) / (2 h),    g = (df/dp)^T c,    and    w'D = (dg/dp v)'w    with w = D
 
@@ -11,6 +11,7 @@ must hold, to 3 % and what differences are off by, or else with ``4 h`` still di
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,13 @@ _SAID = (
 _asked: dict[frozenset[Any], tuple[int, bool]] = {}  # how often it was, and whether there is a second derivative
 
 
+class _Comparing(threading.local):
+    now: bool = False
+
+
+_comparing = _Comparing()
+
+
 @dataclass(frozen=True)
 class Judge:
     """Whether Functions in ``function``, between its result and one of its ``points``, have a second derivative."""
@@ -41,18 +49,21 @@ class Judge:
     function: Callable[..., Tensor]
     points: Sequence[Tensor]
 
-    def __call__(self, i: int, functions: frozenset[Any]) -> str:
+    def __call__(self, i: int, asked: graph.Asked) -> str:
         """Why derivatives in the point ``i`` have no derivative; empty, if they have, or nothing shows that."""
-        key = frozenset(map(weakref.ref, functions))
+        key = frozenset((weakref.ref(f), inputs) for f, inputs in asked)
         times, good = _asked.get(key, (0, True))
-        if times < _TRIES:
+        if times < _TRIES and not _comparing.now:  # of evaluations inside of this one nothing is asked
+            _comparing.now = True
+            try:
+                decided = self._compared(i)
+            finally:
+                _comparing.now = False
+            good = decided is not False
             if len(_asked) >= _REMEMBERED:
                 _asked.clear()
-            _asked[key] = _TRIES, True  # of evaluations inside of this one nothing is asked
-            decided = self._compared(i)
-            good = decided is not False
             _asked[key] = times + 1 if decided is None else _TRIES, good
-        return "" if good else _SAID.format(", ".join(sorted(f.__name__ for f in functions)))
+        return "" if good else _SAID.format(", ".join(sorted({f.__name__ for f, _ in asked})))
 
     def _compared(self, i: int) -> bool | None:
         """Is the derivative of that in a point what differences say?  ``None``: nothing is decided."""
