@@ -259,7 +259,7 @@ def _own_functions(outs: Sequence[Tensor], points: Sequence[Tensor], judge: Judg
 
 
 def _between(own: dict[Any, Any], end: Any, before: dict[Any, list[Any]]) -> Asked:
-    """Of these Functions those that lead to a node, each with the inputs that do."""
+    """Functions that lead to a node, each with the inputs that do."""
     leading, open_ = {end}, [end]
     while open_:
         new = [node for node in before.get(open_.pop(), ()) if node not in leading]

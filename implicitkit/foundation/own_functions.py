@@ -7,9 +7,9 @@ those of its inputs that lead to a point, of the function that it is in, beside 
 
     D = (g(p + h v) - g(p - h v)) / (2 h),    g = (df/dp)^T c,    and    w'D = (dg/dp v)'w    with w = D
 
-must hold, to 0.3 % and what differences are off by, or else with ``4 h`` still differ, ``D`` being the same.  Nothing is said
-where ``g'v`` itself is no derivative of ``c'f``, as of Functions that pass gradients straight through, scaled or reversed:
-they have the derivatives of another function, of any order.
+must hold, to 0.3 % and what differences are off by, or else with ``4 h`` still differ, ``D`` being the same.  Nothing is
+said where ``g'v`` itself is no derivative of ``c'f``, as of Functions that pass gradients straight through, scaled or
+reversed: they have the derivatives of another function, of any order.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ PASSED: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {  # the value, an
 
 @pytest.mark.parametrize("name", PASSED)
 def test_second_derivatives_where_gradients_are_passed_on(name: str) -> None:
-    """Straight through, scaled, reversed: inside of other functions they were refused, as differences are not what they say."""
+    """Straight through, scaled, reversed: inside of other functions they were refused, since differences say others."""
     value, by = PASSED[name]
     parts = {"forward": lambda ctx, x: value(x), "backward": lambda ctx, g: by * g}
     made: Any = type(name, (torch.autograd.Function,), {k: staticmethod(part) for k, part in parts.items()})
@@ -236,7 +236,7 @@ def test_a_backward_that_is_right_by_one_input_is_asked_for_the_other() -> None:
     f = lambda x, w: (product(x, w) + x**3).sum()  # noqa: E731
     x, w = A.clone().requires_grad_(), A.flip(0).clone().requires_grad_()
     for points, refused in (((x,), False), ((x, w), True)):
-        found = autodiff.vjp(lambda *p: f(*p, *(x, w)[len(p) :]), *points)[1](torch.ones((), dtype=D))  # noqa: B023
+        found = autodiff.vjp(lambda *p: f(*p, *(x, w)[len(p) :]), *points)[1](torch.ones((), dtype=D))
         if refused:
             with pytest.raises(RuntimeError, match="the derivative of Product changes"):
                 sum(found).sum().backward()

@@ -488,7 +488,7 @@ def test_the_side_that_may_take_fewer_products_is_coloured_first(monkeypatch: py
 
 
 def test_what_a_side_takes_is_told_without_the_lines_that_it_sets_apart() -> None:
-    """A band beside a column that is full takes the rows of the band, and one product for the column, not 8 columns' at 1.5."""
+    """A band beside a column that is full takes the rows of the band, and one product for the column, not 12."""
     n = 400
     lines = sp.lil_matrix(sp.diags([1.0] * 7, range(-3, 4), shape=(n, n)))
     lines[:, 0] = 1
