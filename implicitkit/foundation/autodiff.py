@@ -47,29 +47,32 @@ _SAME = 1e-2  # of the largest number: what the same function, made of other ope
 _UNKNOWN = 50  # nodes that one counts as whose work is not known: somebody's own, factors of matrices, convolutions
 
 
-def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-    """``function(*primals)`` and the map ``w -> (df/dp_i)^T w`` for every primal.
+def vjp(
+    function: Callable[..., Tensor], *primals: Tensor, beside: Sequence[Tensor] = ()
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
+    """``function(*beside, *primals)`` and the map ``w -> (df/dp_i)^T w`` for every primal.
 
-    As in ``torch.func.vjp``; differentiable again in ``w`` and in the primals.
+    As in ``torch.func.vjp``; differentiable again in ``w``, in the primals and in what is beside them.
     """
+    of = functools.partial(function, *beside)
     # a view of each: it is a node of its own, and strips the wrapper of a transform that has ended (torch strips one
     # wrapper only, so that a second one around it is an internal error where the derivative is zero)
     if compat.transforms_active():
         with compat.own_graphs(), unfused():
             points = [p.view_as(p) for p in primals]
-            return graph.pulled_at_a_level(function, *points, judge=Judge(function, points))
+            return graph.pulled_at_a_level(of, *points, judge=Judge(function, points, beside))
     attention = unfused() if torch.is_grad_enabled() else contextlib.nullcontext()
     with torch.enable_grad(), compat.own_graphs(), attention:
         points = [p.view_as(p) for p in primals]
         points = [p if p.requires_grad else p.requires_grad_() for p in points]  # detach would drop a tangent
-        out = function(*points)
+        out = of(*points)
 
     def pullback(w: Tensor) -> tuple[Tensor, ...]:
         if not out.requires_grad:
             return tuple(torch.zeros_like(p) for p in points)
         with compat.own_graphs():
-            twice = torch.is_grad_enabled()
-            grads = graph.pulled(out, points, w, create_graph=twice, judge=Judge(function, points) if twice else None)
+            judge = Judge(function, points, beside) if torch.is_grad_enabled() else None
+            grads = graph.pulled(out, points, w, create_graph=judge is not None, judge=judge)
         return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(grads, points, strict=True))
 
     return out, pullback

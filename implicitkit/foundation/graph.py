@@ -49,9 +49,8 @@ _functorch: Any = torch._C._functorch
 _MAPPED_WRONGLY = ("Cdist", "AsStridedScatter")  # of torch 2.13, of all that its table of operations samples
 Edge: TypeAlias = tuple[Any, int]
 """A node, and which of its results: a tensor, as a graph knows it."""
-Judge: TypeAlias = Callable[
-    [int, frozenset[Any]], str
-]  # why derivatives in a point have none, by the Functions before it
+Asked: TypeAlias = frozenset[tuple[Any, tuple[int, ...]]]  # Functions, and those of their inputs that a point leads to
+Judge: TypeAlias = Callable[[int, Asked], str]  # why derivatives in a point have none
 
 
 def is_freed() -> bool:
@@ -247,20 +246,35 @@ class Own(NamedTuple):
 
 def _own_functions(outs: Sequence[Tensor], points: Sequence[Tensor], judge: Judge | None) -> list[Own]:
     """For each point the Functions before it; an empty list where there are none at all."""
-    own = {n: _written(n._forward_cls) for n in nodes_behind(o.grad_fn for o in outs) if hasattr(n, "_forward_cls")}
+    nodes = nodes_behind(o.grad_fn for o in outs)
+    own = {n: _written(n._forward_cls) for n in nodes if hasattr(n, "_forward_cls")}
     own = {n: f for n, f in own.items() if f.__module__.partition(".")[0] not in ("implicitkit", "torch")}
     if not own:
         return []
-    behind = {n: set(nodes_behind([n])) for n in own}
-    edges = [get_gradient_edge(p).node for p in points]
-    return [_said(i, frozenset(own[n] for n in own if edge in behind[n]), judge) for i, edge in enumerate(edges)]
+    before: dict[Any, list[Any]] = {}  # the nodes that lead straight to one
+    for node in nodes:
+        for after, _ in node.next_functions:
+            before.setdefault(after, []).append(node)
+    return [_said(i, _between(own, get_gradient_edge(p).node, before), judge) for i, p in enumerate(points)]
 
 
-def _said(i: int, functions: frozenset[Any], judge: Judge | None) -> Own:
+def _between(own: dict[Any, Any], end: Any, before: dict[Any, list[Any]]) -> Asked:
+    """Functions that lead to a node, each with the inputs that do."""
+    leading, open_ = {end}, [end]
+    while open_:
+        new = [node for node in before.get(open_.pop(), ()) if node not in leading]
+        leading.update(new)
+        open_.extend(new)
+    found = ((f, tuple(k for k, (after, _) in enumerate(n.next_functions) if after in leading)) for n, f in own.items())
+    return frozenset((f, inputs) for f, inputs in found if inputs)
+
+
+def _said(i: int, asked: Asked, judge: Judge | None) -> Own:
+    functions = {f for f, _ in asked}
     marked = [f.__name__ for f in functions if getattr(f.backward, "__code__", None) is _ONCE]
     if marked:
         return Own(marked[0], _MARKED.format(marked[0]), True)
-    said = judge(i, functions) if functions and judge is not None else ""
+    said = judge(i, asked) if asked and judge is not None else ""
     return Own(", ".join(sorted(f.__name__ for f in functions)), said)
 
 

@@ -233,7 +233,7 @@ def _pull_theta(
     request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], needed: Sequence[int], w: Tensor
 ) -> Sequence[Tensor]:
     """``(dF/d theta)^T w`` for the tensors needed, differentiable."""
-    return autodiff.vjp(_theta_only(request, z, theta, needed), *(theta[i] for i in needed))[1](w)
+    return autodiff.vjp(_slope(request, theta, needed), *(theta[i] for i in needed), beside=(z,))[1](w)
 
 
 def _theta_only(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], moving: Sequence[int]) -> Any:

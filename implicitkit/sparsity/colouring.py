@@ -66,19 +66,20 @@ def colour(
     """
     if symmetric:
         return _of_symmetric(pattern)
-    rows, columns = _counts(pattern)
-    least = {True: row_cost * columns.max(initial=0), False: column_cost * rows.max(initial=0)}  # that a side can cost
-    candidates = []
-    for by_rows in sorted(least, key=least.__getitem__):  # the other one's graph may be many times as large
-        own, other = (row_cost, column_cost) if by_rows else (column_cost, row_cost)
+    sides = []
+    for by_rows, own, other in ((True, row_cost, column_cost), (False, column_cost, row_cost)):
         matrix = sp.csr_matrix(pattern.T) if by_rows else pattern
-        apart = _hubs(matrix, other / own)
+        apart, least = _hubs(matrix, other / own)
+        sides.append((own * least, by_rows, own, other, matrix, apart))
+    sides.sort(key=lambda side: side[0])  # the other one's graph may be many times as large
+    candidates = []
+    for _, by_rows, own, other, matrix, apart in sides:
         found = groups_of_columns(_without(matrix, apart))
         alone = groups_of_columns(sp.csr_matrix(matrix[apart].T)) if len(apart) else (apart, 0)
         if found is not None and alone is not None:
             plan = Colouring(by_rows, *found, apart, *alone)
             candidates.append((own * plan.count + other * plan.apart_count, plan))
-        if candidates and candidates[0][0] <= 1.2 * least[not by_rows]:
+        if candidates and candidates[0][0] <= 1.2 * sides[1][0]:
             break  # the other can hardly do better
         if by_rows and candidates and not len(apart) and row_cost <= column_cost and _is_symmetric(pattern, matrix):
             break  # they have the same colours
@@ -149,14 +150,15 @@ def _is_symmetric(pattern: IndexSets, transposed: IndexSets) -> bool:
     return same and np.array_equal(pattern.indices, transposed.indices)
 
 
-def _hubs(pattern: IndexSets, cost: float) -> np.ndarray:
-    """The rows to set apart so that the colours of the others and theirs (times ``cost``) are few together.
+def _hubs(pattern: IndexSets, cost: float) -> tuple[np.ndarray, float]:
+    """The rows to set apart so that the colours of the others and theirs (times ``cost``) are few together, and how many.
 
     Colours are estimated from below: by the widest of the other rows, and the most rows set apart that share a column.
     """
     counts = np.diff(pattern.indptr)
     order = np.argsort(-counts, kind="stable")
-    best, price, size = 0, float(_widest(pattern)) * _WORTH, 1
+    best, least, size = 0, float(_widest(pattern)), 1
+    price = _WORTH * least
     shared, before = np.zeros(pattern.shape[1], dtype=np.int64), 0
     while size < len(order) // 2:
         shared += np.bincount(pattern[order[before:size]].indices, minlength=len(shared))
@@ -164,9 +166,10 @@ def _hubs(pattern: IndexSets, cost: float) -> np.ndarray:
         if value >= price:
             break  # as are those of more rows
         if value + counts[order[size]] < price:
-            best, price = size, value + counts[order[size]]
+            best, least = size, value + counts[order[size]]
+            price = least
         before, size = size, 2 * size
-    return np.sort(order[:best])
+    return np.sort(order[:best]), least
 
 
 def _of_symmetric(pattern: IndexSets) -> Colouring | None:

@@ -6,7 +6,9 @@ leaf, and says nothing: second derivatives come out zero, and products ``J v`` w
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -16,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 import implicitkit as ik
+from implicitkit.foundation import autodiff, own_functions
 
 D = torch.float64
 A = torch.tensor([0.7, 0.2], dtype=D)
@@ -174,6 +177,87 @@ def test_a_backward_that_autograd_sees_is_differentiated(backward: Callable[...,
     (slope,) = torch.autograd.grad(solve(a).sum(), a, create_graph=True)
     (want,) = torch.autograd.grad(backward(a, 3 * A**2, torch.ones_like(a)).sum() + 0 * a.sum(), a)
     torch.testing.assert_close(torch.autograd.grad(slope.sum(), a)[0], want)
+
+
+PASSED: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {  # the value, and what gradients are multiplied by
+    "rounded": (torch.round, 1.0),
+    "scaled": (torch.clone, 0.1),
+    "reversed": (torch.clone, -0.1),
+}
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_second_derivatives_where_gradients_are_passed_on(name: str) -> None:
+    """Straight through, scaled, reversed: inside of other functions they were refused, since differences say others."""
+    value, by = PASSED[name]
+    parts = {"forward": lambda ctx, x: value(x), "backward": lambda ctx, g: by * g}
+    made: Any = type(name, (torch.autograd.Function,), {k: staticmethod(part) for k, part in parts.items()})
+
+    def second(passed: Callable[[Tensor], Tensor]) -> Tensor:
+        residual = lambda z, a: z + 0.3 * z**3 - 0.05 * passed(3 * z * a).square() - a  # noqa: E731
+        a = A.clone().requires_grad_()
+        found = ik.root(residual, torch.zeros(2, dtype=D), (a,), on_failure="ignore").value
+        (slope,) = torch.autograd.grad(found.sum(), a, create_graph=True)
+        return torch.autograd.grad(slope.sum(), a)[0]
+
+    torch.testing.assert_close(second(made.apply), second(lambda x: by * x + (value(x) - by * x).detach()))
+
+
+def _product(backward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tensor, Tensor], Tensor]:
+    parts = {
+        "generate_vmap_rule": True,
+        "forward": staticmethod(lambda x, w: x * w),
+        "setup_context": staticmethod(lambda ctx, inputs, output: ctx.save_for_backward(*inputs)),
+        "backward": staticmethod(lambda ctx, g: backward(*ctx.saved_tensors, g)),
+    }
+    made: Any = type("Product", (torch.autograd.Function,), parts)
+    return cast("Callable[[Tensor, Tensor], Tensor]", made.apply)
+
+
+@pytest.mark.parametrize(
+    "backward",
+    [
+        lambda x, w, g: (g * w.detach(), g * x),
+        lambda x, w, g: (g * w, g * x.detach()),
+        lambda x, w, g: (g * w.detach(), g * x.detach()),
+    ],
+    ids=["by x", "by w", "both"],
+)
+def test_a_backward_that_is_a_constant_to_another_input(backward: Callable[..., Any]) -> None:
+    """Of a product of the unknowns and a parameter, each derivative of which is that of a linear function."""
+    product = _product(backward)
+    solve = lambda a: ik.root(lambda z, a: z + 0.3 * z**3 - product(z, a) - 1, torch.zeros(2, dtype=D), (a,)).value  # noqa: E731
+    with pytest.raises(RuntimeError, match="the derivative of Product changes"):
+        slope_of(slope_of(solve))(A)
+
+
+def test_a_backward_that_is_right_by_one_input_is_asked_for_the_other() -> None:
+    product = _product(lambda x, w, g: (g * w.detach(), g * x))
+    f = lambda x, w: (product(x, w) + x**3).sum()  # noqa: E731
+    x, w = A.clone().requires_grad_(), A.flip(0).clone().requires_grad_()
+    for points, refused in (((x,), False), ((x, w), True)):
+        found = autodiff.vjp(lambda *p: f(*p, *(x, w)[len(p) :]), *points)[1](torch.ones((), dtype=D))
+        if refused:
+            with pytest.raises(RuntimeError, match="the derivative of Product changes"):
+                sum(found).sum().backward()
+        else:
+            found[0].sum().backward()
+
+
+def test_threads_that_ask_at_once_are_all_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that asked while another one compared had a derivative of zero."""
+    cube, together, compared = _written("Asked", LOST["detached"]), threading.Barrier(2), own_functions.Judge._compared
+    a, b = (A.clone().requires_grad_() for _ in range(2))
+    values = [steady(t, cube).sum() for t in (a, b)]
+    monkeypatch.setattr(own_functions.Judge, "_compared", lambda *of: (together.wait(1), compared(*of))[1])
+
+    def refused(value: Tensor, t: Tensor) -> None:
+        (slope,) = torch.autograd.grad(value, t, create_graph=True)
+        with pytest.raises(RuntimeError, match="the derivative of Asked changes"):
+            slope.sum().backward()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(refused, values, (a, b)))
 
 
 def test_what_goes_another_way_has_its_second_derivative() -> None:

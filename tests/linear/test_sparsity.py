@@ -487,6 +487,19 @@ def test_the_side_that_may_take_fewer_products_is_coloured_first(monkeypatch: py
         assert found is not None and found.by_rows is by_rows and looked.pop() == (2000, 400) and not looked
 
 
+def test_what_a_side_takes_is_told_without_the_lines_that_it_sets_apart() -> None:
+    """A band beside a column that is full takes the rows of the band, and one product for the column, not 12."""
+    n = 400
+    lines = sp.lil_matrix(sp.diags([1.0] * 7, range(-3, 4), shape=(n, n)))
+    lines[:, 0] = 1
+    pattern = sp.csr_matrix(lines, dtype=bool)
+    for by_rows, matrix in ((True, pattern), (False, sp.csr_matrix(pattern.T))):
+        found = colouring.colour(matrix, row_cost=1.0, column_cost=1.0)
+        assert found is not None and found.by_rows is by_rows and (found.count, found.apart_count) == (7, 1)
+    found = colouring.colour(pattern)
+    assert found is not None and found.by_rows and (found.count, found.apart_count) == (7, 1)
+
+
 def test_a_product_that_all_but_cancels_does_not_refute_a_pattern() -> None:
     n = 60
     ready = coloured(sp.diags([1.0, 1.0], [0, 1], shape=(n, n)))

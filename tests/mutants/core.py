@@ -29,13 +29,17 @@ MUTANTS = [
         ("own = _own_functions(outs, points, judge) if create_graph else []", "own = []"),
         ("own.extend(_own_functions((out,), given, judge))", "pass"),
         ('while "autograd_function" in', 'if "autograd_function" in'),
-        ("for n in own if edge in behind[n])", "for n in own)"),
+        ("enumerate(n.next_functions) if after in leading)", "enumerate(n.next_functions))"),
         ("g.detach() if own.whole else g", "g.detach()"),
     ),
     *mutants(
         "implicitkit/foundation/own_functions.py",
         "tests/derivatives/test_once_differentiable.py",
         ("_PART * torch.maximum(found, said.abs())", "torch.maximum(found, said.abs())"),
+        ("right & (found > K)", "found > K"),
+        ("_Comparing(threading.local)", "_Comparing"),
+        ("(weakref.ref(f), inputs) for", "weakref.ref(f) for"),
+        ("(*range(beside), beside + self.i)", "(beside + self.i,)"),
     ),
     *mutants(
         "implicitkit/problem/trajectory/integrators.py",
