@@ -137,3 +137,16 @@ def test_what_is_near_a_bound_is_not_differentiated_as_at_it(name):
         weights = torch.cos(torch.arange(len(z0))).to(dtype)
         slopes.append(torch.autograd.grad((solution.value * weights).sum(), q)[0].double())
     torch.testing.assert_close(*slopes, rtol=1e-2, atol=1e-2 * float(slopes[1].abs().max()))
+
+
+def test_what_units_of_the_curvature_take():
+    """Two evaluations, of the slope at the start and beside it: a third one asked of another way."""
+    calls = []
+
+    def function(z):
+        calls.append(z.dtype)
+        return 5 * (z - 0.9).square().sum() + z.prod()
+
+    for dtype in (torch.float32, torch.float64):
+        ik.argmin(function, torch.ones(2, dtype=dtype), bounds=(0.0, 2.0))
+    assert calls.count(torch.float32) <= calls.count(torch.float64) + 2
