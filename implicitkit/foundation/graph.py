@@ -213,7 +213,7 @@ def _plain(out: Tensor, points: tuple[Tensor, ...], w: Tensor) -> bool:
 
 
 def pulled_at_a_level(
-    function: Callable[..., Tensor], *points: Tensor, judge: Judge
+    function: Callable[..., Tensor], *points: Tensor, judge: Judge | None = None
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
     """``torch.func.vjp(function, *points)``, whose products refuse a derivative where there is none to be had, as those of
     :func:`pulled` do."""

@@ -15,8 +15,8 @@ than ``eps^(1/4)`` of the unknowns.  Nor larger than its inverse: with a set or 
 unknown of one is nothing but rounding errors of float32 beside it, all around the solution.  There rounding errors of a
 slope are soon further than a bound is (a string of 1,000 points, of curvature 2,000), and whoever differentiates the natural
 map takes the unknown for one at its bound: below double precision ``kappa`` is asked for whatever slopes are at the start,
-and of a random way, too.  A small ``c`` leaves every slope at the start ``eps^(1/4)`` of its unknown at least: the curvature
-of one may be far beyond what moves another.
+and of a way between that of the slope and a random one.  A small ``c`` leaves every slope at the start ``eps^(1/4)`` of its
+unknown at least: the curvature of one may be far beyond what moves another.
 
 Source: Parikh & Boyd (2014), "Proximal algorithms", sections 4.2 and 4.2.1 (the step ``1 / L``; the fixed points of the map
 do not depend on it).
@@ -48,8 +48,8 @@ def cost_of(
 ) -> Tensor | None:
     """``c`` of every sample, of the batch's shape; ``None`` where all are one.
 
-    One evaluation, and more where a slope is small, or digits are few: two or three, or seven where none shows any
-    curvature.  What fails there is for the solve to say.
+    One evaluation, and more where a slope is small, or digits are few: two, or seven where none shows any curvature.  What
+    fails there is for the solve to say.
 
     Args:
         objective: ``(z, *args)``, one number a sample. prox: ``(z, step)``, or ``None``. z0, args: as the user gave them.
@@ -96,9 +96,11 @@ def _cost(slope: Callable[[Tensor], Tensor], step: Callable[..., Tensor], z: Ten
     length, size = _length(g), _length(z)
     reach = torch.where(size > 0, size, 1)
     random = seeded.normal(z.shape[1], seed=0).to(z).expand_as(z)
-    way, other = (
-        (reach / _length(w)).unsqueeze(1) * w for w in (torch.where(length.unsqueeze(1) > 0, -g, random), random)
-    )
+    way = torch.where(length.unsqueeze(1) > 0, -g, random)
+    if both and z.dtype != torch.float64:  # the slope may lead where little curves
+        along = torch.where((random * way).sum(1, keepdim=True) < 0, -random, random)
+        way = way / _length(way).unsqueeze(1) + along / _length(along).unsqueeze(1)
+    way = (reach / _length(way)).unsqueeze(1) * way
     kappa, open_ = torch.zeros_like(length), torch.ones_like(length, dtype=torch.bool)
     for share in _WAYS:
         change = _length(slope(z + share * way) - g)
@@ -107,9 +109,6 @@ def _cost(slope: Callable[[Tensor], Tensor], step: Callable[..., Tensor], z: Ten
         open_ = open_ & ~seen & torch.isfinite(change)
         if not _any(open_):
             break
-    if both and z.dtype != torch.float64:
-        change = _length(slope(z + share * other) - g) / (share * reach)
-        kappa = torch.maximum(kappa, torch.where(torch.isfinite(change), change, 0))
     t = torch.where(kappa > 0, 1 / kappa, torch.where(length > 0, reach / length, 1))
     s = torch.maximum(size, _length(step(z - t.unsqueeze(1) * g, t)))
     c = 1 / torch.maximum(kappa, torch.where(s > 0, length / s, 0))

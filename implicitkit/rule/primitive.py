@@ -70,6 +70,10 @@ class ImplicitSolve(Protocol):
         """Does the solution follow a flow or an iteration from the start, of which sums may remain?"""
 
     @property
+    def start(self) -> Tensor | None:
+        """Where the solve began, if it does, as a plain tensor."""
+
+    @property
     def held(self) -> Held | None:
         """What of the start remains, if :meth:`solve_linear` has met any: ``A dz = B dz0``."""
 
@@ -104,7 +108,8 @@ class _Root(compat.Function):
         if stats is not None:
             ctx.mark_non_differentiable(stats)
         ctx.set_materialize_grads(False)
-        ctx.figures, ctx.follows = stats is not None and ctx.request.incomplete, ctx.request.follows
+        ctx.figures = stats is not None and ctx.request.incomplete
+        ctx.follows = ctx.request.follows and _is_asked_for(z0)
         saved = (z, *theta, *((z0,) if ctx.follows else ()), *((stats,) if ctx.figures else ()))
         ctx.save_for_backward(*saved)
         if compat.has_forward_level():  # which calls jvp at once, or never
@@ -191,11 +196,16 @@ class _Root(compat.Function):
 
 
 # ------------------------------------------------------------------------------------------------------------- details
+def _is_asked_for(start: Tensor) -> bool:
+    """May a derivative ask for what made the start?  Else that of the request is enough."""
+    return compat.transforms_active() or compat.has_forward_level() or start.requires_grad
+
+
 def _saved(ctx: Any, point: Sequence[Tensor]) -> tuple[Tensor, list[Tensor], Tensor | None, Tensor | None]:
     """What a solve has saved: ``z``, ``theta``, the start if sums of it may remain, and figures if samples have failed."""
     rest = list(point)
     figures = rest.pop() if ctx.figures else None
-    start = rest.pop() if ctx.follows else None
+    start = rest.pop() if ctx.follows else ctx.request.start
     return rest[0], rest[1:], start, figures
 
 

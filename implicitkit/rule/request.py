@@ -321,7 +321,13 @@ class Request:
     @property
     def follows(self) -> bool:
         """Does the solution follow a flow or an iteration from the start, of which sums may remain?"""
-        return self.record.start is not None
+        return self.start is not None
+
+    @property
+    def start(self) -> Tensor | None:
+        """Where it began then, as plain tensors."""
+        start: Tensor | None = self.record.start
+        return start
 
     @property
     def held(self) -> Held | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 from torch.func import jacfwd, jacrev
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import implicitkit as ik
 from implicitkit.solver.qp.base import Unit, judge
@@ -190,3 +192,18 @@ def test_the_corner_of_a_large_box() -> None:
     q, eye = torch.tensor([0.3, 0.5, 0.7], dtype=F64), torch.eye(3, dtype=F64)
     box = ik.QuadraticProgram(None, q, G=torch.cat([eye, -eye]), h=torch.full((6,), 1e9, dtype=F64))
     torch.testing.assert_close(ik.solve(box).value, 0 * q - 1e9, rtol=1e-13, atol=0)
+
+
+def test_units_of_ordinary_programs_take_few_operations() -> None:
+    class Counted(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += 1
+            return function(*args, **(kwargs or {}))
+
+    eye, one = torch.eye(4, dtype=F64)[None], torch.ones(1, 4, dtype=F64)
+    program = SimpleNamespace(kappa=0)
+    with Counted() as counted:
+        unit = Unit.of(program, {"P": eye, "q": one, "A": one[None], "b": one[:, :1], "G": eye, "h": torch.inf * one})
+    assert not unit.differs and counted.count <= 55

@@ -147,3 +147,16 @@ def test_a_start_next_to_a_solution_at_zero_is_one(start, dtype):
     for solver in ("auto", "newton"):
         solution = ik.root(lambda z: z - 5 * (1 - torch.exp(-z)), z0, solver=solver)
         assert bool(solution.converged) and abs(float(solution.value)) <= 1e-7
+
+
+def test_what_units_of_the_curvature_take():
+    """Two evaluations, of the slope at the start and beside it: a third one asked of another way."""
+    calls = []
+
+    def function(z):
+        calls.append(z.dtype)
+        return 5 * (z - 0.9).square().sum() + z.prod()
+
+    for dtype in (torch.float32, torch.float64):
+        ik.argmin(function, torch.ones(2, dtype=dtype), bounds=(0.0, 2.0))
+    assert calls.count(torch.float32) <= calls.count(torch.float64) + 2

@@ -53,9 +53,9 @@ class Unit(NamedTuple):
     @classmethod
     def of(cls, problem: Any, part: dict[str, Tensor]) -> Unit:
         """The unit of programs with the data of :meth:`QPConditions.data`."""
-        sizes = {name: torch.linalg.vector_norm(_finite(x), torch.inf, dim=1) for name, x in part.items() if x.numel()}
+        sizes = {name: _largest(name, x) for name, x in part.items() if x.numel()}
         zero, one = part["q"].new_zeros(len(part["q"])), part["q"].new_ones(len(part["q"]), 1)
-        t = _all_unusual(torch.stack([_over(sizes, *pair) for pair in _LENGTHS if pair[0] in sizes] or [zero]))
+        t = _all_unusual(_lengths(sizes, zero))
         size = torch.maximum(sizes.get("P", zero) * t, sizes.get("q", zero))
         if problem.kappa or (bool(_is_usual(size).all()) and bool((t == 1).all())):
             return cls(problem, one, one, part)
@@ -135,28 +135,36 @@ class Unit(NamedTuple):
         return torch.cat([out[name] for name in state], 1)
 
 
-def _finite(x: Tensor) -> Tensor:
-    """Numbers of each sample, ``(batch, k)``; one that is not finite counts as zero, as a bound that is none."""
-    return x.detach().flatten(1).nan_to_num(0, 0, 0)
+def _largest(name: str, x: Tensor) -> Tensor:
+    """The largest number of each sample, ``(batch,)``; a bound that is none has no size."""
+    x = x.detach().flatten(1)
+    return torch.linalg.vector_norm(x.nan_to_num(0, 0, 0) if name in ("h", "lower") else x, torch.inf, dim=1)
 
 
-def _over(sizes: dict[str, Tensor], side: str, matrix: str) -> Tensor:
-    """How large ``side`` may make ``z``, ``(batch,)``; nothing of its own where there is no ``matrix`` beside it."""
-    size = sizes.get(matrix, sizes[side].new_zeros(()))
-    return torch.where(size > 0, sizes[side] / size, 0)
+def _lengths(sizes: dict[str, Tensor], zero: Tensor) -> Tensor:
+    """How large each side may make ``z``, ``(k, batch)``; nothing of its own where there is no matrix beside it."""
+    pairs = [(sizes[side], sizes.get(matrix, zero)) for side, matrix in _LENGTHS if side in sizes]
+    sides, matrices = (torch.stack(each) for each in zip(*pairs or [(zero, zero)], strict=True))
+    return torch.where(matrices > 0, sides / matrices, 0)
 
 
 def _all_unusual(lengths: Tensor) -> Tensor:
     """The largest of the lengths, ``(k, batch)``, where all are small, the smallest but zero where all are large, as a power
     of two; else 1, ``(batch,)``."""
+    if bool(_is_near_one(lengths).any(0).all()):  # as nearly always
+        return torch.ones_like(lengths[0])
     large, small = lengths.amax(0), torch.where(lengths > 0, lengths, torch.inf).amin(0)
     unit = torch.where(large < 1 / _USUAL, large, torch.where(small > _USUAL, small, 1))
     return torch.where((unit > 0) & (unit < torch.inf), torch.exp2(unit.log2().round()), 1)
 
 
+def _is_near_one(size: Tensor) -> Tensor:
+    return (size >= 1 / _USUAL) & (size <= _USUAL)
+
+
 def _is_usual(size: Tensor) -> Tensor:
     """Objectives that are solved as they stand: of about the size one, zero, or not finite."""
-    return ((size >= 1 / _USUAL) & (size <= _USUAL)) | ~((size > 0) & (size < torch.inf))
+    return _is_near_one(size) | ~((size > 0) & (size < torch.inf))
 
 
 @dataclass(frozen=True)
