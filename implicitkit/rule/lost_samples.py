@@ -41,6 +41,25 @@ def is_lost(status: Tensor, norm: Tensor, on_failure: str) -> Tensor:
     return lost
 
 
+def status_of(record: Record, rows: int) -> Tensor:
+    """How the solve of the sample behind each of ``rows`` right-hand sides ended."""
+    status: Tensor = record.outcome.status
+    return status.repeat(rows // len(status)) if rows % len(status) == 0 else status.new_zeros(rows)
+
+
+def lost_rows(record: Record, on_failure: str, rows: int) -> Tensor | None:
+    """Right-hand sides of samples whose ``z`` is near no solution, ``(rows, 1)``; ``None`` where all have converged.
+
+    Where a failure does not raise and ``z`` has run away or overflowed, there is no derivative, and the sample adds nothing
+    to that of what the whole batch shares.
+    """
+    if on_failure not in ("warn", "ignore") or record.outcome.all_converged:
+        return None
+    norm = record.outcome.residual_norm
+    norm = norm.repeat(rows // len(norm)) if rows % len(norm) == 0 else norm.new_zeros(rows)
+    return is_lost(status_of(record, rows), norm, on_failure).unsqueeze(1)
+
+
 def without_lost(
     system: System, record: Record, on_failure: str, z: Tensor, theta: Sequence[Tensor], figures: Tensor | None
 ) -> tuple[Tensor, list[Tensor]] | None:

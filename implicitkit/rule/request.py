@@ -32,7 +32,7 @@ from implicitkit.rule.constant_sums import BY_THE_WAY, Held, at_constant_sums, i
 from implicitkit.rule.determinacy import warn_if_singular
 from implicitkit.rule.gauge import without_gauge
 from implicitkit.rule.hidden_dependence import warn_if_hidden
-from implicitkit.rule.lost_samples import is_lost, or_nan, without_derivative, without_lost
+from implicitkit.rule.lost_samples import is_lost, lost_rows, or_nan, status_of, without_derivative, without_lost
 from implicitkit.rule.primitive import root
 from implicitkit.solution import Record, Status
 from implicitkit.solver.base import Options, Solver
@@ -238,7 +238,7 @@ class Request:
     def _solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
         assert self.linear_solver is not None
         rows = b.shape[0]
-        limited, lost = self._limited(), self._lost(rows)
+        limited, lost = self._limited(), lost_rows(self.record, self.on_failure, rows)
         if lost is not None:
             b = torch.where(lost, 0, b)
         auto = isinstance(self.linear_solver, Auto)
@@ -251,8 +251,9 @@ class Request:
         if not whole:
             answer, whole = self._answer(A, b, transposed, limited)
             again = lambda b: self._answer(A, b, transposed, limited)[0].x  # noqa: E731
-            asks = self.follows and auto and (held is not None or not whole or is_suspect(A))
-            if self.follows and auto and not asks and (ambiguous := is_ambiguous(A, again)) is not None:
+            follows = self.follows and auto
+            asks = follows and (held is not None or not whole or is_suspect(A))
+            if follows and not asks and (ambiguous := is_ambiguous(A, again)) is not None:
                 asks = ambiguous
                 self.record.start = self.record.start if asks else None  # it is regular: nobody asks again
             held = self._held(A.T if transposed else A) if asks else None
@@ -279,9 +280,9 @@ class Request:
         if answer.doubt and self.on_failure != "ignore":
             warn(answer.doubt, DegenerateWarning)
         if self.on_failure == "nan":
-            return or_nan(answer, b, self._status(len(b)))
+            return or_nan(answer, b, status_of(self.record, len(b)))
         if lost is not None:
-            answer = without_derivative(answer, b, lost, self._status(len(b)))
+            answer = without_derivative(answer, b, lost, status_of(self.record, len(b)))
             whole = bool(answer.converged.all())
         if whole:
             return answer.x
@@ -326,8 +327,7 @@ class Request:
     @property
     def start(self) -> Tensor | None:
         """Where it began then, as plain tensors."""
-        start: Tensor | None = self.record.start
-        return start
+        return self.record.start
 
     @property
     def held(self) -> Held | None:
@@ -387,20 +387,3 @@ class Request:
         if outcome.all_converged or int(outcome.status.count_nonzero()) < len(outcome.status):  # CONVERGED is 0
             return options
         return {**options, "max_steps": max(self.options.max_steps or int(outcome.steps.max()), 1)}
-
-    def _status(self, rows: int) -> Tensor:
-        """How the solve of the sample behind each of ``rows`` right-hand sides ended."""
-        status: Tensor = self.record.outcome.status
-        return status.repeat(rows // len(status)) if rows % len(status) == 0 else status.new_zeros(rows)
-
-    def _lost(self, rows: int) -> Tensor | None:
-        """Right-hand sides of samples whose ``z`` is near no solution, ``(rows, 1)``; ``None`` where all have converged.
-
-        Where a failure does not raise and ``z`` has run away or overflowed, there is no derivative, and the sample adds
-        nothing to that of what the whole batch shares.
-        """
-        if self.on_failure not in ("warn", "ignore") or self.record.outcome.all_converged:
-            return None
-        norm = self.record.outcome.residual_norm
-        norm = norm.repeat(rows // len(norm)) if rows % len(norm) == 0 else norm.new_zeros(rows)
-        return is_lost(self._status(rows), norm, self.on_failure).unsqueeze(1)

@@ -351,7 +351,7 @@ MUTANTS = [
         ),
         ("if bool((smooth | ~which).all()):", "if False:", CANCEL + " -k costs_few"),
         ("if bool(lifted.any()):", "if False:", FAR),
-        ("(change > 0) & (change >= ", "(change < 0) & (change >= ", f"{PRECISION} -k zero"),
+        ("(change != 0) & ((change - said)", "(change == 0) & ((change - said)", f"{PRECISION} -k zero"),
         ("torch.maximum(least, (near - further / 4).abs().amin(0))", "least", f"{PRECISION} -k factors"),
     ),
     *mutants(
@@ -469,7 +469,11 @@ MUTANTS = [
         ("rtol = max(HIDDEN * self.rtol, _LOOSE)", "rtol = self.rtol"),
         ("above = norm > self.rtol * self.floor", "above = norm > 0"),
         ("return above | (self", "return above & (self", f"{PRECISION} -k units_of_others"),
-        ("F = None if self._rows is None else self.f.residual(z)\n", "F = None\n", f"{PRECISION} -k units_of_others"),
+        (
+            "F = None if self._rows is None or self.f.kind.returns_program else self.f.residual(z)\n",
+            "F = None\n",
+            f"{PRECISION} -k units_of_others",
+        ),
         ("torch.where(asked, _FAST * norm, self._again)", "self._again"),
     ),
     *mutants(

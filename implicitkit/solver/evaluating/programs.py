@@ -5,6 +5,7 @@ What a solver of programs needs besides, it asks ``problem`` for, with the kerne
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -39,13 +40,14 @@ def compute(f: Any, point: dict[str, Any], name: str) -> None:
 def _with_graph(f: Any, point: dict[str, Any]) -> Tensor:
     """``(dL/dz, constraints)`` where a method begins, or has used the graph of the last point: this one is kept, until
     another is looked at."""
-    f.graphs, z, kernel = False, point["z"], _noting(f, point)
+    f.graphs, z, of = False, point["z"], weakref.ref(f)  # which holds the point
     leaf = z.detach().requires_grad_()
     with torch.enable_grad():
-        known = autodiff.vjp(kernel, leaf)
+        known = autodiff.vjp(lambda w: of().kernel(w), leaf)  # type: ignore[union-attr]
+    point.setdefault("values", known[0].detach())
     point["first"] = leaf, known
     with torch.no_grad():
-        found: Tensor = f.problem.flat_saddle(kernel, z, known)
+        found: Tensor = f.problem.flat_saddle(f.kernel, z, known)
     return found
 
 
