@@ -16,7 +16,7 @@ may use ``.item()``, loops, NumPy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +25,6 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, compat, graph, recording, tracers
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.sparse_products import as_they_lie
-from implicitkit.rule import keeping
 from implicitkit.rule.constant_sums import Held
 from implicitkit.rule.linear_functions import as_primal, front, kept, replaced, solved
 from implicitkit.rule.refusals import refuse_batched_tangents
@@ -140,11 +139,12 @@ class _Root(compat.Function):
             else:
                 with as_they_lie(request.system.lifted.sparse):
                     u, found = _first_order(request, z, theta, needed, g)
-            if request.held is not None:
-                start = kept(request, "back", z, u, theta) if starts else start
-                own = [theta[i] for i in needed]
-                moved = keeping.pulled(request, _slope(request, theta, needed), z, z0, theta, own, u)
-                found = [m if f is None else f if m is None else f + m for f, m in zip(found, moved, strict=True)]
+            if (held := request.held) is not None and (starts or (needed and held.moves)):
+                back = kept(request, "back", z, u, theta)
+                start = back if starts else start
+                if needed and held.moves:
+                    moved = autodiff.vjp(_along(request, z, z0, theta, needed), *(theta[i] for i in needed))[1](back)
+                    found = [m if f is None else f + m for f, m in zip(found, moved, strict=True)]
             given = request.system.lifted.from_args
             for i, value in zip(needed, found, strict=True):
                 # an argument that the solution does not depend on has derivative zero; an unused parameter has none
@@ -177,10 +177,11 @@ class _Root(compat.Function):
                     solved(request, False, z, start, theta)  # which meets what is held
                 if (held := request.held) is None or (start is None and not held.moves):
                     return dz
-                own, ways = [theta[i] for i in moving], tangents[: len(moving)]
-                more = keeping.pushed(request, _slope(request, theta, moving), z, z0, theta, own, ways)
-                more = kept(request, "to", z, more if start is None else more + start, theta)
-                return dz + solved(request, False, z, more, theta)
+                more = torch.zeros_like(z) if start is None else start
+                if moving and held.moves:
+                    own = [theta[i] for i in moving]
+                    more = more + autodiff.jvp(_along(request, z, z0, theta, moving), own, tangents[: len(moving)])
+                return dz + solved(request, False, z, kept(request, "to", z, more, theta), theta)
 
             own = [as_primal(tangents[i], theta[i]) for i in moving] + ([] if dz0 is None else [as_primal(dz0, z)])
             later = recording.recorded(pushed, own, z, (z, *theta))
@@ -254,3 +255,13 @@ def _theta_only(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], movi
 def _slope(request: ImplicitSolve, theta: Sequence[Tensor], moving: Sequence[int]) -> Any:
     request.system.lifted.as_found()
     return lambda y, *changed: request.system.residual(y, *replaced(theta, moving, changed))
+
+
+def _along(
+    request: ImplicitSolve, z: Tensor, start: Tensor | None, theta: Sequence[Tensor], moving: Sequence[int]
+) -> Callable[..., Tensor]:
+    """``J w`` as a function of parameters that sums depend on, ``K w = z - z_0`` (:mod:`implicitkit.rule.conserved`)."""
+    assert start is not None  # it is known as long as sums of it are
+    w = solved(request, False, z, z - start, theta)
+    F = _slope(request, theta, moving)
+    return lambda *own: autodiff.jvp(lambda y: F(y, *own), (z,), (w,))

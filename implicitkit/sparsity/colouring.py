@@ -251,7 +251,8 @@ def _stride(distances: np.ndarray, least: int) -> int | None:
 
 def _greedy(pattern: IndexSets) -> np.ndarray:
     """Greedy colouring of the column intersection graph, columns of many neighbours first."""
-    graph = sp.csr_matrix(pattern.T @ pattern)  # with a diagonal, which tells nothing: no column is before itself
+    lines = pattern.astype(bool, copy=False)  # of numbers of eight bits, 256 shared rows would count as none
+    graph = sp.csr_matrix(lines.T @ lines)  # with a diagonal, which tells nothing: no column is before itself
     n, degree = graph.shape[0], np.diff(graph.indptr)
     rank = np.empty(n, dtype=np.int32)
     rank[np.lexsort((np.random.default_rng(0).permutation(n), -degree))] = np.arange(n, dtype=np.int32)

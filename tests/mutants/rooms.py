@@ -119,8 +119,10 @@ MUTANTS = [
     *mutants(
         "implicitkit/rule/primitive.py",
         "tests/derivatives/test_conserved_sums.py",
-        ('start = kept(request, "back", z, u, theta) if starts else start', "pass"),
-        ("                return dz + solved(request, False, z, more, theta)\n", "                return dz\n"),
+        ("start = back if starts else start", "pass"),
+        ("found = [m if f is None else f + m for f, m in", "pass  # [m if f is None else f + m for f, m in"),
+        ('return dz + solved(request, False, z, kept(request, "to", z, more, theta), theta)', "return dz"),
+        ("more = more + autodiff.jvp(", "more - autodiff.jvp("),
         ("(needed or (starts and request.follows))", "needed"),
     ),
     *mutants(
@@ -499,7 +501,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/sparsity/colouring.py",
         "tests/linear/test_sparsity.py",
-        ("pattern.T @ pattern)", "pattern.T.astype(np.int8) @ pattern)"),
+        ("lines.T @ lines)", "lines.T.astype(np.int8) @ lines)"),
         ("key=lambda side: side[0])", "key=lambda side: -side[1])", "tests/linear/test_sparsity.py -k coloured_first"),
         ("own * least, by_rows", "own * _widest(matrix), by_rows", "tests/linear/test_sparsity.py -k what_a_side"),
         ("if 0 < len(multipliers) < pattern.shape[0]:", "if False:", "tests/solver/test_sparse_programs.py -k made_of"),
